@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from raybench.store import CELLS, CURVES, Store, shard_name, to_table
 
+D = 112  # coordinates
+
 
 @dataclass(frozen=True)
 class Method:
@@ -46,7 +48,6 @@ def fill(
     methods: tuple[Method, ...] = METHODS,
     datasets: tuple[str, ...] = ("mushrooms",),
     multiples: tuple[float, ...] | None = tuple(2.0**j for j in range(8)),
-    values: tuple[float, ...] = (0.1, 0.5),
     seeds: int = 3,
     rounds: int = 400,
     every: int = 1,
@@ -54,42 +55,32 @@ def fill(
     failed: int = 1,
     skipped: int = 2,
     stop: float = 0.0,
-    d: int = 112,
-    commit: bool = True,
 ) -> list[tuple[str, pa.Table, pa.Table]]:
     """Commit one shard per (dataset, method, K); return the (shard, curves, cells) tables."""
     store.claim({"name": "fake", "problem": {"name": "logistic", "dataset": list(datasets)}})
-    shards = []
-    for dataset in datasets:
-        for method in methods:
-            for k in method.ks:
-                steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in values]
-                grid = [(m, v, s) for m, v in steps for s in range(seeds)]
-                shards.append(_batch(method, dataset, k, grid, rounds, every, seconds, stop, d))
-    if commit:
-        for shard, curves, cells in shards:
-            store.commit(shard, curves, cells)
-        _others(store, failed, skipped, datasets[0])
+    steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in (0.1, 0.5)]
+    grid = [(m, v, s) for m, v in steps for s in range(seeds)]
+    shards = [
+        _batch(method, dataset, k, grid, rounds, every, seconds, stop)
+        for dataset in datasets
+        for method in methods
+        for k in method.ks
+    ]
+    for shard in shards:
+        store.commit(*shard)
+    _others(store, failed, skipped, datasets[0])
     return shards
 
 
 def _config(method: Method, dataset: str, k: int | None, seed: int, step: dict) -> dict:
     compressor = {"name": method.compressor, "params": {"k": k}} if method.compressor else None
+    data = {"dataset": dataset, "clients": 20, "split": "contiguous"}
+    loss = {"regularizer": "nonconvex", "lambda": 0.1, "dtype": "float64"}
     return {
-        "problem": {
-            "name": "logistic",
-            "params": {
-                "dataset": dataset,
-                "clients": 20,
-                "split": "contiguous",
-                "regularizer": "nonconvex",
-                "lambda": 0.1,
-                "dtype": "float64",
-            },
-        },
+        "problem": {"name": "logistic", "params": {**data, **loss}},
         "algorithm": {
             "name": method.algorithm,
-            "params": {"p": k / 112} if method.dense_share and k else {},
+            "params": {"p": k / D} if method.dense_share and k else {},
         },
         "compressor": compressor,
         "downlink": None,
@@ -111,17 +102,18 @@ def label_of(method: Method, k: int | None) -> str:
     return f"{method.algorithm} {method.compressor} k={k}"
 
 
-def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
+def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
     multiple = np.array([[m if m else np.nan] for m, _, _ in grid], float)
     theory = 0.08 if dataset == "mushrooms" else 0.03
     value = np.array([[v if v else np.nan] for _, v, _ in grid], float)
-    step = np.where(np.isnan(multiple), value, multiple * theory * (k or d) ** 0.5 / d**0.5)
+    step = np.where(np.isnan(multiple), value, multiple * theory * (k or D) ** 0.5 / D**0.5)
     relative = np.where(np.isnan(multiple), value / theory, multiple)
     t = np.arange(0, rounds + 1, every, dtype=float)
     seed = np.array([[s] for _, _, s in grid])
-    rng = np.random.default_rng(abs(hash_of(method.algorithm, dataset, k)) % 2**32)
+    name = repr((method.algorithm, dataset, k)).encode()
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") % 2**32)
     wobble = 1 + 0.05 * rng.standard_normal((len(grid), 1))
-    share = ((k or d) / d) ** 0.35
+    share = ((k or D) / D) ** 0.35
     rate = 0.012 * relative * method.speed * share * wobble
     diverged = relative > method.limit * (1 + 1e-9)
     rate = np.where(diverged, -0.25 * relative / method.limit, np.minimum(rate, 0.9))
@@ -140,17 +132,17 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     last = where.cumsum(axis=1).argmax(axis=1)
     rows = np.arange(len(grid))
 
-    kk = k or d
+    kk = k or D
     dense = rng.random((len(grid), len(t))) < method.dense_share
     dense[:, 0] = False
-    sent = np.where(dense, d, kk).cumsum(axis=1).astype(float) * every
-    sent = sent - sent[:, :1] + (d if method.init_dense else 0)
+    sent = np.where(dense, D, kk).cumsum(axis=1).astype(float) * every
+    sent = sent - sent[:, :1] + (D if method.init_dense else 0)
     sparse = np.where(dense, 0, kk if k else 0).cumsum(axis=1).astype(float) * every
     sparse = sparse - sparse[:, :1]
-    explicit = sparse * math.ceil(math.log2(d))
-    auto = np.minimum(explicit, explicit / kk / 7 * d)
-    mask = sparse / kk * d
-    down = np.broadcast_to(d * t, g.shape)
+    explicit = sparse * math.ceil(math.log2(D))
+    auto = np.minimum(explicit, explicit / kk / 7 * D)
+    mask = sparse / kk * D
+    down = np.broadcast_to(D * t, g.shape)
     bits_up, bits_down = 64 * sent + auto, 64 * down
     clock = t * 4e-4 * (1 + 0.1 * rng.random((len(grid), 1)))
     status = np.where(diverged[:, 0], "diverged", "ok").astype(object)
@@ -161,6 +153,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     ids = [_ids(c) for c in configs]
     loss = 0.4 + 3 * np.minimum(g, 1e6)
     text = {"cell": [[i] for i, _ in ids]}
+    zeros = ("raw_bits_up", "index_explicit_down", "index_auto_down", "raw_bits_down")
     same = {
         "label": label_of(method, k),
         "problem": "logistic",
@@ -181,23 +174,16 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             **text,
             **same,
             "round": t.astype(int),
-            "epoch": t,
-            "grad_evals": t,
+            **dict.fromkeys(("epoch", "grad_evals", "messages_up", "messages_down"), t),
             "bits_up": bits_up,
             "bits_down": bits_down,
-            "bytes_up": bits_up / 8,
+            **dict.fromkeys(("bytes_up", "bytes_up_max"), bits_up / 8),
             "bytes_down": bits_down / 8,
-            "bytes_up_max": bits_up / 8,
-            "messages_up": t,
-            "messages_down": t,
             "values_up": sent,
+            "values_down": down,
             "index_explicit_up": explicit,
             "index_auto_up": auto,
-            "raw_bits_up": 0.0,
-            "values_down": down,
-            "index_explicit_down": 0.0,
-            "index_auto_down": 0.0,
-            "raw_bits_down": 0.0,
+            **dict.fromkeys(zeros, 0.0),
             "loss": loss,
             "grad_norm_sq": g,
             "seconds": clock if seconds else None,
@@ -221,7 +207,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             "bits_up": bits_up[rows, last],
             "bits_down": bits_down[rows, last],
             "seconds": clock[rows, last] if seconds else None,
-            "d": d,
+            "d": D,
             "L": 2.6,
             "L_tilde": 2.9,
             "constants": json.dumps({"L": 2.6, "L_tilde": 2.9, "L_max": 3.4}),
@@ -240,47 +226,32 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     return shard_name(i for i, _ in ids), curves, cells
 
 
-def hash_of(*what: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
-
-
 def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
+    same = {"problem": "logistic", "dataset": dataset}
     for j in range(failed):
         config = _config(Method("ef21", "top_k"), dataset, 7, j, {"kind": "theory", "number": 1})
         cell, group = _ids(config)
         row = {
-            "cell": [cell],
-            "group": group,
-            "label": "ef21 top_k k=7",
-            "status": "failed",
-            "error": "RuntimeError: out of memory",
-            "algorithm": "ef21",
-            "compressor": "top_k",
-            "k": 7,
-            "problem": "logistic",
-            "dataset": dataset,
-            "seed": j,
-            "step_multiple": 1.0,
-            "config": json.dumps(config),
+            **same,
+            **{"algorithm": "ef21", "compressor": "top_k", "k": 7, "label": "ef21 top_k k=7"},
+            **{"status": "failed", "error": "RuntimeError: out of memory"},
+            **{"cell": [cell], "group": group, "config": json.dumps(config)},
+            **{"seed": j, "step_multiple": 1.0},
         }
         store.commit(cell, None, to_table(row, CELLS))
-    rows = []
-    for j in range(skipped):
-        config = _config(Method("marina", "top_k"), dataset, 1 + j, 0, {"kind": "theory"})
-        rows.append((*_ids(config), json.dumps(config)))
-    if rows:
+    methods = (Method("marina", "top_k"),) * skipped
+    configs = [_config(m, dataset, 1 + j, 0, {"kind": "theory"}) for j, m in enumerate(methods)]
+    if configs:
+        ids = [_ids(config) for config in configs]
         columns = {
-            "cell": [r[0] for r in rows],
-            "group": [r[1] for r in rows],
-            "config": [r[2] for r in rows],
-            "label": "marina top_k",
-            "status": "skipped",
-            "reason": "marina needs an unbiased compressor, top_k is biased",
-            "algorithm": "marina",
-            "compressor": "top_k",
-            "problem": "logistic",
-            "dataset": dataset,
-            "seed": 0,
+            **same,
+            **{"cell": [i for i, _ in ids], "group": [group for _, group in ids], "seed": 0},
+            "config": [json.dumps(config) for config in configs],
+            **{"algorithm": "marina", "compressor": "top_k", "label": "marina top_k"},
+            **{
+                "status": "skipped",
+                "reason": "marina needs an unbiased compressor, top_k is biased",
+            },
         }
         store.skip(to_table(columns, CELLS))
 
@@ -299,9 +270,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):
         "index_auto_up": 20.0 * t,
         "raw_bits_up": 1.0 * t,
         "values_down": first_down + 100.0 * t,
-        "index_explicit_down": 0.0,
-        "index_auto_down": 0.0,
-        "raw_bits_down": 0.0,
+        **dict.fromkeys(("index_explicit_down", "index_auto_down", "raw_bits_down"), 0.0),
     }
     curves = to_table(
         {

@@ -20,6 +20,7 @@ from raybench.plugins import Callback
 from raybench.runtime import callbacks
 from raybench.runtime.driver import drive
 from raybench.runtime.loggers import finals_of, params_of, points_of
+from raybench.store import Store
 
 SMALL = """
 name: small
@@ -96,8 +97,6 @@ def test_every_cell_is_told_once_and_a_resumed_sweep_tells_what_it_adds(here: Pa
 
 def test_a_cell_is_told_while_the_sweep_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch does not begin before the first one's cells are told."""
-    from raybench.store import Store
-
     monkeypatch.setattr(callbacks, "EVERY", 0.01)
     told, commit = threading.Event(), Store.commit
 
@@ -109,10 +108,7 @@ def test_a_cell_is_told_while_the_sweep_runs(here: Path, monkeypatch: pytest.Mon
     commits: list[bool] = []
 
     def after_the_last(self: Store, *shard: Any) -> None:
-        if commits:
-            commits.append(told.wait(60))
-        else:
-            commits.append(True)
+        commits.append(not commits or told.wait(60))
         commit(self, *shard)
 
     monkeypatch.setattr(Store, "commit", after_the_last)
@@ -135,31 +131,19 @@ def test_an_error_is_told_once_and_ends_nothing(
         f"    def {where}(self, *said):\n"
         f"        raise {kind.__name__}('no such server')\n"
     )
+    heard = Heard()  # is told of all the same
     with pytest.warns(UserWarning, match="no such server") as warned:
-        outcome = raybench.sweep("s.yaml", "r", inline=True, callbacks=["mine.py:Mine"])
+        outcome = raybench.sweep("s.yaml", "r", inline=True, callbacks=["mine.py:Mine", heard])
     assert outcome.exit_code == 0
+    check_told(heard, here / "r", {c.id for c in outcome.plan.cells})
     (said,) = [str(w.message) for w in warned if "no such server" in str(w.message)]
     assert said.startswith(f"callback mine.py:Mine, in {where}: {kind.__name__}: ")
     assert raybench.store.cells("r").status.eq("ok").all()
 
 
-def test_one_that_fails_does_not_keep_the_others_from_hearing(here: Path) -> None:
-    class Broken(Callback):
-        def cell(self, row: Any, curve: pd.DataFrame) -> None:
-            raise ValueError("no")
-
-    heard = Heard()
-    with pytest.warns(UserWarning, match="callback Broken, in cell: ValueError: no") as warned:
-        outcome = drive(spec.load(SMALL), here / "r", inline=True, callbacks=[Broken(), heard])
-    assert len([w for w in warned if "Broken" in str(w.message)]) == 1
-    check_told(heard, here / "r", {c.id for c in outcome.plan.cells})
-
-
 def test_a_sweep_that_breaks_off_ends_without_an_outcome(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raybench.store import Store
-
     def full(self: Store, *shard: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -226,21 +210,14 @@ def test_a_callback_that_there_is_not(here: Path, name: str, says: str) -> None:
     assert tree(here) == before
 
 
-def test_one_that_there_is_not_is_told_where_nothing_is_left_to_run(here: Path) -> None:
-    assert cli("sweep", "s.yaml", "--inline").code == 0
-    assert cli("sweep", "s.yaml", "--inline", "--callback", "mlfow").code == 2
-
-
 # The three loggers ------------------------------------------------------------------------------
 
 
 def rows_of(folder: str) -> dict[str, tuple[dict[str, Any], pd.DataFrame]]:
     """Return what a callback should have logged, by cell: the row and the curve."""
-    heard = Heard()
     cells, curves = raybench.store.cells(folder), raybench.load(folder)
-    for row in cells.astype(object).where(cells.notna(), None).to_dict("records"):
-        heard.cell(row, curves[curves.cell == row["cell"]])
-    return {row["cell"]: (row, curve) for row, curve in heard.of("cell")}
+    rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
+    return {row["cell"]: (row, curves[curves.cell == row["cell"]]) for row in rows}
 
 
 def curve_of(curve: pd.DataFrame, name: str) -> list[tuple[int, float]]:

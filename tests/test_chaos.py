@@ -1,4 +1,4 @@
-"""That benchmarks/chaos.py and benchmarks/disk_faults.py see what they look for, and a small sample of the latter."""
+"""That benchmarks/chaos.py and disk_faults.py see what they are there to see; ``make chaos`` does the kills."""
 
 from __future__ import annotations
 
@@ -65,22 +65,19 @@ def test_harm_is_seen(undisturbed: Path, tmp_path: Path, harm, says: str) -> Non
     assert any(says in line for line in chaos.differences(out, undisturbed))
 
 
-# Disks ---------------------------------------------------------------------------------------
+# Disks that fail -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def story():
-    """A folder, how much the story of disk_faults does to a disk, and its tables."""
-    with disk_faults.undisturbed() as told:
-        yield told
+def faultless():
+    with disk_faults.undisturbed() as found:
+        yield found
 
 
 @pytest.mark.parametrize("kind", disk_faults.KINDS)
-def test_nothing_is_lost(story, tmp_path, kind):
-    _, steps, want = story
-    drawn = [
-        at for at, drawn_kind in disk_faults.faults(3 * steps, steps, seed=1) if drawn_kind == kind
-    ]
+def test_nothing_is_lost(faultless, tmp_path, kind):
+    _, steps, want = faultless
+    drawn = [at for at, own in disk_faults.faults(3 * steps, steps, seed=1) if own == kind]
     for j, at in enumerate(drawn[:10]):
         ended = disk_faults.try_fault(tmp_path / str(j), at, kind, want, seed=j)
         assert ended != "went on"  # every operation counts, so its failure is noticed
@@ -93,8 +90,8 @@ class Forgetful(FaultyDisk):
         self._next(False)
 
 
-def test_a_missing_sync_is_seen(story, tmp_path):
-    _, steps, want = story
+def test_a_missing_sync_is_seen(faultless, tmp_path):
+    _, steps, want = faultless
 
     def six_times():
         for j in range(6):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tiers import first_of_each
 
 import raybench
 from raybench.core.errors import FolderLost
@@ -50,11 +50,10 @@ class Torn(Cut):
 
 
 def method(name: str, folder: Path) -> Method:
-    params = {k: v for k, v in network_cases.CASES[name].items() if k not in ("compressor", "step")}
-    step = params.pop("step_size")["value"]
+    params = dict(network_cases.CASES[name])
+    compressor, step = params.pop("compressor", None), params.pop("step_size")["value"]
     problem = network_cases.problem_of(name, folder)
-    operator = network_cases.CASES[name].get("compressor")
-    return Method(name, params, operator, problem, step=step, rounds=ROUNDS)
+    return Method(name, params, compressor, problem, step=step, rounds=ROUNDS)
 
 
 def keeper(folder: Path, transport: Transport, kind: type[Checkpoints], options: Options) -> Any:
@@ -78,18 +77,13 @@ def curve(
     def work(transport: Transport) -> pa.Table | None:
         kept: list[pa.Table | None] = []
 
-        def commit(
-            shard: str, curves: pa.Table | None, cells: pa.Table, files: Mapping[str, bytes]
-        ) -> None:
+        def commit(shard: str, curves: pa.Table | None, *rest: Any) -> None:
             kept.append(curves)
 
         keeps = None if kind is None else keeper(folder, transport, kind, options)
-        steps = execute(
-            [batch], options, commit, transport=transport, keeper=keeps, slice_seconds=1e-3
-        )
+        how = {"transport": transport, "keeper": keeps, "slice_seconds": 1e-3}
         try:
-            for _ in steps:
-                pass
+            list(execute([batch], options, commit, **how))
         except Interrupted:
             return None
         return kept[0] if kept else None
@@ -116,7 +110,7 @@ def as_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", network_cases.CASES)
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (2, 1)])
+@pytest.mark.parametrize(("before", "after"), first_of_each([(2, 3), (2, 2), (2, 1)]))
 def test_what_is_interrupted_goes_on(tmp_path, name, before, after):
     one = method(name, tmp_path)
     want, whole = curve(one, tmp_path, before, None)
@@ -145,7 +139,7 @@ def parts(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("*/*/part-*.pt"))
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "empty"])
+@pytest.mark.parametrize("harm", first_of_each(["changed", "cut", "empty"]))
 def test_a_damaged_checkpoint_is_none(tmp_path, harm):
     one = method("vr_marina", tmp_path)
     want, whole = curve(one, tmp_path, 1, None)

@@ -5,19 +5,18 @@ import os
 import random
 import shutil
 import threading
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli
+from cli_kit import cli, tree
 from fake_store import batch, put
+from tiers import first_of_each
 
 import raybench
 from raybench.core.errors import FolderLost, InputError
-from raybench.runtime import driver
-from raybench.store import CELLS, Store, load, log, shard_name, to_table
+from raybench.store import CELLS, Store, encode, load, log, shard_name, to_table
 from raybench.store.files import open_folder
 from raybench.store.status import status_of
 
@@ -46,9 +45,8 @@ def same_results(folder, other):
     """Compare all that does not depend on the clock or on how often something was tried."""
     for found, want in zip(raw(folder), raw(other), strict=True):
         keys = ["cell", "round"] if "round" in found else ["cell"]
-        out = [
-            c for c in found if c.startswith(("seconds", "started", "attempts", "batch", "peak"))
-        ]
+        changing = ("seconds", "started", "attempts", "batch", "peak")
+        out = [name for name in found if name.startswith(changing)]
         pair = [t.drop(columns=out).sort_values(keys, ignore_index=True) for t in (found, want)]
         for table in pair:
             if "extra" in table:
@@ -133,63 +131,71 @@ def test_of_two_rows_of_a_cell_the_better_counts(tmp_path, pair):
 @pytest.mark.parametrize("kind", ["cells", "curves"])
 def test_every_flipped_bit_is_found(mine, kind, monkeypatch):
     rng = random.Random(kind)
-    monkeypatch.setattr(
-        log, "LOOKS", 1
-    )  # nobody writes here, so that looking again is only waiting
+    # nobody writes here, so that looking again is only waiting
+    monkeypatch.setattr(log, "LOOKS", 1)
     for file in sorted((mine / kind).iterdir()):
         data = file.read_bytes()
-        for _ in range(25):
+        for _ in range(10):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             changed = bytearray(data)
             changed[at] ^= 1 << bit
             file.write_bytes(changed)
             with pytest.raises(InputError, match=file.name):
                 load(mine)
-            assert log.look(open_folder(mine), deep=True).of(
-                log.DAMAGED, log.FOREIGN, log.OTHER_VERSION
-            )
+            assert log.look(open_folder(mine), deep=True).harm
         file.write_bytes(data)
     load(mine)
 
 
-def test_curves_that_were_no_table_from_the_start_are_damaged(mine):
-    """A seal in order over bytes that are no Parquet: what a faulty writer, or an ill will, could leave."""
+def of_numbers(table):
+    """Curves whose ids are numbers, and so no texts that could be joined with those of other files."""
+    at = table.column_names.index("cell")
+    return table.set_column(at, "cell", pa.array(range(len(table))))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, "it is not a readable Parquet file"),
+        (of_numbers, "its column cell is of type int64"),
+        (lambda table: table.drop_columns(["round"]), "its pages cannot be read"),
+    ],
+)
+def test_curves_that_were_wrong_from_the_start_are_damaged(mine, change, says):
+    """A seal in order over what is no table of curves: what a faulty writer, or an ill will, could leave."""
     name = sorted(p.name for p in (mine / "cells").iterdir())[0]
-    rows = pq.read_table(mine / "cells" / name)
+    rows, curves = (pq.read_table(mine / part / name) for part in ("cells", "curves"))
     owner = json.loads((mine / "plan/owner.json").read_text())["folder"]
-    (mine / "curves" / name).write_bytes(b"no table")
-    sealed = log.sealed(rows, name.removesuffix(".parquet"), owner, b"no table")
-    (mine / "cells" / name).write_bytes(sealed)
-    with pytest.raises(InputError, match=f"curves/{name}: it is not a readable Parquet file"):
+    data = encode(change(curves)) if change else b"no table"
+    (mine / "curves" / name).write_bytes(data)
+    (mine / "cells" / name).write_bytes(
+        log.sealed(rows, name.removesuffix(".parquet"), owner, data)
+    )
+    with pytest.raises(InputError, match=f"curves/{name}: {says}"):
         load(mine)
 
 
 @pytest.mark.parametrize(
-    "harm",
-    {
-        "curves gone": lambda cells, curves: curves.unlink(),
-        "curves cut": lambda cells, curves: curves.write_bytes(curves.read_bytes()[:-50]),
-        "curves empty": lambda cells, curves: curves.write_bytes(b""),
-        "curves changed": lambda cells, curves: curves.write_bytes(
-            curves.read_bytes()[:100] + b"\xff" + curves.read_bytes()[101:]
-        ),
-        "cells cut": lambda cells, curves: cells.write_bytes(cells.read_bytes()[:-50]),
-        "cells gone": lambda cells, curves: cells.unlink(),
-    }.items(),
-    ids=lambda item: item[0],
+    ("kind", "left"),  # how many bytes of a file
+    [("curves", None), ("curves", 500), ("curves", 0), ("cells", 500), ("cells", None)],
 )
-def test_what_is_damaged_runs_again(mine, whole, harm):
+def test_what_is_damaged_runs_again(mine, whole, kind, left):
     name = sorted(p.name for p in (mine / "cells").iterdir())[0]
-    said, changed = harm
-    changed(mine / "cells" / name, mine / "curves" / name)
+    file, is_harmless = mine / kind / name, (kind, left) == ("cells", None)
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:left])
     before = cli("verify", mine)
-    if said != "cells gone":  # its curves are then what a stopped sweep leaves
+    if not is_harmless:  # else its curves are what a stopped sweep leaves
         assert before.code == 1
         assert name in before.out
         assert "sets it aside" in before.out
         with pytest.raises(InputError, match=name):
             load(mine)
-    sweep(mine)
+    repairs = sweep(mine).repairs
+    assert len(repairs) == (not is_harmless)
+    assert all(name in text and "was moved to plan/damaged" in text for text in repairs)
     assert cli("verify", mine).code == 0
     same_results(mine, whole)
     assert len(load(mine)["cell"].unique()) == CELLS_OF_SWEEP
@@ -214,12 +220,7 @@ def test_files_of_others_do_not_count(mine, whole, tmp_path):
     pd.testing.assert_frame_equal(found, before)
     said = cli("verify", mine)
     assert said.code == 1
-    for what in (
-        "another results folder",
-        "a copy of",
-        "raybench did not write it",
-        "it is not a shard",
-    ):
+    for what in ("another results folder", "a copy of", "did not write it", "it is not a shard"):
         assert what in said.out
     assert "note: " in cli("table", mine).err
     outcome = sweep(mine)
@@ -239,37 +240,32 @@ def test_a_saved_sweep_that_is_no_text(mine):
 WIDER = {**SWEEP, "seed": [0, 1, 2]}
 
 
-def contents(folder):
-    files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
-    return {file: file.read_bytes() for file in files if not file.is_symlink()}
-
-
 @pytest.mark.parametrize(
-    "rel", ["plan/lock", "plan", "tmp", "weights", "curves", "cells/a.parquet", "sweep.yaml"]
+    "rel", first_of_each(["curves", "plan/lock", "plan", "tmp", "cells/a.parquet", "sweep.yaml"])
 )
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("fresh", first_of_each([False, True]))
 def test_a_link_in_a_folder_is_refused_and_nothing_outside_is_touched(mine, tmp_path, rel, fresh):
     (outside := tmp_path / "outside").mkdir()
     if rel == "cells/a.parquet":
         shutil.copy(next((mine / "cells").iterdir()), mine / rel)
-    elif rel == "weights":
-        (mine / rel).mkdir()
     shutil.move(mine / rel, outside / "theirs")
     (mine / rel).symlink_to(outside / "theirs")
     if (mine / rel).is_dir():
         (outside / "theirs/precious.txt").write_bytes(b"of somebody else")
-    before, kept = contents(outside), contents(mine)
+    before, kept = tree(outside), tree(mine)
     with pytest.raises(InputError, match=f"{rel} is a link"):
         sweep(mine, WIDER, fresh=fresh)
     for verb in ("table", "verify", "status"):
         said = cli(verb, mine)
         assert said.code == 2, (verb, said.out)
         assert "is a link" in " ".join(said.err.split())
-    assert contents(outside) == before
-    assert contents(mine) == kept
+    assert tree(outside) == before
+    assert tree(mine) == kept
 
 
-@pytest.mark.parametrize("rel", ["tmp/left", "weights/a.pt", "plan/lock", "cells/a.parquet"])
+@pytest.mark.parametrize(
+    "rel", first_of_each(["cells/a.parquet", "tmp/left", "weights/a.pt", "plan/lock"])
+)
 def test_a_pipe_in_a_folder_is_refused_at_once(mine, rel):
     """Opening it would wait for somebody at its other end."""
     (mine / rel).unlink(missing_ok=True)
@@ -379,17 +375,6 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     assert all(tried[cell] == 2 for cell in first)
     assert sorted(tried.unique()) == [1, 2]
     assert json.loads((folder / log.ATTEMPTS).read_text()) == {}
-
-
-def test_the_driver_tells_what_it_repaired(mine):
-    name = sorted(p.name for p in (mine / "curves").iterdir())[0]
-    (mine / "curves" / name).unlink()
-    parsed = raybench.api._read(SWEEP, (), ())
-    outcome = driver.drive(parsed, mine, inline=True)
-    assert outcome.repairs == (
-        f"curves/{name} was moved to plan/damaged, and its cells ran again: it is missing",
-    )
-    assert (mine / f"plan/damaged/cells-{name}").exists()
 
 
 @pytest.mark.parametrize("text", ["7", "[1]", '"x"', "null", "{", '{"folder": 1}', "{}"])

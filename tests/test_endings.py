@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from cli_kit import SWEEP, cli
+from process_kit import python
 
 from raybench import spec
 from raybench.core import process
@@ -52,12 +53,7 @@ def test_a_signal_leaves_a_valid_store_and_the_same_command_goes_on(
     here: Path, number: int, code: int, word: str
 ) -> None:
     (here / "s.yaml").write_text(LONG)
-    work = subprocess.Popen(
-        [SCRIPT, "sweep", "s.yaml", "--inline"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    work = python(SCRIPT, "sweep", "s.yaml", "--inline")
     until = time.monotonic() + 120
     while not committed(here) and time.monotonic() < until:
         time.sleep(0.02)
@@ -121,7 +117,7 @@ def test_the_second_signal_ends_what_hears_none(number: int, code: int) -> None:
         "    for _ in range(5):\n"
         "        ctypes.CDLL(None).sleep(60)\n"
     )
-    held = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    held = python("-c", program)
     assert held.stdout is not None
     assert held.stdout.readline() == "held\n"
     held.send_signal(number)
@@ -129,8 +125,8 @@ def test_the_second_signal_ends_what_hears_none(number: int, code: int) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         held.wait(0.6)
     held.send_signal(number)
-    assert held.wait(20) == code
-    held.stdout.close()
+    held.communicate(timeout=20)
+    assert held.returncode == code
 
 
 @pytest.mark.parametrize(

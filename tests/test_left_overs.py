@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_kit import python
 
 from raybench.runtime import session
 from raybench.runtime.leftovers import LOCK, remove_orphans, scratch
@@ -49,13 +50,7 @@ def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
         assert remove_orphans() == []
         owner = "import sys; from raybench.runtime.leftovers import scratch\n"
         owner += "with scratch('train') as f: print(f, flush=True); sys.stdin.read()"
-        other = subprocess.Popen(
-            [sys.executable, "-c", owner],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(place)},
-        )
+        other = python("-c", owner, env={**os.environ, "TMPDIR": str(place)})
         assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
         (theirs / "deep").mkdir()
@@ -63,7 +58,7 @@ def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
         assert remove_orphans() == []
         assert theirs.is_dir()
         other.kill()
-        other.wait()
+        other.communicate()
         assert theirs.is_dir()
         with scratch("tune"):  # as the next sweep does
             assert not theirs.exists()
@@ -71,7 +66,7 @@ def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_what_is_not_a_sweeps_own_stays(place: Path) -> None:
+def test_what_is_not_a_sweeps_own_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "raybench-tune-notes").mkdir()  # no lock: somebody else's
     (place / "raybench-results").mkdir()
     (place / "raybench-results" / LOCK).touch()
@@ -85,19 +80,12 @@ def test_what_is_not_a_sweeps_own_stays(place: Path) -> None:
     with open(held / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remove_orphans() == []
-    assert sorted([*before, held / LOCK]) == sorted(place.rglob("*"))
-    assert remove_orphans() == ["raybench-train-held"]
-
-
-def test_folders_of_other_users_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = place / "raybench-tune-theirs"
-    theirs.mkdir()
-    (theirs / LOCK).touch()
     me = os.getuid()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:  # as if it were another user's
         patch.setattr(os, "getuid", lambda: me + 1)
         assert remove_orphans() == []
-    assert remove_orphans() == ["raybench-tune-theirs"]
+    assert sorted([*before, held / LOCK]) == sorted(place.rglob("*"))
+    assert remove_orphans() == ["raybench-train-held"]
 
 
 # Processes -----------------------------------------------------------------------------------------
@@ -125,12 +113,7 @@ with watchdog():
 @pytest.mark.parametrize("killed", [True, False])
 def test_helpers_of_a_killed_driver_are_ended_and_no_others(place: Path, killed: bool) -> None:
     """Of three processes one writes into the driver's session, one reads there, one is of another's."""
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, place],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    driver = python("-c", DRIVER, place, stderr=None)  # else its helpers would hold that pipe
     assert driver.stdout is not None
     helper, reader, other = (psutil.Process(int(driver.stdout.readline())) for _ in range(3))
     mine = (helper, reader, other)
@@ -138,7 +121,7 @@ def test_helpers_of_a_killed_driver_are_ended_and_no_others(place: Path, killed:
     try:
         if killed:
             driver.kill()
-            driver.wait()
+            driver.communicate()
             psutil.wait_procs([helper], timeout=SOON)
             assert gone(helper)
         else:
@@ -249,10 +232,10 @@ def test_a_driver_killed_at_work(place: Path) -> None:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         until = time.monotonic() + SOON
-        while (
-            left := [p for p in known if not gone(p) and p not in dogs]
-        ) and time.monotonic() < until:
+        left = [p for p in known if p not in dogs]
+        while left and time.monotonic() < until:
             time.sleep(0.1)
+            left = [p for p in left if not gone(p)]
         assert not left, [known[p] for p in left]
         assert len(list(place.glob("raybench-*"))) == 2
         until = time.monotonic() + SOON
@@ -285,9 +268,7 @@ def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Pat
     (place / "s.yaml").write_text(text + "plugins: full.py\nevaluate: {metrics: [full]}\n")
     command = [sys.executable, "-m", "raybench", "sweep", "s.yaml"]
     cells = place / "results" / "left" / "cells"
-    driver = subprocess.Popen(
-        command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    driver = python(*command[1:], cwd=place)
     until = time.monotonic() + 120
     while not (cells.is_dir() and any(cells.iterdir())) and time.monotonic() < until:
         time.sleep(0.05)

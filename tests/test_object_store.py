@@ -319,9 +319,3 @@ def test_out_of_reach_is_a_short_message_and_exit_2(
     assert tree(tmp_path) == before
     store.rule = lambda method, path: None
     assert not [path for method, path in store.asked if method == "PUT"]
-
-
-# Google's store --------------------------------------------------------------------------------
-
-
-# How much is asked -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from spec_plugins import BASE, registered, wrong
 import raybench
 from raybench.core.errors import InputError
 from raybench.execution.run import Options
-from raybench.runtime.resources import gpus_for, slots_of, workers_on
+from raybench.runtime.resources import backend_of, gpus_for, slots_of, workers_on
 from raybench.runtime.worker import Shared
 from raybench.spec.model import Resources
 from raybench.store.writer import Owner
@@ -60,7 +60,7 @@ def test_cpus_are_asked_for_as_they_are():
     [(0, "gloo"), (0.25, "gloo"), (0.5, "gloo"), (0.51, "nccl"), (1, "nccl"), (2, "nccl")],
 )
 def test_nccl_is_for_ranks_with_a_gpu_of_their_own(gpus, backend):
-    assert shared(gpus=gpus).backend == backend
+    assert backend_of(gpus) == backend
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,11 @@ def test_trials_at_once_on_shares_of_gpus():
         return slots_of(Resources(gpus_per_worker=each), {"CPU": 64.0, "GPU": gpus}, workers)
 
     assert [slots(0.25, 2), slots(0.6, 2), slots(1, 2), slots(0.1, 1)] == [8, 2, 2, 10]
-    cores = [
-        slots_of(Resources(), {"CPU": n}, workers) for n, workers in ((16, 1), (16, 3), (2, 4))
-    ]
-    assert cores == [16, 5, 1]
+    cores = ((16, 1), (16, 3), (2, 4))
+    assert [slots_of(Resources(), {"CPU": n}, group) for n, group in cores] == [16, 5, 1]
     assert slots_of(Resources(timing="exclusive"), {"CPU": 16.0}, 1) == 1
-    assert [slots(0.25, 2, workers=4), slots(0.6, 4, workers=2), slots(2, 8, workers=2)] == [
-        2,
-        2,
-        2,
-    ]
+    groups = ((0.25, 2, 4), (0.6, 4, 2), (2, 8, 2))
+    assert [slots(*group) for group in groups] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -107,12 +102,8 @@ def test_trials_at_once_on_shares_of_gpus():
 def test_gpus_that_are_not_here_are_told_at_once(monkeypatch, tmp_path, resources, how, says):
     """Nothing is started or written: Ray would wait for them for ever."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    sweep = {
-        "name": "gpu",
-        "problem": {"name": "quadratic", "dim": 6, "clients": 2},
-        "algorithm": "gd",
-        "resources": resources,
-    }
+    problem = {"name": "quadratic", "dim": 6, "clients": 2}
+    sweep = {"name": "gpu", "problem": problem, "algorithm": "gd", "resources": resources}
     with pytest.raises(InputError) as error:
         raybench.sweep(sweep, tmp_path / "out", **how)
     (complaint,) = error.value.complaints

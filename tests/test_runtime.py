@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from process_kit import python
 
 from raybench import spec
 from raybench.runtime.driver import drive
@@ -31,13 +31,13 @@ algorithm:
 compressor: {name: top_k, k: 3}
 step_size: {theory: [1, 4]}
 seed: 0..1
-rounds: 60
+rounds: 30
 """
 LONG = """
 name: long
 problem: {name: logistic, dataset: breast_cancer, clients: 20, regularizer: nonconvex, lambda: 0.1, scale: columns}
 algorithm: {name: ef21}
-compressor: {name: top_k, k: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}
+compressor: {name: top_k, k: 1..6}
 step_size: {theory: [1, 4]}
 rounds: 1500
 """
@@ -91,12 +91,7 @@ def start(tmp_path: Path, text: str, out: Path) -> subprocess.Popen[str]:
     """Start a sweep in a driver process of its own."""
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "sweep.yaml").write_text(text)
-    return subprocess.Popen(
-        [sys.executable, tmp_path / "driver.py", tmp_path / "sweep.yaml", out],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -161,39 +156,6 @@ def test_two_train_workers_give_what_one_process_gives(inline: Path, tmp_path: P
     assert set(frame["workers"]) == {2}
 
 
-@pytest.mark.slow
-def test_kill_9_of_the_driver_then_resume(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    driver = start(tmp_path, LONG, out)
-    try:
-        wait_for(lambda: len(list((out / "cells").glob("*.parquet"))) >= 2)
-        family = psutil.Process(driver.pid).children(recursive=True)
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-        for process in family:  # as on a machine that lost power
-            if process.is_running():
-                process.kill()
-        psutil.wait_procs(family, timeout=30)
-        before = committed(out)
-        assert 2 <= sum("/cells/" in name for name in before) < 10
-
-        outcome = drive(spec.load(LONG), out)
-        assert outcome.counts == {"ok": 20, "skipped": 0}
-        assert outcome.plan.missing < 20
-        assert cells(out).cell.is_unique
-        assert len(cells(out)) == 20
-        sizes = curves(out).groupby("cell").size()
-        assert len(sizes) == 20
-        assert (sizes == 1501).all()
-        after = committed(out)
-        finished = {n for n in before if n.replace("/curves/", "/cells/") in before}
-        assert all(after[name] == before[name] for name in finished)
-    finally:
-        if driver.poll() is None:
-            driver.kill()
-            driver.wait()
-
-
 def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(tmp_path, LONG, out)
@@ -206,14 +168,17 @@ def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
         assert "done 130" in said, errors
         assert "Traceback" not in errors
         done = cells(out)
-        assert 1 <= len(done) < 20
+        assert 1 <= len(done) < 12
         assert set(done.status) == {"ok"}
         assert set(done.cell) <= set(curves(out).cell)
         _, alive = psutil.wait_procs(family, timeout=30)
         assert not alive, "Ray was left running"
+        before = committed(out)
         outcome = drive(spec.load(LONG), out, inline=True)
-        assert outcome.counts == {"ok": 20, "skipped": 0}
-        assert outcome.plan.missing == 20 - len(done)
+        assert outcome.counts == {"ok": 12, "skipped": 0}
+        assert outcome.plan.missing == 12 - len(done)
+        finished = {n: f for n, f in before.items() if n.replace("/curves/", "/cells/") in before}
+        assert finished.items() <= committed(out).items(), "what had ended was written again"
     finally:
         for process in family:
             if process.is_running():
@@ -232,7 +197,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         os.kill(workers[0].pid, signal.SIGKILL)
         said, errors = driver.communicate(timeout=200)
         assert "done 0" in said, errors
-        assert len(cells(out)) == 20
+        assert len(cells(out)) == 12
         assert set(cells(out).status) == {"ok"}
         # no message was applied twice: the curves are bit for bit those of one undisturbed process
         assert drive(spec.load(LONG), tmp_path / "whole", inline=True).exit_code == 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +15,13 @@ from cli_kit import cli, tree
 from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_kit import python
 
 import raybench
 from raybench import spec
 from raybench.analysis import BestSteps, best_steps, closing_table, frames
 from raybench.execution.plan import make_plan
-from raybench.execution.search import around, coarse, foreseen, ladders, stage_of, ways
+from raybench.execution.search import foreseen, ladders, stage_of
 from raybench.runtime.driver import drive
 
 pytestmark = pytest.mark.thorough
@@ -123,19 +123,12 @@ def test_of_one_minimum_the_search_finds_it_and_tries_as_many_as_foreseen(steps,
     """Also where all steps beyond some have diverged, and are as bad as one another."""
     minimum = data.draw(st.integers(0, steps - 1))
     diverged = data.draw(st.integers(minimum + 1, steps))
-    cells = [
-        SimpleNamespace(id=f"{i}", step_size=3.0**i, cell=SimpleNamespace(group="g"))
-        for i in range(steps)
-    ]
     slope = data.draw(st.floats(0.01, 100))
-    score = {
-        f"{i}": float("inf")
-        if i >= diverged
-        else (i - minimum) * slope
-        if i > minimum
-        else minimum - i
-        for i in range(steps)
-    }
+    score, cells = {}, []
+    for i in range(steps):
+        group = SimpleNamespace(group="g")
+        cells.append(SimpleNamespace(id=f"{i}", step_size=3.0**i, cell=group))
+        score[f"{i}"] = max(minimum - i, (i - minimum) * slope) if i < diverged else math.inf
     tried, stages = searched(cells, score, start=start)
     assert str(minimum) in tried
     about, upto = foreseen(ladders(cells), start)
@@ -144,23 +137,6 @@ def test_of_one_minimum_the_search_finds_it_and_tries_as_many_as_foreseen(steps,
     if steps > 20:
         assert upto < steps
         assert stages <= 8
-
-
-def test_the_first_steps_are_evenly_spaced_with_both_ends():
-    assert coarse(13, 4) == [0, 4, 8, 12]
-    assert coarse(11, 4) == [0, 3, 7, 10]
-    assert coarse(4, 4) == coarse(4, 9) == [0, 1, 2, 3]
-    assert coarse(1, 2) == [0]
-    assert coarse(9, 2) == [0, 8]
-
-
-def test_steps_between_the_best_and_its_neighbours_follow():
-    assert around([0, 4, 8, 12], 4) == [2, 6]
-    assert around([0, 4, 8, 12], 0) == [2]
-    assert around([0, 4, 8, 12], 12) == [10]
-    assert around([2, 3, 5], 3) == [4]
-    assert around([2, 3, 4], 3) == []
-    assert ways(13, 4) == (96 / 13, 8)
 
 
 # What judges steps -------------------------------------------------------------------------------
@@ -309,15 +285,19 @@ drive(spec.load(sys.argv[1]), sys.argv[2], inline=True, best=BestSteps(sys.argv[
 """
 
 
+def alike(out: Path, other: Path, columns: list[str]) -> None:
+    """Assert that two folders hold the same in these columns of their cells."""
+    tables = (pd.read_parquet(folder / "cells")[columns] for folder in (out, other))
+    pd.testing.assert_frame_equal(*(t.sort_values("cell", ignore_index=True) for t in tables))
+
+
 def shards(out: Path) -> int:
     return len(list((out / "cells").glob("*.parquet")))
 
 
 def killed_after(tmp_path: Path, out: Path, count: int) -> None:
     """Run a driver in a process of its own and kill it once it has committed so many shards in all."""
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "driver.py", tmp_path / "sweep.yaml", out]
-    ) as driver:
+    with python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out) as driver:
         until = time.monotonic() + 120
         while shards(out) < count and driver.poll() is None:
             assert time.monotonic() < until, "no shards were committed"
@@ -339,12 +319,8 @@ def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
     raybench.sweep(config, out, inline=True)
     raybench.sweep(config, tmp_path / "once", inline=True)
     same = ["cell", "status", "rounds", "grad_norm_sq", "bits_up", "batch"]
-    one, two = (
-        pd.read_parquet(f / "cells")[same].sort_values("cell", ignore_index=True)
-        for f in (out, tmp_path / "once")
-    )
     assert stages[0] < shards(out), "it was not killed in the middle"
-    pd.testing.assert_frame_equal(one, two)
+    alike(out, tmp_path / "once", same)
 
 
 @pytest.mark.ray
@@ -354,9 +330,4 @@ def test_through_ray_a_search_gives_what_it_gives_in_one_process(tmp_path):
         out = tmp_path / name
         outcome = drive(config, out, inline=inline, best=BestSteps(out))
         assert outcome.exit_code == 0
-    one, two = (
-        pd.read_parquet(tmp_path / f / "cells").sort_values("cell", ignore_index=True)
-        for f in ("ray", "here")
-    )
-    same = ["cell", "status", "rounds", "batch", "reason"]
-    pd.testing.assert_frame_equal(one[same], two[same])
+    alike(tmp_path / "ray", tmp_path / "here", ["cell", "status", "rounds", "batch", "reason"])

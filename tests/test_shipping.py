@@ -46,7 +46,7 @@ def test_large_numbers_are_not_copied_and_keep_their_shape() -> None:
     parcel = pack(thing)
     got = unpack(parcel)
     assert len(parcel.pickled) < 5000
-    (tensor,), (array,) = parcel.tensors, parcel.arrays
+    tensor, array = parcel.arrays
     assert all(inside(got[name], tensor) for name in ("x", "turned", "row"))
     assert not inside(got["few"], tensor)
     assert np.shares_memory(got["a"], array)
@@ -94,7 +94,7 @@ def test_no_problem_writes_to_what_it_shares(name: str, monkeypatch: pytest.Monk
     (section,) = {b.cells[0].cell.problem for b in plan.batches}
     want = losses(plan)
     parcel = pack(resolve.problem_of(section))
-    shared = [*parcel.arrays, *parcel.tensors]
+    shared = parcel.arrays
     assert sum(a.nbytes for a in shared) > SHARED_FROM, "nothing is shared: this test sees nothing"
     before = [a.copy() for a in shared]
     monkeypatch.setattr(resolve, "_adopted", {section: lambda: unpack(parcel)})

@@ -1,10 +1,10 @@
-"""The store: schema, accounting, atomic commits, claims and locks, reading, merging."""
+"""The store: schema, tables, atomic commits, claims, locks and leases, and how long a store that fails is asked."""
 
+import itertools
+import json
 import math
-import multiprocessing
 import os
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -16,18 +16,12 @@ import torch
 from fake_store import batch, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_kit import python
 
 from raybench.core.counts import Counts
-from raybench.core.errors import InputError
-from raybench.store import (
-    CELLS,
-    CURVES,
-    Store,
-    encode,
-    load,
-    shard_name,
-    to_table,
-)
+from raybench.core.errors import InputError, StoreError
+from raybench.store import CELLS, CURVES, Store, encode, load, lock, remote, shard_name, to_table
+from raybench.store.files import open_folder
 from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 
 CURVE_COLUMNS = """
@@ -61,10 +55,9 @@ def store(tmp_path):
 def test_schemas_are_the_documented_columns():
     assert CURVES.names == CURVE_COLUMNS.split()
     assert CELLS.names == CELL_COLUMNS.split()
-    assert CURVES.field("extra").type == pa.map_(pa.string(), pa.float64())
+    kinds = {"extra": pa.map_(pa.string(), pa.float64()), "round": pa.int64(), "loss": pa.float64()}
+    assert {name: CURVES.field(name).type for name in kinds} == kinds
     assert CELLS.field("started").type == pa.timestamp("us", tz="UTC")
-    assert CURVES.field("round").type == pa.int64()
-    assert CURVES.field("bits_up").type == pa.float64()
     for field in (*CURVES, *CELLS):
         assert field.metadata[b"description"], field.name
         assert b"unit" in field.metadata, field.name
@@ -74,12 +67,8 @@ def test_every_count_has_one_place():
     """A column of its own, or a key of the map ``extra``."""
     names = {column(count, side) for count in Counts._fields for side in SIDES}
     assert set(EXTRA_COUNTS) == names - set(CURVES.names)
-    assert set(EXTRA_COUNTS) == {
-        f"index_{code}_{side}"
-        for code in ("list_or_bitmask", "bitmask", "entropy")
-        for side in ("up", "down")
-    }
-    assert {"raw_bits_up", "index_auto_down", "messages_down"} <= names
+    assert len(EXTRA_COUNTS) == 6
+    assert {"raw_bits_up", "index_auto_down", "messages_down", "index_entropy_up"} <= names
 
 
 def test_to_table_broadcasts_masks_and_fills():
@@ -120,11 +109,7 @@ def test_to_table_names_an_unknown_column():
 
 
 @settings(deadline=None)
-@given(
-    rows=st.lists(
-        st.dictionaries(st.sampled_from("abc"), st.floats(allow_nan=False), max_size=3), max_size=6
-    )
-)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(allow_nan=False)), max_size=6))
 def test_extra_map_round_trip(rows):
     columns = {n: [r.get(n) for r in rows] for n in "abc"}
     table = to_table({"round": np.arange(len(rows)), "extra": columns}, CURVES)
@@ -162,13 +147,6 @@ def test_commit_done_repair_drop(tmp_path, url):
     store.drop()
     assert store.done() == {}
     assert store.files.names("curves") == []
-
-
-def test_a_retry_overwrites_itself(store, tmp_path):
-    put(store, ["a"], status="failed")
-    put(store, ["a"], shift=5.0)
-    assert store.done() == {"a": "ok"}
-    assert load(tmp_path / "results")["loss"].tolist() == [5, 6, 7, 8]
 
 
 def test_skipped_rows_are_one_file_rewritten(store, tmp_path):
@@ -214,26 +192,122 @@ def test_claim_of_results_without_a_sweep(store):
         store.claim(SWEEP)
 
 
-def _hold(folder, ready):
-    with Store(folder).held():
-        ready.set()
-        time.sleep(60)
+HOLDER = """
+import sys
+from raybench.store import Store
+with Store(sys.argv[1]).held():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_lock_excludes_and_dies_with_its_driver(store, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    driver = context.Process(target=_hold, args=(tmp_path / "results", ready))
-    driver.start()
+def test_lock_excludes_and_dies_with_its_driver(store):
+    driver = python("-c", HOLDER, store.folder)
     try:
-        assert ready.wait(60)
+        assert driver.stdout.readline() == "held\n"
         with pytest.raises(InputError, match=f"pid {driver.pid} on"), store.held():
             pass
     finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.join()
+        driver.kill()
+        driver.communicate()
     with store.held(), pytest.raises(InputError, match=f"pid {os.getpid()}"), store.held():
         pass
     with store.held():
         pass
     assert Path(store.files.path("plan/lock")).read_text() == ""  # nobody's
+
+
+# -- object stores --------------------------------------------------------------------------
+
+
+def test_a_lease_excludes_and_expires(monkeypatch, tmp_path):
+    folder = f"memory://lease/{tmp_path.name}"
+    taken = pytest.raises(InputError, match="another sweep is running")
+    with Store(folder).held(), taken, Store(folder).held():
+        pass
+    with Store(folder).held():
+        pass
+    assert open_folder(folder).names("plan") == []
+    dead = Store(folder)
+    monkeypatch.setattr(lock, "LEASE", -1.0)  # it has run out as soon as it is made
+    context = dead.held()
+    context.__enter__()
+    monkeypatch.undo()
+    with Store(folder).held(), pytest.raises(InputError), Store(folder).held():
+        pass
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["taken over", "its holder ended late"])
+def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path, ended):
+    """Both find the old lease run out; the conditional PUT of the next number succeeds once.
+
+    Where the late holder ends meanwhile, the other begins at 0, and who counts on must see it.
+    """
+    folder = f"memory://race/{tmp_path.name}{ended}"
+    files, create = open_folder(folder), remote.Remote.create
+    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
+    entered = []
+
+    def first_another(self, rel, data):
+        if not entered:
+            entered.append(True)
+            if ended:
+                files.remove("plan/lock.3")
+            other = Store(folder).held()
+            other.__enter__()
+            entered.append(other)
+        return create(self, rel, data)
+
+    monkeypatch.setattr(remote.Remote, "create", first_another)
+    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
+        pass
+    assert files.names("plan") == ["lock.0" if ended else "lock.4"]
+
+
+def test_a_lease_is_renewed_while_it_is_held(monkeypatch, tmp_path):
+    """It would have run out many times over, and nobody else gets in."""
+    monkeypatch.setattr(lock, "LEASE", 2.0)
+    monkeypatch.setattr(lock, "RENEWED", 0.05)
+    folder = f"memory://renewed/{tmp_path.name}"
+    files = open_folder(folder)
+    with Store(folder).held():
+        first = json.loads(files.read("plan/lock.0"))["until"]
+        until = time.monotonic() + 60
+        while json.loads(files.read("plan/lock.0"))["until"] < first + 0.5:
+            assert time.monotonic() < until, "it is not renewed"
+            time.sleep(0.02)
+        with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
+            pass
+    assert files.names("plan") == []
+
+
+def test_patience_is_bounded_and_asks_less_and_less_often(monkeypatch):
+    now, asked, told = [0.0], [], []
+    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(remote.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+
+    def fail():
+        asked.append(now[0])
+        raise OSError(5, "down")
+
+    with remote.heard(told.append), pytest.raises(StoreError, match="last: down"):
+        remote.patiently(fail, "s3://b/x", 60.0)
+    assert asked[-1] <= 60.0
+    assert len(told) == len(asked) - 1 < 20
+    assert told[0] == "s3://b/x: down; trying again"
+    waits = [b - a for a, b in itertools.pairwise(asked)]
+    assert waits[0] <= remote.FIRST
+    assert remote.LONGEST / 2 <= max(waits) <= remote.LONGEST
+    for error in (FileNotFoundError("x"), PermissionError("x"), ValueError("x")):
+        asked.clear()
+
+        def refuse(error=error):
+            asked.append(0)
+            raise error
+
+        with pytest.raises(type(error)):
+            remote.patiently(refuse, "x", 60.0)
+        assert len(asked) == 1
+    monkeypatch.setenv(remote.VARIABLE, "long")
+    with pytest.raises(InputError, match="is no number of seconds"):
+        remote.patience()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -64,23 +65,23 @@ def versions(tmp_path_factory) -> Path:
     return folder
 
 
-def rows_of(text: str) -> pd.DataFrame:
-    """Return a table that was printed as CSV."""
-    import io
-
-    return pd.read_csv(io.StringIO(text))
+def series(folder: Path, *more: str) -> pd.DataFrame:
+    """Return what ``raybench table`` prints of each series."""
+    said = cli("table", folder / "out", "--format", "csv", "--by", "series", *more)
+    return pd.read_csv(io.StringIO(said.out))
 
 
 def test_a_table_counts_the_seeds_of_the_sweep_that_ran_last(versions):
     said = (versions / "said.txt").read_text()
     left = 2 * (MINE + EF21) + MINE
     assert LINE.format(left) in " ".join(said.split())
-    table = rows_of(cli("table", versions / "out", "--format", "csv", "--by", "series").out)
+    table = series(versions)
     assert table["seeds"].tolist() == [3, 3, 3]
     assert table["ok"].sum() == MINE + EF21
     assert f"{MINE + EF21} cells: {MINE + EF21} ok" in cli("table", versions / "out").out
 
 
+@pytest.mark.thorough
 def test_every_verb_says_what_is_left_out(versions, tmp_path):
     left = LINE.format(2 * (MINE + EF21) + MINE)
     out = versions / "out"
@@ -110,31 +111,24 @@ def test_how_a_sweep_stands_counts_its_own_cells(versions):
 
 
 def test_all_shows_every_version_as_a_row_of_its_own(versions):
-    table = rows_of(
-        cli("table", versions / "out", "--all", "--format", "csv", "--by", "series").out
-    )
+    table = series(versions, "--all")
     assert len(table) == 4 + 2 * 3
     assert (table["seeds"] == 3).all()
     assert table["ok"].sum() == 3 * (MINE + EF21) + MINE
     names = set(table["method"])
     assert "EF21 Top-3 (rounds=20, no stop.grad_norm_sq)" in names
     assert "EF21 Top-3 (rounds=30, stop.grad_norm_sq=1e-09)" in names
-    sources = {json.loads(c)["plugins"][0]["source"][:6] for c in own_cells(versions)["config"]}
+    cells = store.cells(versions / "out")
+    configs = cells[cells["algorithm"] == "mine"]["config"]
+    sources = {json.loads(config)["plugins"][0]["source"][:6] for config in configs}
     assert len(sources) == 2
     assert {f"MINE (rounds=20, no stop.grad_norm_sq, mine {s})" for s in sources} <= names
 
 
-def own_cells(folder: Path) -> pd.DataFrame:
-    cells = store.cells(folder / "out")
-    return cells[cells["algorithm"] == "mine"]
-
-
 def test_no_row_has_more_seeds_than_there_are_in_any_frame(versions):
     folder = versions / "out"
-    assert (
-        len(store.cells(folder)) == 3 * (MINE + EF21) + MINE
-    )  # load and cells keep what lies there
-    assert raybench.load(folder)["cell"].nunique() == 3 * (MINE + EF21) + MINE
+    every = 3 * (MINE + EF21) + MINE  # load and cells keep what lies there
+    assert len(store.cells(folder)) == raybench.load(folder)["cell"].nunique() == every
     for found in (frames(folder), frames(folder, every=True), frames(folder, link="1Gbit,ring")):
         seeds = found.cells["seed"].nunique()
         for by in ("method", "series"):
@@ -157,6 +151,7 @@ def test_a_version_that_is_back_is_shown_again(versions, tmp_path):
     assert found.left_out == len(before) - MINE - EF21
 
 
+@pytest.mark.thorough
 def test_what_an_exclusion_takes_out_is_left_out_and_an_extension_is_not(versions, tmp_path):
     shutil.copytree(versions, tmp_path / "w")
     sweep(tmp_path / "w", "rounds=30", "seed=0..3", "exclude=[{algorithm: ef21, k: 1}]")
@@ -164,6 +159,7 @@ def test_what_an_exclusion_takes_out_is_left_out_and_an_extension_is_not(version
     assert sorted(zip(table["method"], table["seeds"])) == [("EF21 Top-3", 4), ("MINE", 4)]
 
 
+@pytest.mark.thorough
 def test_merged_folders_show_what_both_sweeps_plan(versions, tmp_path):
     shutil.copytree(versions, tmp_path / "w")
     sweep(tmp_path / "w", "rounds=25", "algorithm=gd", "step_size={theory: 1}")

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from raybench.core import registry
 from raybench.execution.batch import Batch
-from raybench.execution.run import Run
-from raybench.execution.saved import share, whole
+from raybench.execution.run import Run, share, whole
 from raybench.problems.base import Constants, Fact
 from raybench.problems.quadratic import Quadratic, quadratic
 from raybench.testing.trial import DATA, Method, started

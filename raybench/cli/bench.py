@@ -78,7 +78,6 @@ def bench(
     import torch
 
     from raybench.core import registry
-    from raybench.core.errors import InputError
     from raybench.measure.timing import USUAL, busy, frame, measure, named
 
     load_plugins(plugin)

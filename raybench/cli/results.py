@@ -262,14 +262,15 @@ def verify(folder: shared.Folder) -> None:
     from rich.text import Text
 
     from raybench.store import reader
-    from raybench.store.log import HARMLESS, verified
+    from raybench.store.log import FIXES, HARMLESS, verified
 
     files = reader.open_results(folder)
     state = verified(files)
     out = Screen()
-    shards, cells = count(len(state.log.shards), "shard"), count(len(state.log.statuses()), "cell")
+    shards, cells = count(len(state.shards), "shard"), count(len(state.statuses()), "cell")
     out.head(files.name, f"  {shards} with {cells} as they were written")
-    for kind, findings in state.by_kind().items():
+    for kind in sorted(dict.fromkeys(f.kind for f in state.findings), key=HARMLESS.__contains__):
+        findings = state.of(kind)
         mark = Text(kind, style="dim" if kind in HARMLESS else "red")
         out.print()
         out.print(grid([(mark, finding.rel, finding.what) for finding in findings], gap=2))

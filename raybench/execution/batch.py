@@ -24,26 +24,23 @@ OVERHEAD_PER_ROUND = 50_000.0
 class Form:
     """What cells that differ in step number and seed alone have in common, resolved once for all of them.
 
-    theory_step: one times the theory, None without one. basis: what that one rests on, ``theorem``,
-    ``rule of thumb``, ``released code``, or ``borrowed`` from another method. k: coordinates kept.
-    params: the algorithm's parameters with every ``auto`` filled in; numbers: names of those that may
-    differ between the cells of a batch. omega, alpha: of the compressor as bound. label: how tables and
-    figures name the method. roles: in which the uplink and the downlink compressor serve. shape: what must
-    be equal within a batch. alone: whether each cell is a batch by itself. run: what decides a run beside
-    its first step size and its seed, however it was written.
+    basis: what the theoretical step rests on, ``theorem``, ``rule of thumb``, ``released code``, or ``borrowed``
+    from another method. numbers: names of parameters that may differ between the cells of a batch. shape: what
+    must be equal within a batch. run: what decides a run beside its first step size and its seed, however it
+    was written.
     """
 
     theory_step: float | None
     basis: str | None
     k: int | None
-    params: Mapping[str, Any]
+    params: Mapping[str, Any]  # of the algorithm, with every ``auto`` filled in
     numbers: tuple[str, ...]
-    omega: float | None
+    omega: float | None  # of the compressor as bound
     alpha: float | None
-    label: str
-    roles: tuple[Role, Role]
+    label: str  # how tables and figures name the method
+    roles: tuple[Role, Role]  # in which the uplink and the downlink compressor serve
     shape: str
-    alone: bool
+    alone: bool  # whether each cell is a batch by itself
     run: str
 
 
@@ -88,12 +85,9 @@ def texts_of(
     schedule = [step.schedule, step.warmup]
     shape = {**config, "algorithm": [cell.algorithm.name, own], "k": k, "schedule": schedule}
     run = {**config, "algorithm": [cell.algorithm.name, dict(params)], "schedule": schedule}
-    # two ways of writing may be the same K, such as 10% and 5 where d is 50
-    if k is not None:
-        run["compressor"] = [
-            config["compressor"]["name"],
-            {**config["compressor"]["params"], "k": k},
-        ]
+    if k is not None:  # of which there are two ways of writing, such as 10% and 5 where d is 50
+        section = config["compressor"]
+        run["compressor"] = [section["name"], {**section["params"], "k": k}]
     return canonical(shape), canonical(run)
 
 

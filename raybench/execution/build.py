@@ -47,11 +47,12 @@ def unbound(section: Section | None) -> Compressor:
     if section is None:
         return Identity()
     entry = registry.lookup("compressor", section.name)
-    own: Compressor = entry.target(**{k: v for k, v in section.params.items() if k in entry.params})
-    if isinstance(own, PerTensor) and "groups" in section.params:
-        pairs = tuple((one["match"], one["compressor"]) for one in section.params["groups"])
-        own = replace(own, groups=pairs)
-    return PerPart(own) if collective_of(section) == ALL_TO_ALL else own
+    params = {name: value for name, value in section.params.items() if name in entry.params}
+    compressor: Compressor = entry.target(**params)
+    if isinstance(compressor, PerTensor) and "groups" in section.params:
+        groups = tuple((group["match"], group["compressor"]) for group in section.params["groups"])
+        compressor = replace(compressor, groups=groups)
+    return PerPart(compressor) if collective_of(section) == ALL_TO_ALL else compressor
 
 
 def collective_of(section: Section | None) -> str:

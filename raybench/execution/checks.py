@@ -92,13 +92,11 @@ def grouped(reasons: Mapping[Why, int]) -> list[Reasons]:
     for (code, text, fix), cells in reasons.items():
         texts[code][text] += cells
         fixes[code][fix] += cells
-    found = [
-        Reasons(
-            SkipCode(code), own.total(), tuple(own.most_common()), fixes[code].most_common(1)[0][0]
-        )
-        for code, own in texts.items()
-    ]
-    return sorted(found, key=lambda group: -group.cells)
+    groups = []
+    for code, counts in texts.items():
+        fix = fixes[code].most_common(1)[0][0]
+        groups.append(Reasons(SkipCode(code), counts.total(), tuple(counts.most_common()), fix))
+    return sorted(groups, key=lambda group: -group.cells)
 
 
 Method = registry.Entry[AlgorithmFacts]
@@ -201,12 +199,9 @@ def about_parts(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]
     for part, hook in HOOKS.items():
         if getattr(cell, part) is None:
             continue
-        own_round = getattr(target, "round", None) is not Estimator.round
-        if (
-            own_round
-            or part in target.presets
-            or getattr(target, hook) is not getattr(Estimator, hook)
-        ):
+        hooks = ("round", hook)
+        is_plain = all(getattr(target, h, None) is getattr(Estimator, h) for h in hooks)
+        if not is_plain or part in target.presets:
             what = f"{entry.name} has a round of its own, without a place for {part}"
             yield SkipCode.OWN_PARTS, what, "an estimator, such as gd, ef14, ef21 or diana"
         if problem.has_prox:

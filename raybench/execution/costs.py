@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -44,18 +44,16 @@ FEWER_ROWS = "fewer rows by record: {points: 400}, fewer rounds"
 class Need:
     """Bytes that a plan needs at least, if its cells run all their rounds.
 
-    problem: of the largest problem, held by the driver. tensors: of the largest batch, what its clients
-    remember and a gradient of each client, and what a robust server keeps of each.
-    server: the last of these, of the batch that keeps most, n d values a cell. rows: of the curves that a batch
-    holds until it is committed, the longest. disk: of all curves that are missing. sure: whether it comes to that,
-    false where a stop rule may end cells before.
+    tensors: of the largest batch, what its clients remember and a gradient of each client, and what a robust
+    server keeps of each. server: the last of these, of the batch that keeps most, n d values a cell. sure: whether
+    it comes to that, false where a stop rule may end cells before.
     """
 
-    problem: float = 0.0
+    problem: float = 0.0  # of the largest problem, held by the driver
     tensors: float = 0.0
     server: float = 0.0
-    rows: float = 0.0
-    disk: float = 0.0
+    rows: float = 0.0  # of the curves that a batch holds until it is committed, the longest
+    disk: float = 0.0  # of all curves that are missing
     sure: bool = True
 
     @property
@@ -66,28 +64,28 @@ class Need:
 
 def need_of(plan: Plan) -> Need:
     """Return what the missing cells of a plan need at least."""
-    largest, server, disk, sure = Need(), 0.0, 0.0, True
+    largest, server, disk = Need(), 0.0, 0.0
     held = cache(_held)  # batches share problems
     tensors: dict[tuple[str, int], float] = {}  # and shapes
-    by_problem: dict[
-        Section, list[Batch]
-    ] = {}  # one problem after the other: few are kept at a time
+    places: dict[Section, int] = {}
     for batch in plan.batches:
-        by_problem.setdefault(batch.cells[0].cell.problem, []).append(batch)
-    for batch in chain.from_iterable(by_problem.values()):
-        problem = problem_of(batch.cells[0].cell.problem)
-        rows = (
-            len(batch.cells) * recorded(plan.sweep, batch.cells[0]).count
-        )  # of one shape, so alike
-        kind = batch.cells[0].shape(), len(batch.cells)
-        apart = _kept_apart(batch, problem_of_cell(batch.cells[0].cell))
+        places.setdefault(batch.cells[0].cell.problem, len(places))
+    # one problem after the other, as few are kept at a time
+    for batch in sorted(plan.batches, key=lambda b: places[b.cells[0].cell.problem]):
+        first, count = batch.cells[0], len(batch.cells)
+        problem, trained = problem_of(first.cell.problem), problem_of_cell(first.cell)
+        rows = count * recorded(plan.sweep, first).count  # of one shape, so alike
+        apart = 0.0  # a robust server's estimates of all clients, which every process holds whole
+        if not robust_of(first.cell).idle(trained.n):
+            apart = count * trained.n * trained.message_dim * trained.dtype.itemsize
+        kind = first.shape(), count
         if kind not in tensors:
-            tensors[kind] = apart + _tensors(batch, problem_of_cell(batch.cells[0].cell))
-        own = Need(held(problem), tensors[kind], apart, MEMORY_PER_ROW * rows)
+            tensors[kind] = apart + _tensors(batch, trained)
+        need = Need(held(problem), tensors[kind], apart, MEMORY_PER_ROW * rows)
         server = max(server, apart)
-        largest = max(largest, own, key=lambda need: need.memory)
+        largest = max(largest, need, key=lambda need: need.memory)
         disk += DISK_PER_ROW * rows
-        sure = sure and not _may_stop(batch)
+    sure = not any(_may_stop(batch) for batch in plan.batches)
     return Need(largest.problem, largest.tensors, server, largest.rows, disk, sure)
 
 
@@ -103,31 +101,20 @@ def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
         bound = tuple(b for b in plan.batches if not _may_stop(b))
         certain = need_of(replace(plan, batches=bound))
     here, free = memory_here(), disk_free(folder)
-    tensors = need.problem + need.tensors
-    table = (
-        (
-            tensors > here,
-            "problem",
-            f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
-            f"and the gradients of those at work, and this machine has {size(here)}",
-            "fewer problem.clients, or a smaller problem",
-        ),
-        (
-            tensors <= here < certain.memory,
-            "record",
-            f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
-            f"machine has {size(here)}",
-            f"{FEWER_ROWS}, or a stop rule",
-        ),
-        (
-            certain.disk > free,
-            "record",
-            f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
-            f"{os.fspath(folder)}",
-            f"{FEWER_ROWS}, or --out on another disk",
-        ),
-    )
-    complaints = [Complaint(key, text, fix) for fails, key, text, fix in table if fails]
+    tensors, machine = need.problem + need.tensors, f"this machine has {size(here)}"
+    complaints = []
+    if tensors > here:
+        what = f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember"
+        what = f"{what} and the gradients of those at work, and {machine}"
+        complaints.append(Complaint("problem", what, "fewer problem.clients, or a smaller problem"))
+    elif certain.memory > here:
+        what = f"the rows of a batch's curves need {size(certain.rows)} of memory at least"
+        fix = f"{FEWER_ROWS}, or a stop rule"
+        complaints.append(Complaint("record", f"{what}, and {machine}", fix))
+    if certain.disk > free:
+        what = f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free"
+        fix = f"{FEWER_ROWS}, or --out on another disk"
+        complaints.append(Complaint("record", f"{what} in {os.fspath(folder)}", fix))
     if complaints:
         raise InputError(complaints)
     return need
@@ -135,13 +122,6 @@ def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
 
 def _may_stop(batch: Batch) -> bool:
     return any(cell.cell.stop for cell in batch.cells)
-
-
-def _kept_apart(batch: Batch, problem: Problem) -> float:
-    """Return the bytes of a robust server's estimates of all clients, (B, n, d): every process holds them whole."""
-    if robust_of(batch.cells[0].cell).idle(problem.n):
-        return 0.0
-    return len(batch.cells) * problem.n * problem.message_dim * problem.dtype.itemsize
 
 
 def _tensors(batch: Batch, problem: Problem) -> float:
@@ -153,17 +133,14 @@ def _tensors(batch: Batch, problem: Problem) -> float:
     each = len(batch.cells) * length * problem.dtype.itemsize
     if problem.n * each <= MOST_BYTES_PER_TENSOR:
         return problem.n * each
-    first = batch.cells[0].cell
     here = range(min(2, problem.n))
     state = 0.0
-    try:
-        few = Options(record=Record(every=max(1, first.rounds)))
+    with suppress(Exception):  # whatever a plug-in raises becomes a failed row when it runs
+        few = Options(record=Record(every=max(1, batch.cells[0].cell.rounds)))
         run = Run(batch, problem.part(here), few)
         run.net.apart = False  # what a robust server keeps is counted by itself
         run.a.setup(run.net, run.s, run.c)
         state = _held(run.c) / len(here)
-    except Exception:  # whatever a plug-in raises becomes a failed row when it runs
-        pass
     return problem.n * (state + each)
 
 
@@ -177,19 +154,19 @@ def _arrays(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
     if id(thing) in seen:
         return
     seen.add(id(thing))
+    parts: Iterable[Any] = ()
     if isinstance(thing, torch.Tensor):
         yield thing.untyped_storage().data_ptr(), thing.untyped_storage().nbytes()
     elif isinstance(thing, np.ndarray):
         yield thing.__array_interface__["data"][0], thing.nbytes
     elif scipy.sparse.issparse(thing) or type(thing).__module__.startswith("raybench"):
-        for part in vars(thing).values():
-            yield from _arrays(part, seen)
+        parts = vars(thing).values()
     elif isinstance(thing, Mapping):
-        for part in thing.values():
-            yield from _arrays(part, seen)
+        parts = thing.values()
     elif isinstance(thing, list | tuple):
-        for part in thing:
-            yield from _arrays(part, seen)
+        parts = thing
+    for part in parts:
+        yield from _arrays(part, seen)
 
 
 MOST_SHAPES_TRIED = 60  # batches beyond so many are estimated from those that were tried
@@ -271,8 +248,11 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
     try:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
-        warning = _warning(run)
-        start = float(run.bits("up").mean())
+        warning, f_star = "", run.first.f_star
+        loss, start = float(np.nanmin(run.recorder.last("loss"))), float(run.bits("up").mean())
+        if f_star is not None and loss < f_star:
+            what = f"f_star: {f_star:g} lies above f(x0) = {loss:.6g}: no minimum does"
+            warning = f"{what}; suboptimality would be negative"
         began = perf_counter()
         over = run.advance(1)
         first = perf_counter() - began
@@ -289,11 +269,3 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
         return _Trial(count, spent, start, each, run.t if over else None, warning=warning)
     except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return _Trial(count, error=traceback.format_exception_only(error)[-1].strip())
-
-
-def _warning(run: Run) -> str:
-    """Return what is wrong with a given f_star at the start, empty if nothing is."""
-    given, loss = run.first.f_star, float(np.nanmin(run.recorder.last("loss")))
-    if given is None or not loss < given:
-        return ""
-    return f"f_star: {given:g} lies above f(x0) = {loss:.6g}: no minimum does; suboptimality would be negative"

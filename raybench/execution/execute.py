@@ -15,8 +15,7 @@ import pyarrow as pa
 from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.resolve import problem_of_cell
-from raybench.execution.run import Options, Run
-from raybench.execution.saved import Keeper, of_rank
+from raybench.execution.run import Keeper, Options, Run, of_rank
 from raybench.problems.base import Problem
 from raybench.wire.transport import Transport, share_of
 
@@ -41,6 +40,14 @@ class Progress:
     def cells(self) -> int:
         """Return the cells that have ended."""
         return self.ok + self.failed + self.diverged + self.pruned
+
+    def add(self, part: Progress) -> None:
+        """Add the progress of other batches."""
+        for name in ("ok", "failed", "diverged", "pruned", "rounds"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        self.errors += part.errors
+        for label, value in part.best.items():
+            self.best[label] = min(value, self.best.get(label, np.inf))
 
 
 def execute(
@@ -86,8 +93,8 @@ def execute(
                 run.load(of_rank(parts, transport.rank, transport.size, run.problem.clients))
             rounds, chunk, lap, saved = 0, FIRST_CHUNK, began, began
             while not run.advance(chunk):
-                progress.rounds += (run.t - rounds) * len(run.index)
-                rounds = run.t
+                ran, rounds = (run.t - rounds) * len(run.index), run.t
+                progress.add(Progress(rounds=ran, best=_best(batch, run)))
                 if timeout and transport.agree(perf_counter() - began > timeout):
                     raise TimeoutError(f"not done after {timeout:g} s (timeout)")
                 share = slice_seconds / max(perf_counter() - lap, 1e-9)
@@ -99,7 +106,7 @@ def execute(
                     if state is not None:
                         keeper.save(batch, run.t, state)
                     keeping, saved = False, perf_counter()
-                yield _noting(progress, batch, run)
+                yield progress
                 lap = perf_counter()
             curves, cells = run.tables(host)
             files = run.files()
@@ -120,11 +127,11 @@ def execute(
             continue
         if transport.rank == 0:
             commit(batch.name, curves, cells, files)
-        progress.rounds += (run.t - rounds) * len(run.index)
-        progress.ok += int(np.sum(run.status == "ok"))
-        progress.diverged += int(np.sum(run.status == "diverged"))
-        progress.pruned += int(np.sum(run.status == "pruned"))
-        yield _noting(progress, batch, run)
+        part = Progress(rounds=(run.t - rounds) * len(run.index), best=_best(batch, run))
+        for status in ("ok", "diverged", "pruned"):
+            setattr(part, status, int(np.sum(run.status == status)))
+        progress.add(part)
+        yield progress
 
 
 def _savable(run: Run) -> dict[str, object] | None:
@@ -146,10 +153,9 @@ def _part(problem: Problem, clients: range, device: str) -> Problem:
     return (problem if len(clients) == problem.n else problem.host(clients)).to(device)
 
 
-def _noting(progress: Progress, batch: Batch, run: Run) -> Progress:
-    label = batch.cells[0].label
-    progress.best[label] = min(progress.best.get(label, np.inf), run.best())
-    return progress
+def _best(batch: Batch, run: Run) -> dict[str, float]:
+    """Return the smallest ||grad f||^2 recorded so far, by method."""
+    return {batch.cells[0].label: float(run.recorder.smallest("grad_norm_sq").min())}
 
 
 ROUNDS = 3

@@ -34,36 +34,29 @@ CONSTANTS = (
 class Plan:
     """What a sweep amounts to on the user's data.
 
-    batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
-    make no sense, with the reason. notes: merged duplicates and the like. found: all cells that the folder
-    held, by status. grid: all cells that the sweep names, of which a search tries some, so that cells are
-    those tried so far. most: B_max by problem. again: cells that failed and are to be tried once more.
-    stage: where a search is.
+    grid: all cells that the sweep names, of which a search tries some, so that cells are those tried so far.
     """
 
     sweep: Sweep
     cells: tuple[Resolved, ...]
-    batches: tuple[Batch, ...]
-    done: Mapping[str, str]
-    skipped: tuple[Skipped, ...]
-    notes: tuple[str, ...]
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    found: Mapping[str, str] = field(default_factory=dict)
+    batches: tuple[Batch, ...]  # those that are yet to run
+    done: Mapping[str, str]  # cells committed before, by status
+    skipped: tuple[Skipped, ...]  # cells that make no sense, with the reason
+    notes: tuple[str, ...]  # merged duplicates and the like
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by problem
+    found: Mapping[str, str] = field(default_factory=dict)  # all that the folder held, by status
     grid: tuple[Resolved, ...] = ()
-    most: Mapping[str, int] = field(default_factory=dict)
-    again: frozenset[str] = frozenset()
-    stage: Stage | None = None
+    most: Mapping[str, int] = field(default_factory=dict)  # B_max by problem
+    again: frozenset[str] = frozenset()  # cells that failed and are to be tried once more
+    stage: Stage | None = None  # where a search is
 
     def following(self, found: Mapping[str, str], best: Best | None) -> Plan:
         """Return the plan of what is to run next, given all cells that the folder holds now, by status.
 
         best: judges the steps that were tried. Raises TypeError where a search needs it and it is not given.
         """
-        ended = {
-            i: status
-            for i, status in found.items()
-            if i not in self.again and status != "skipped" and not self._pruned_before(status)
-        }
+        undone = {"skipped"} if self.sweep.prune.halves else {"skipped", "pruned"}
+        ended = {i: s for i, s in found.items() if i not in self.again and s not in undone}
         stage, cells, new = None, self.grid, self.grid
         if self.sweep.search.refines:
             start = self.sweep.search.start
@@ -83,15 +76,11 @@ class Plan:
         ran = {c.id for b in self.batches for c in b.cells}
         return replace(self, again=self.again - ran).following(found, best)
 
-    def _pruned_before(self, status: str) -> bool:
-        """Return whether a status is that of a cell which was pruned and would not be by this sweep."""
-        return status == "pruned" and not self.sweep.prune.halves
-
     @property
     def unpruned(self) -> frozenset[str]:
         """The cells that were pruned before and are to run to their end now."""
-        ids = {c.id for b in self.batches for c in b.cells}
-        return frozenset(i for i in ids if self._pruned_before(self.found.get(i, "")))
+        ids = {c.id for b in self.batches for c in b.cells} if not self.sweep.prune.halves else ()
+        return frozenset(i for i in ids if self.found.get(i) == "pruned")
 
     @property
     def missing(self) -> int:
@@ -189,7 +178,10 @@ def make_plan(
     kept, notes = merged(cells, done)
     notes += thumbs(kept)
     facts, most = {}, {}
-    for section, own in _by_problem(kept):
+    by_problem: dict[Section, list[Resolved]] = {}
+    for resolved in kept:
+        by_problem.setdefault(resolved.cell.problem, []).append(resolved)
+    for section, members in by_problem.items():
         problem = problem_of(section)
         key = canonical(section.config())
         try:
@@ -197,7 +189,7 @@ def make_plan(
         except MemoryError as error:
             raise InputError(_complaints(error)) from error
         exclusive = sweep.resources.timing == "exclusive"
-        forms = {id(c.form): c for c in own}.values()
+        forms = {id(c.form): c for c in members}.values()
         notes += wide_batches(forms)
         rows = max(recorded(sweep, c).count for c in forms)
         size, wide = problem.dtype.itemsize, max(problem.dim, problem.message_dim)
@@ -229,13 +221,9 @@ def _complaints(error: InputError | MemoryError) -> list[Complaint]:
 
 def thumbs(cells: list[Resolved]) -> list[str]:
     """Return a note that names the methods whose steps are multiples of a rule of thumb, if there are any."""
-    found = {
-        c.cell.algorithm.name
-        for c in cells
-        if c.cell.step.kind == "theory" and c.basis == "rule of thumb"
-    }
-    said = f"steps of {', '.join(sorted(found))}: multiples of a rule of thumb, no theorem"
-    return [said] if found else []
+    asked = [c for c in cells if c.cell.step.kind == "theory" and c.basis == "rule of thumb"]
+    names = ", ".join(sorted({c.cell.algorithm.name for c in asked}))
+    return [f"steps of {names}: multiples of a rule of thumb, no theorem"] if asked else []
 
 
 def wide_batches(cells: Iterable[Resolved]) -> list[str]:
@@ -245,10 +233,8 @@ def wide_batches(cells: Iterable[Resolved]) -> list[str]:
         problem = problem_of_cell(cell.cell)
         batch, fewest = cell.form.params.get("batch", problem.batch), min(problem.samples)
         if isinstance(batch, int) and batch > fewest > 1:
-            what = (
-                f"{batch} samples a round, and a client has {fewest}: it draws some more than once"
-            )
-            notes[f"{cell.form.label}: {what}"] = None
+            what = f"{batch} samples a round, and a client has {fewest}"
+            notes[f"{cell.form.label}: {what}: it draws some more than once"] = None
     return list(notes)
 
 
@@ -258,13 +244,6 @@ def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:
     record = sweep.record
     stochastic = entry.facts.stochastic or problem_of(cell.cell.problem).costly
     return RecordedRounds.of(cell.cell.rounds, record.every, record.points, stochastic)
-
-
-def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:
-    groups: dict[Section, list[Resolved]] = {}
-    for cell in cells:
-        groups.setdefault(cell.cell.problem, []).append(cell)
-    return list(groups.items())
 
 
 def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolved], list[str]]:
@@ -300,9 +279,5 @@ def as_booked(sweep: Sweep, folder: str | os.PathLike[str]) -> Sweep:
         f"{folder} was begun with the accounting {kept} and keeps it, so that its bits compare: "
         f"raybench table {folder} --accounting HOW shows them by another"
     )
-    return replace(
-        sweep,
-        accounting=kept,
-        text=identity.with_accounting(sweep.text, kept),
-        notes=(*sweep.notes, note),
-    )
+    text = identity.with_accounting(sweep.text, kept)
+    return replace(sweep, accounting=kept, text=text, notes=(*sweep.notes, note))

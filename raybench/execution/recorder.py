@@ -116,15 +116,20 @@ class Recorder:
         return self.column(name)[np.arange(self.cells), self.last_row()]
 
     def newest(self, name: str) -> np.ndarray:
-        """Return each cell's newest known value of a column that few rows have, NaN for none."""
-        known = self.live & ~np.isnan(self.column(name))
-        at = known.shape[1] - 1 - known[:, ::-1].argmax(1)
-        return np.where(known.any(1), self.column(name)[np.arange(self.cells), at], np.nan)
+        """Return each cell's newest known value of a column that few rows have, (B,), NaN for none."""
+        column = self.column(name)
+        has_value = self.live & ~np.isnan(column)
+        newest = column[np.arange(self.cells), _last(has_value)]
+        return np.where(has_value.any(1), newest, np.nan)
+
+    def smallest(self, name: str) -> np.ndarray:
+        """Return the smallest finite value that each cell has recorded of a column, (B,), inf for none."""
+        column = self.column(name)
+        return np.where(self.live & np.isfinite(column), column, np.inf).min(1)
 
     def last_row(self) -> np.ndarray:
         """Return the row number of each cell's last record, (B,)."""
-        live = self.live
-        return live.shape[1] - 1 - live[:, ::-1].argmax(1)
+        return _last(self.live)
 
     def table(
         self,
@@ -148,6 +153,11 @@ class Recorder:
         extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
         used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)
+
+
+def _last(rows: np.ndarray) -> np.ndarray:
+    """Return the number of the last row (B, T) that is true, (B,)."""
+    return rows.shape[1] - 1 - rows[:, ::-1].argmax(1)
 
 
 # rows of a stochastic method's curve unless the sweep says otherwise

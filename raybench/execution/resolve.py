@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -113,15 +113,11 @@ def label_of(cell: Cell) -> str:
     return " ".join(parts)
 
 
-def _left_open(params: Mapping[str, object], entry: Method) -> bool:
-    """Return whether a method has a minibatch size, and the cell leaves it as it is by default."""
-    return "batch" in params and params["batch"] == entry.params["batch"].default
-
-
 def _given(cell: Cell, entry: Method, problem: Problem) -> dict[str, object]:
     """Return a method's parameters with what other keys of the cell and the problem say of them."""
     params = dict(cell.algorithm.params)
-    if problem.batch is not None and _left_open(params, entry):
+    silent = "batch" in params and params["batch"] == entry.params["batch"].default
+    if problem.batch is not None and silent:
         params["batch"] = problem.batch
     if cell.participation != 1 and entry.facts.participation is not None:
         params[entry.facts.participation] = cell.participation
@@ -163,23 +159,19 @@ class Resolver:
         """
         step = cell.step
         key = (*map(id, _COMMON(cell)), step.kind, step.rule, step.of, step.schedule, step.warmup)
-        known = self._forms.get(key)
-        if known is None:
-            known = self._forms[key] = cell, self._form(cell)
-        form = known[1]
+        if key not in self._forms:
+            try:
+                self._forms[key] = cell, self._form(cell)
+            except (Skip, InputError) as why:
+                self._forms[key] = cell, why
+        form = self._forms[key][1]
         if not isinstance(form, Form):
             raise form.with_traceback(None)  # raised for each cell: its traceback would grow
         size = step.number * (form.theory_step or 1.0) if step.kind == "theory" else step.number
         return Resolved(cell, size, form)
 
-    def _form(self, cell: Cell) -> Form | Skip | InputError:
-        """Return what a cell shares with those that differ in step number and seed, or why there is none."""
-        try:
-            return self._found(cell)
-        except (Skip, InputError) as why:
-            return why
-
-    def _found(self, cell: Cell) -> Form:
+    def _form(self, cell: Cell) -> Form:
+        """Return what a cell shares with those that differ in step number and seed; raises as ``resolve``."""
         case = self._case(cell, checks.CHECKS)
         entry, params, setting = case.entry, case.setting.numbers, case.setting
         d, n, _ = case.dims
@@ -230,12 +222,14 @@ class Resolver:
         checks.check(cell, entry, problem, asked)
         params = _given(cell, entry, problem)
         dims = dims_of(problem, params)
-        k = _count(cell.compressor, dims[0], "compressor")
-        _count(cell.downlink, dims[0], "downlink")
+        counts = {}
+        for where, section in (("compressor", cell.compressor), ("downlink", cell.downlink)):
+            if section is not None and "k" in section.params:
+                counts[where] = count_of(section.params["k"], dims[0], f"{where}.k")
         up, role_up = self._bound(uplink(cell, entry), entry, "up", dims)
         down, role_down = self._bound(cell.downlink, entry, "down", dims)
         setting = _setting(cell, entry, problem, params, up, down)
-        return _Case(entry, dims, k, role_up, role_down, setting)
+        return _Case(entry, dims, counts.get("compressor"), role_up, role_down, setting)
 
     def _steps(
         self, cell: Cell, entry: Method, role_down: Role, n: int
@@ -252,22 +246,16 @@ class Resolver:
         if part:
             what = "theorems are about a step along an estimate of the gradient, and here is"
             return None, f"{what} {part}"
-        own = getattr(entry.target, "robust", None) is not None
-        if not own and not checks.robust_of(cell).idle(n):
-            return (
-                None,
-                "the method's theorems are about the mean over the clients, not a robust rule",
-            )
+        is_robust = getattr(entry.target, "robust", None) is not None
+        if not is_robust and not checks.robust_of(cell).idle(n):
+            what = "the method's theorems are about the mean over the clients, not a robust rule"
+            return None, what
         if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
             return None, "no theorem covers the method with this downlink"
         return theory.of(entry.facts.theory), ""
 
     def _bound(
-        self,
-        section: Section | None,
-        entry: Method,
-        way: str,
-        dims: Dims,
+        self, section: Section | None, entry: Method, way: str, dims: Dims
     ) -> tuple[Bound, Role]:
         role = entry.facts.role(way) or Role.ANY
         if way == "down" and entry.facts.down is None and not relays(section):
@@ -279,30 +267,16 @@ class Resolver:
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
+            what = f"{entry.name} needs {_an(role)} compressor and {name} is {have}"
             key = "compressor" if way == "up" else "downlink"
-            raise Skip(
-                SkipCode.OPERATOR,
-                f"{entry.name} needs {_an(role)} compressor and {name} is {have}",
-                f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
-            )
+            fix = f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true"
+            raise Skip(SkipCode.OPERATOR, what, fix)
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
 
-def _count(section: Section | None, d: int, where: str) -> int | None:
-    """Return how many coordinates a compressor keeps, None where it has no ``k``."""
-    if section is None or "k" not in section.params:
-        return None
-    return count_of(section.params["k"], d, f"{where}.k")
-
-
 def _setting(
-    cell: Cell,
-    entry: Method,
-    problem: Problem,
-    params: dict[str, object],
-    up: Bound,
-    down: Bound,
+    cell: Cell, entry: Method, problem: Problem, params: dict[str, object], up: Bound, down: Bound
 ) -> theory.Setting:
     """Return what step sizes depend on; its ``numbers`` are ``params`` with every ``auto`` filled in."""
     dims = dims_of(problem, params)
@@ -345,22 +319,15 @@ def _setting(
         try:
             params[name] = rule(setting)
         except theory.NoTheory as why:
-            raise Skip(
-                SkipCode.NO_VALUE,
-                f"{name}: auto has no value here: {why}",
-                f"give algorithm.{name} a number",
-            ) from None
+            what = f"{name}: auto has no value here: {why}"
+            raise Skip(SkipCode.NO_VALUE, what, f"give algorithm.{name} a number") from None
     return setting
 
 
 def _unit(steps: theory.StepSizes, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
-    """Return one times the step size that a cell may take, and what it rests on.
-
-    A step that another method lends is a mere number here: what its theorem assumes is not asked for.
-    Raises NoTheory where there is none.
-    """
-    borrowed = cell.step.of not in (None, cell.algorithm.name)
-    if borrowed:
+    """Return one times the step size that a cell may take, and what it rests on. Raises NoTheory."""
+    if cell.step.of not in (None, cell.algorithm.name):
+        # a mere number here: what the lender's theorem assumes is not asked for
         return steps.lent(setting, cell.step.rule), "borrowed"
     return steps.step(setting, cell.step.rule), steps.kind(cell.step.rule)
 

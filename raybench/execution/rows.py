@@ -17,35 +17,26 @@ import pyarrow as pa
 
 from raybench.core import registry
 from raybench.execution.batch import Batch, Resolved
-from raybench.spec import Cell, Section
+from raybench.spec import Cell
 from raybench.store import CELLS, CURVES, to_table
-
-
-def known(values: np.ndarray) -> np.ma.MaskedArray:
-    """Return the values with NaN as null."""
-    return np.ma.masked_invalid(np.asarray(values, float))
-
-
-def _name(section: Section | None) -> str | None:
-    return None if section is None else section.name
 
 
 def requested(cell: Cell) -> dict[str, Any]:
     """Return the columns that the request alone decides."""
-    split = cell.problem.params.get("split")
+    problem, compressor = cell.problem.params, cell.compressor
+    split = problem.get("split")
+    params = None if compressor is None else json.dumps(dict(compressor.params), sort_keys=True)
     return {
         "cell": cell.id,
         "group": cell.group,
         "problem": cell.problem.name,
-        "dataset": cell.problem.params.get("dataset"),
-        "clients": cell.problem.params.get("clients"),
+        "dataset": problem.get("dataset"),
+        "clients": problem.get("clients"),
         "split": json.dumps(split) if isinstance(split, Mapping) else split,
         "algorithm": cell.algorithm.name,
-        "compressor": _name(cell.compressor),
-        "compressor_params": None
-        if cell.compressor is None
-        else json.dumps(dict(cell.compressor.params), sort_keys=True),
-        "downlink": _name(cell.downlink),
+        "compressor": None if compressor is None else compressor.name,
+        "compressor_params": params,
+        "downlink": None if cell.downlink is None else cell.downlink.name,
         "step_multiple": cell.step.number if cell.step.kind == "theory" else None,
         "seed": cell.seed,
         "config": json.dumps(cell.config(), sort_keys=True),
@@ -57,53 +48,33 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
 
     overrides: whether it stands in the place of one that does; source: hash of its file, if it has one.
     """
-    named = (
-        ("problem", cell.problem),
-        ("algorithm", cell.algorithm),
-        ("compressor", cell.compressor),
-        ("compressor", cell.downlink),
-    )
-    entries = {
-        (kind, one.name): registry.lookup(kind, one.name) for kind, one in named if one is not None
-    }
-    return [
-        {
-            "kind": entry.kind,
-            "name": entry.name,
-            "version": entry.version,
-            "source": entry.source,
-            "overrides": entry.overrides,
-            # so that whoever reads the results without the file sees the same names
-            **({"title": title} if (title := getattr(entry.facts, "title", None)) else {}),
-        }
-        for entry in entries.values()
-        if not entry.ours
-    ]
+    named = [("problem", cell.problem), ("algorithm", cell.algorithm)]
+    named += [("compressor", part) for part in (cell.compressor, cell.downlink) if part is not None]
+    pairs = dict.fromkeys((kind, part.name) for kind, part in named)
+    plugins = []
+    for entry in (registry.lookup(*pair) for pair in pairs):
+        if entry.ours:
+            continue
+        facts = ("kind", "name", "version", "source", "overrides")
+        plugins.append({name: getattr(entry, name) for name in facts})
+        title = getattr(entry.facts, "title", None)
+        if title:  # so that whoever reads the results without the file sees the same names
+            plugins[-1]["title"] = title
+    return plugins
 
 
 def resolved(cell: Resolved) -> dict[str, Any]:
     """Return the columns of a resolved cell."""
-    config = {
-        **cell.cell.config(),
-        "resolved": {
-            "step_size": cell.step_size,
-            "basis": cell.basis,
-            "k": cell.k,
-            "algorithm": dict(cell.params),
-        },
-    }
+    numbers = {name: getattr(cell, name) for name in ("step_size", "basis", "k")}
+    config = {**cell.cell.config(), "resolved": {**numbers, "algorithm": dict(cell.params)}}
     own = own_plugins(cell.cell)
     if own:
         config["plugins"] = own
+    names = ("label", "k", "step_size", "theory_step", "omega", "alpha")
     return {
         **requested(cell.cell),
         "config": json.dumps(config, sort_keys=True),
-        "label": cell.label,
-        "k": cell.k,
-        "step_size": cell.step_size,
-        "theory_step": cell.theory_step,
-        "omega": cell.omega,
-        "alpha": cell.alpha,
+        **{name: getattr(cell, name) for name in names},
     }
 
 
@@ -124,15 +95,14 @@ def curve_facts(batch: Batch) -> dict[str, np.ndarray]:
 
 def cell_table(batch: Batch, ending: Mapping[str, object]) -> pa.Table:
     """Return the cells rows of a batch, given how it ended (scalars, or arrays over the cells)."""
-    columns: dict[str, Any] = _columns(resolved(cell) for cell in batch.cells)
-    shared = {
+    columns = {
+        **_columns(resolved(cell) for cell in batch.cells),
         **batch.facts,
         "batch": batch.name,
         "batch_cells": len(batch.cells),
         "attempts": batch.attempts + 1,
         **ending,
     }
-    columns.update(shared)
     return to_table(columns, CELLS)
 
 
@@ -156,11 +126,9 @@ def host_facts() -> dict[str, Any]:
     """Return the columns of the machine and the software."""
     return {
         "host": socket.gethostname(),
-        "raybench_version": version("raybench"),
         "git_commit": _git_commit(),
-        "ray_version": version("ray"),
-        "torch_version": version("torch"),
         "python_version": platform.python_version(),
+        **{f"{name}_version": version(name) for name in ("raybench", "ray", "torch")},
     }
 
 

@@ -1,14 +1,14 @@
-"""THE round loop: one batch of cells, any method, any transport."""
+"""THE round loop: one batch of cells, any method, any transport; and what a run remembers, to go on elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,20 +16,13 @@ import torch
 from torch import Tensor
 
 from raybench.core import registry
-from raybench.core.cells import PerCell, State
+from raybench.core.cells import PerCell, State, joined
 from raybench.core.counts import Counts
 from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.execution import rows
 from raybench.execution.batch import Batch
-from raybench.execution.build import (
-    collective_of,
-    graph_of,
-    method_of,
-    relays,
-    start_of,
-    uplink,
-)
+from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
 from raybench.execution.net import Net, Poisoned
 from raybench.execution.recorder import (
@@ -39,7 +32,6 @@ from raybench.execution.recorder import (
     Recorder,
     measured,
 )
-from raybench.execution.saved import on
 from raybench.execution.search import Halving
 from raybench.problems.abilities import Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
@@ -53,6 +45,7 @@ DIVERGENCE_FACTOR = 1e12
 ROUNDS_BETWEEN_LOOKS = 50
 # points of a curve at which accuracy and the like are evaluated: each is a pass over the data
 EVALUATIONS_PER_CURVE = 50
+ARRAYS = ("index", "live", "clock", "first_size")  # of a run, in its state
 COLUMNS_OF_SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
 
 
@@ -100,14 +93,14 @@ class Run:
         if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
         self.gamma: PerCell = self.a.gamma  # the step size before the schedule's factor
-        self.average = self._average()
+        self.average: Average | None = None
+        if first.iterate != "last":
+            mu = float(batch.facts.get("mu") or 0.0) if first.iterate == "weighted" else 0.0
+            # w_t = (1 - gamma mu/2)^-(t+1)
+            self.average = Average((self.gamma.values * mu / 2).clamp(max=0.5))
         record = self.options.record
-        self._wanted = RecordedRounds.of(
-            self.rounds,
-            record.every,
-            record.points,
-            self.entry.facts.stochastic or problem.costly,
-        )
+        stochastic = self.entry.facts.stochastic or problem.costly
+        self._wanted = RecordedRounds.of(self.rounds, record.every, record.points, stochastic)
         self.recorder = Recorder(self.B, self._wanted.count)
         self._halving = Halving(batch, self.options.prune, self.rounds)
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
@@ -116,15 +109,8 @@ class Run:
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
-        self._first: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
+        self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
-
-    def _average(self) -> Average | None:
-        """Return what averages the recorded points; weighted: w_t = (1 - gamma mu/2)^-(t+1)."""
-        if self.first.iterate == "last":
-            return None
-        mu = float(self.batch.facts.get("mu") or 0.0) if self.first.iterate == "weighted" else 0.0
-        return Average((self.gamma.values * mu / 2).clamp(max=0.5))
 
     # The loop --------------------------------------------------------------------------------
 
@@ -139,15 +125,12 @@ class Run:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
             while self.live.any() and self.t < until:
-                self.net.begin(self.t + 1)
-                self._schedule(self.t + 1)
-                self._step(self.a.round, self.t + 1)
+                t, step = self.t + 1, self.first.step
+                self.net.begin(t)
+                if step.schedule != "constant" or step.warmup:
+                    self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
+                self._step(self.a.round, t)
         return not self.live.any() or self.t >= self.rounds
-
-    def _schedule(self, t: int) -> None:
-        step = self.first.step
-        if step.schedule != "constant" or step.warmup:
-            self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
 
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
@@ -168,8 +151,12 @@ class Run:
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
             self._leave(self.live & ~finite, "diverged")
-        if 0 < self.live.sum() < len(self.index) / 2:
-            self._gather()
+        if 0 < self.live.sum() < len(self.index) / 2:  # what has ended is let go
+            keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
+            self.index = self.index[self.live]
+            self.live = np.ones(len(self.index), bool)
+            self._select(keep)
+            self.s, self.c = self.s.select(keep), self.c.select(keep)
 
     def _record(self, t: int) -> None:
         net = self.net
@@ -228,9 +215,9 @@ class Run:
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
         size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
-        if self._first is None:
-            self._first = np.maximum(size, 1.0)
-        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self._first[:, self.index])
+        if self.first_size is None:
+            self.first_size = np.maximum(size, 1.0)
+        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self.first_size[:, self.index])
         self._leave(self.live & ~sound.all(0), "diverged")
         done = np.zeros(len(self.index), bool)
         for name, threshold in self.first.stop.items():
@@ -252,13 +239,6 @@ class Run:
         self.status[self.index[who]] = status
         self.live &= ~who
 
-    def _gather(self) -> None:
-        keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
-        self.index = self.index[self.live]
-        self.live = np.ones(len(self.index), bool)
-        self._select(keep)
-        self.s, self.c = self.s.select(keep), self.c.select(keep)
-
     def _select(self, keep: Tensor) -> None:
         """Keep some cells of everything but what the method remembers."""
         self.net.select(keep)
@@ -272,15 +252,14 @@ class Run:
     def state(self) -> dict[str, Any]:
         """Return all that the run remembers: tensors, numbers and texts in dicts and lists.
 
-        Of several ranks each has the part of its clients: ``saved.whole`` puts the parts together.
+        Of several ranks each has the part of its clients: ``whole`` puts the parts together.
         """
-        arrays = {"index": self.index, "live": self.live, "clock": self.clock}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         return {
-            **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
+            **{n: None if a is None else torch.from_numpy(a.copy()) for n, a in arrays.items()},
             "t": self.t,
             "status": self.status.tolist(),
             "started": self.started.isoformat(),
-            "first": None if self._first is None else torch.from_numpy(self._first.copy()),
             "initial": {side: torch.from_numpy(v.copy()) for side, v in self._initial.items()},
             "s": self.s.state(),
             "c": self.c.state(),
@@ -296,21 +275,21 @@ class Run:
         The curve is the same, bit for bit on the same machine with the same clients hosted here.
         """
         assert self.t < 0, "only a run that has not begun can take over another's state"
-        saved = {**saved, **on({n: saved[n] for n in ("s", "c", "average")}, self.problem.device)}
-        oracle = saved["oracle"]
-        oracle = {**oracle, "buffers": on(oracle["buffers"], self.problem.device)}
-        self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
+
+        def here(value: object) -> Any:
+            return mapped(value, lambda tensor: tensor.to(self.problem.device))
+
+        saved = {**saved, **{name: here(saved[name]) for name in ("s", "c", "average")}}
+        oracle = {**saved["oracle"], "buffers": here(saved["oracle"]["buffers"])}
+        for name in ARRAYS:
+            setattr(self, name, None if saved[name] is None else saved[name].numpy().copy())
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
         self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())
-        self.s = State.of(saved["s"])
-        self.c = State.of(saved["c"])
-        self.t = saved["t"]
+        self.s, self.c, self.t = State.of(saved["s"]), State.of(saved["c"]), saved["t"]
         self.net.begin(max(self.t, 0))
         self.status = np.array(saved["status"], object)
         self.started = datetime.datetime.fromisoformat(saved["started"])
-        self.clock = saved["clock"].numpy().copy()
-        self._first = None if saved["first"] is None else saved["first"].numpy().copy()
         self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
         self.net.ledger.load(saved["ledger"])
         self.net.oracle.load(oracle, vars(self.s))
@@ -319,11 +298,6 @@ class Run:
         self.recorder.load(saved["recorder"])
 
     # Results ---------------------------------------------------------------------------------
-
-    def best(self) -> float:
-        """Return the smallest ||grad f||^2 recorded so far, over all cells."""
-        norms = self.recorder.column("grad_norm_sq")
-        return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
 
     def files(self) -> dict[str, bytes]:
         """Return what is kept beside the tables, by its place in the results folder; asked on every rank."""
@@ -342,15 +316,20 @@ class Run:
         samples = float(np.mean(self.problem.samples))
         curves = recorder.table(facts, accounting, width, samples)
         at, cells = recorder.last_row(), np.arange(self.B)
-        norms = np.where(recorder.live, recorder.column("grad_norm_sq"), np.nan)
-        finite = np.where(np.isfinite(norms), norms, np.inf).min(1)
+        norms = recorder.smallest("grad_norm_sq")
+        rounds = np.array(recorder.rounds)[at]
         final = {
             "status": self.status,
-            "reason": self._reasons(at),
-            "rounds": np.array(recorder.rounds)[at],
-            "best_grad_norm_sq": np.where(np.isfinite(finite), finite, np.nan),
+            "reason": [
+                f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
+                if cut
+                else None
+                for cut, t in zip(self.status == "pruned", rounds, strict=True)
+            ],
+            "rounds": rounds,
+            "best_grad_norm_sq": np.where(np.isfinite(norms), norms, np.nan),
             **{name: recorder.last(name) for name in ("loss", "grad_norm_sq", "seconds")},
-            "accuracy": rows.known(recorder.newest("accuracy")),
+            "accuracy": np.ma.masked_invalid(recorder.newest("accuracy")),
             **{f"bits_{w}": recorder.bits(w, accounting, width)[cells, at] for w in ("up", "down")},
             **{f"bytes_{w}": recorder.last(f"bytes_{w}") for w in ("up", "down")},
             "started": self.started,
@@ -358,16 +337,6 @@ class Run:
             "device": str(self.problem.device),
         }
         return curves, rows.cell_table(self.batch, {**final, **host})
-
-    def _reasons(self, at: np.ndarray) -> list[str | None]:
-        """Return why each cell ended early, None for those that were not pruned; at: their last rows."""
-        last = np.array(self.recorder.rounds)[at]
-        return [
-            f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
-            if status == "pruned"
-            else None
-            for status, t in zip(self.status, last, strict=True)
-        ]
 
 
 class Average:
@@ -424,3 +393,68 @@ def factor(schedule: str, warmup: int, t: int, rounds: int) -> float:
         "linear": 1 - past,
     }[schedule]
     return shape * min(1.0, t / warmup) if warmup else shape
+
+
+# States of several ranks: put together, and dealt out to another number of ranks --------------------
+
+
+Part: TypeAlias = Callable[[], dict[str, Any]]
+"""Reads the state that one rank has saved."""
+
+
+class Keeper(Protocol):
+    """Keeps states of batches at work, so that another process can go on; all ranks call it together.
+
+    every: seconds of a batch between saves.
+    """
+
+    every: float
+
+    def find(self, batch: Batch) -> Sequence[Part]:
+        """Return what reads the newest state of a batch, rank by rank as it was saved; empty for none."""
+
+    def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
+        """Keep a batch's state after round t, in place of an earlier one."""
+
+
+def of_rank(parts: Sequence[Part], rank: int, size: int, clients: range) -> dict[str, object]:
+    """Return the state of one of ``size`` ranks, which hosts these clients, from what any number saved."""
+    if len(parts) == size:
+        return parts[rank]()
+    return share(whole([read() for read in parts]), clients)
+
+
+def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the state of all clients from those of the ranks, in rank order (``Run.state``)."""
+    return _with_clients(parts[0], lambda get: joined([get(part) for part in parts]))
+
+
+def share(state: Mapping[str, object], clients: range) -> dict[str, object]:
+    """Return the part of a whole state (``Run.state``) that belongs to some consecutive clients."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[:, clients.start : clients.stop].clone()
+
+    return _with_clients(state, lambda get: mapped(get(state), part))
+
+
+def _with_clients(
+    state: Mapping[str, Any], made: Callable[[Callable[[Mapping[str, Any]], Any]], Any]
+) -> dict[str, object]:
+    """Return the state with the values that belong to clients replaced by what is ``made`` of them."""
+    return {
+        **state,
+        "c": made(lambda part: part["c"]),
+        "oracle": {**state["oracle"], "buffers": made(lambda part: part["oracle"]["buffers"])},
+    }
+
+
+def mapped(value: object, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a part of a state with each of its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list):
+        return [mapped(v, change) for v in value]
+    if isinstance(value, dict):
+        return {name: mapped(v, change) for name, v in value.items()}
+    return value

@@ -38,15 +38,20 @@ class Stage:
     new: frozenset[str]
 
 
-class Ladder:
-    """The steps of one group of cells in order, with the cells of each: those that differ in seed alone."""
+def steps_of(cells: Iterable[Resolved]) -> dict[str, dict[float, list[Resolved]]]:
+    """Return the cells of every group by step size: those of a step differ in seed alone."""
+    groups: dict[str, dict[float, list[Resolved]]] = {}
+    for cell in cells:
+        groups.setdefault(cell.cell.group, {}).setdefault(cell.step_size, []).append(cell)
+    return groups
 
-    def __init__(self, cells: Iterable[Resolved]) -> None:
-        steps: dict[float, list[str]] = {}
-        for cell in cells:
-            steps.setdefault(cell.step_size, []).append(cell.id)
+
+class Ladder:
+    """The steps of one group of cells in order, with the ids of the cells of each."""
+
+    def __init__(self, steps: Mapping[float, Sequence[Resolved]]) -> None:
         self.sizes = sorted(steps)
-        self.cells = [steps[size] for size in self.sizes]
+        self.cells = [[cell.id for cell in steps[size]] for size in self.sizes]
 
     def nearest(self, size: float, tested: Sequence[int]) -> int:
         """Return the place of the tested step that is nearest to a step size."""
@@ -55,10 +60,7 @@ class Ladder:
 
 def ladders(cells: Iterable[Resolved]) -> dict[str, Ladder]:
     """Return the steps of every group."""
-    groups: dict[str, list[Resolved]] = {}
-    for cell in cells:
-        groups.setdefault(cell.cell.group, []).append(cell)
-    return {group: Ladder(own) for group, own in groups.items()}
+    return {group: Ladder(steps) for group, steps in steps_of(cells).items()}
 
 
 def coarse(steps: int, start: int) -> list[int]:
@@ -98,17 +100,13 @@ def stage_of(
         if all(len(own) == len(steps[group].sizes) for group, own in tested.items()):
             return Stage(number, tried, frozenset())
         sizes = best({cell: ended[cell] for cell in tried})
-        more = {
-            group: {
-                place
-                for size in sizes.get(group, ())
-                for place in around(own, steps[group].nearest(size, own))
-            }
-            for group, own in tested.items()
-        }
-        if not any(more.values()):
+        more = {group: set(own) for group, own in tested.items()}
+        for group, own in tested.items():
+            for size in sizes.get(group, ()):
+                more[group].update(around(own, steps[group].nearest(size, own)))
+        if not any(len(more[group]) > len(own) for group, own in tested.items()):
             return Stage(number, tried, frozenset())
-        tested = {group: sorted({*own, *more[group]}) for group, own in tested.items()}
+        tested = {group: sorted(places) for group, places in more.items()}
         number, before = number + 1, tried
 
 
@@ -164,12 +162,10 @@ def batches_to_prune(
 
 def together(cells: Iterable[Resolved], most: int) -> list[list[Resolved]]:
     """Return cells of one shape in parts of at most so many, as ``batches_to_prune`` says."""
-    groups: dict[str, dict[float, list[Resolved]]] = {}
-    for cell in sorted(cells, key=lambda c: (c.cell.group, c.step_size, c.id)):
-        groups.setdefault(cell.cell.group, {}).setdefault(cell.step_size, []).append(cell)
     out: list[list[Resolved]] = []
     room = 0  # in the last part, for groups that fit in whole
-    for steps in groups.values():
+    in_order = sorted(cells, key=lambda c: (c.cell.group, c.step_size, c.id))
+    for steps in steps_of(in_order).values():
         own = list(steps.values())
         each, size = max(map(len, own)), sum(map(len, own))
         if size <= room:
@@ -190,13 +186,9 @@ def together(cells: Iterable[Resolved], most: int) -> list[list[Resolved]]:
 
 def rounds_of(batch: Batch, prune: Prune) -> float:
     """Return the rounds that a batch runs at most, summed over its cells, with what is pruned."""
-    groups: dict[str, dict[float, int]] = {}
-    for cell in batch.cells:
-        steps = groups.setdefault(cell.cell.group, {})
-        steps[cell.step_size] = steps.get(cell.step_size, 0) + 1
     rounds, total = batch.cells[0].cell.rounds, 0.0
-    for steps in groups.values():
-        seeds = sum(steps.values()) / len(steps)
+    for steps in steps_of(batch.cells).values():
+        seeds = sum(map(len, steps.values())) / len(steps)
         left, before = len(steps), 0
         for at, rest in prune.cuts(len(steps), rounds):
             total += seeds * left * (at - before)
@@ -221,13 +213,11 @@ class Halving:
 
     def __init__(self, batch: Batch, prune: Prune, rounds: int) -> None:
         self._groups: list[tuple[list[tuple[int, int]], list[list[int]]]] = []
-        groups: dict[str, dict[float, list[int]]] = {}
-        for number, cell in enumerate(batch.cells):
-            groups.setdefault(cell.cell.group, {}).setdefault(cell.step_size, []).append(number)
-        for steps in groups.values():
-            cuts = prune.cuts(len(steps), rounds)
+        numbers = {cell.id: number for number, cell in enumerate(batch.cells)}
+        for ladder in ladders(batch.cells).values():
+            cuts = prune.cuts(len(ladder.sizes), rounds)
             if cuts:
-                self._groups.append((cuts, [steps[size] for size in sorted(steps)]))
+                self._groups.append((cuts, [[numbers[i] for i in ids] for ids in ladder.cells]))
 
     def due(self, rounds: Sequence[int]) -> list[Due]:
         """Return the cuts that are due now, given the rounds recorded so far; mostly none.
@@ -261,12 +251,5 @@ class Halving:
 
 def best_so_far(recorder: Recorder) -> np.ndarray:
     """Return the smallest value of ``JUDGED_BY`` that each cell has recorded, (B,), inf where none is known."""
-    best = np.full(recorder.cells, math.inf)
-    for name in JUDGED_BY:
-        if name not in recorder.names:
-            continue
-        value = np.where(recorder.live, recorder.column(name), math.inf)
-        best = np.where(np.isfinite(value), value, math.inf).min(1)
-        if np.isfinite(best).any():
-            return best
-    return best
+    every = [recorder.smallest(name) for name in JUDGED_BY]
+    return next((best for best in every if np.isfinite(best).any()), every[-1])

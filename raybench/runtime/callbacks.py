@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,11 +180,8 @@ class Follower:
                 continue
             self._seen[entry.name] = entry
             curves = tables[1].to_pandas().sort_values("round", kind="stable")
-            cells = [
-                row
-                for row in tables[0].to_pylist()
-                if row["status"] != "skipped" and row["cell"] not in self._told
-            ]
+            ended = [row for row in tables[0].to_pylist() if row["status"] != "skipped"]
+            cells = [row for row in ended if row["cell"] not in self._told]
             for row in cells:
                 self._told.add(row["cell"])
                 curve = curves[curves["cell"] == row["cell"]].reset_index(drop=True)
@@ -196,16 +194,12 @@ class Follower:
     def _read(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Return the rows of a shard and of its curves, None where its files do not fit together."""
         data, curves = self.files.read(f"cells/{name}"), self.files.read(f"curves/{name}")
-        try:
+        with suppress(log.Unsound):
             seal, file = log.opened(data or b"")
-            if not seal.fits(curves):
-                return None
-            cells = log.rows(file, CELLS)
-            if not seal.curves or curves is None:
-                return cells, expand_extra(CURVES.empty_table())
-            return cells, expand_extra(log.rows(log.parquet(curves), CURVES))
-        except log.Unsound:
-            return None
+            if seal.fits(curves):
+                rows = log.rows(log.parquet(curves), CURVES) if curves else CURVES.empty_table()
+                return log.rows(file, CELLS), expand_extra(rows)
+        return None
 
     def _tell(self, what: str, *said: Any) -> None:
         for name, callback in self.callbacks:

@@ -20,8 +20,7 @@ import torch
 import xxhash
 
 from raybench.execution.batch import Batch
-from raybench.execution.run import Options
-from raybench.execution.saved import Part
+from raybench.execution.run import Options, Part
 from raybench.store import Store
 from raybench.store.schema import raybench_version
 from raybench.wire.transport import Transport
@@ -91,13 +90,11 @@ class Checkpoints:
 
     def _all(self, key: str) -> list[tuple[int, str]]:
         """Return the round and the folder of every checkpoint of a batch, complete or not."""
-        checkpoints = []
-        for run in self.files.folders(FOLDER):
-            for name in self.files.folders(f"{FOLDER}/{run}"):
-                key_of, _, t = name.rpartition("-")
-                if key_of == key and t.isdigit():
-                    checkpoints.append((int(t), f"{FOLDER}/{run}/{name}"))
-        return checkpoints
+        runs = [f"{FOLDER}/{run}" for run in self.files.folders(FOLDER)]
+        folders = [(run, name) for run in runs for name in self.files.folders(run)]
+        rounds = [re.fullmatch(rf"{key}-(\d+)", name) for _, name in folders]
+        pairs = zip(folders, rounds, strict=True)
+        return [(int(t[1]), f"{run}/{name}") for (run, name), t in pairs if t]
 
     def _newest(self, key: str) -> list[str] | None:
         """Return the parts of the newest checkpoint that is whole, in rank order."""

@@ -123,7 +123,7 @@ def drive(
         if plan.stage is not None:
             store.write(GRID, plan.grid_text())
         attempts = Attempts(store.attempts())
-        interrupted, terminated, stopped = False, False, False
+        interrupted, terminated = False, False
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
         ended: dict[str, str] | None = done
@@ -209,8 +209,7 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Att
         attempts.end(cells.filter(pc.not_equal(cells["status"], "failed"))["cell"].to_pylist())
 
     options = options_of(plan.sweep)
-    every = plan.sweep.checkpoint.every
-    keeper = Checkpoints(store, options, every, run_name("inline"))
+    keeper = Checkpoints(store, options, plan.sweep.checkpoint.every, run_name("inline"))
     steps = execute(
         plan.batches,
         options,
@@ -235,16 +234,13 @@ def _account(
     whys: how the last worker ended, by cell.
     """
     done = store.done()
-    failed: dict[str, str] = {}
     host = {**rows.host_facts(), "mode": mode_of(plan)}
-    for batch in plan.batches:
-        for cell in batch.cells:
-            if cell.id not in done:
-                tried = attempts.get(cell.id, 0)
-                times = f"{tried} time{'' if tried == 1 else 's'}"
-                how = f"its worker ended {times}" if tried else "no worker lived to begin it"
-                error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
-                attempt = replace(batch, attempts=tried - 1)
-                store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))
-                failed[cell.id] = "failed"
-    return done | failed
+    lost = [(cell, batch) for batch in plan.batches for cell in batch.cells if cell.id not in done]
+    for cell, batch in lost:
+        tried = attempts.get(cell.id, 0)
+        times = f"{tried} time{'' if tried == 1 else 's'}"
+        how = f"its worker ended {times}" if tried else "no worker lived to begin it"
+        error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
+        attempt = replace(batch, attempts=tried - 1)
+        store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))
+    return done | {cell.id: "failed" for cell, _ in lost}

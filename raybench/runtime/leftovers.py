@@ -57,25 +57,18 @@ def remove_orphans() -> list[str]:
     """Remove the folders of this user's processes that are gone; return their names."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob("raybench-*"):
-        with suppress(OSError):  # another process removes it as well, or it is not ours to touch
-            if folder.name.startswith(PREFIXES) and _orphaned(folder):
+        # its owner lives, another process removes it as well, or it is not ours
+        with suppress(OSError):
+            facts = folder.lstat()
+            is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+            if not is_ours or not folder.name.startswith(PREFIXES):
+                continue
+            with open(folder / LOCK, "r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # under the lock, so that only one process removes it
+                shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder.name)
     return sorted(removed)
-
-
-def _orphaned(folder: Path) -> bool:
-    """Remove a folder if it is an orphan; return whether it was."""
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        return False
-    with open(folder / LOCK, "r+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        # under the lock, so that only one process removes it
-        shutil.rmtree(folder, ignore_errors=True)
-    return True
 
 
 # The watchdog -------------------------------------------------------------------------------------
@@ -119,16 +112,13 @@ def session_processes(driver: int) -> Iterator[int]:
     name = re.compile(rf"/session_[\d-]+_[\d-]+_\d+_{driver}/")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's
-            if any(name.search(os.readlink(file)) for file in _written(process)):
-                yield int(process.name)
-
-
-def _written(process: Path) -> Iterator[Path]:
-    """Yield the links to the files that a process has open for writing; who reads logs is let be."""
-    for file in (process / "fd").iterdir():
-        flags = (process / "fdinfo" / file.name).read_text().split("flags:", 1)[1].split()[0]
-        if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
-            yield file
+            for file in (process / "fd").iterdir():
+                facts = (process / "fdinfo" / file.name).read_text()
+                flags = int(facts.split("flags:", 1)[1].split()[0], 8)
+                # who reads logs is let be
+                if flags & os.O_ACCMODE != os.O_RDONLY and name.search(os.readlink(file)):
+                    yield int(process.name)
+                    break
 
 
 def main(driver: int) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 MEASURES = ("loss", "grad_norm_sq", "suboptimality", "accuracy", "test_loss")
 FINALS = (
-    *("loss", "grad_norm_sq", "best_grad_norm_sq", "accuracy", "bits_up", "bits_down", "seconds"),
+    *("loss", "grad_norm_sq", "best_grad_norm_sq", "accuracy"),
+    *("bits_up", "bits_down", "seconds"),
 )
 MOST_METRICS, MOST_PARAMS, MOST_LETTERS = 1000, 100, 500  # of one call of MLflow, and of a value
 Row = Mapping[str, Any]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from rich.console import Group
 from rich.live import Live
@@ -54,14 +54,9 @@ class View:
             self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            self._live.__exit__(*error)
 
     def update(
         self, progress: Progress, stage: str = "running", silent: Sequence[float] = ()
@@ -98,16 +93,9 @@ class View:
         if not place or time.monotonic() - self._last_told < TOLD_EVERY:
             return
         self._last_told = time.monotonic()
-        said = {
-            "name": self.name,
-            "cells": self.cells,
-            "rounds": self.rounds,
-            "before": self.before,
-            "seconds": time.monotonic() - self.began,
-            "stage": self.stage,
-            "silent": list(self.silent),
-            "now": vars(self.now),
-        }
+        names = ("name", "cells", "rounds", "before", "stage", "silent")
+        said = {name: getattr(self, name) for name in names}
+        said |= {"seconds": time.monotonic() - self.began, "now": vars(self.now)}
         with suppress(OSError):  # a full disk: what commits results tells of it
             fresh = Path(f"{place}.new")
             fresh.write_text(json.dumps(said, default=float))
@@ -119,12 +107,8 @@ class View:
     def _words(self) -> str:
         now, elapsed = self.now, time.monotonic() - self.began
         parts = [f"{now.cells} of {self.cells} cells"]
-        if now.failed:
-            parts.append(f"{now.failed} failed")
-        if now.diverged:
-            parts.append(f"{now.diverged} diverged")
-        if now.pruned:
-            parts.append(f"{now.pruned} pruned")
+        ends = {"failed": now.failed, "diverged": now.diverged, "pruned": now.pruned}
+        parts += [f"{count} {status}" for status, count in ends.items() if count]
         if now.rounds:
             parts.append(f"{now.rounds / max(elapsed, 1e-9):,.0f} cell-rounds/s")
             left = elapsed * (self.rounds - now.rounds) / now.rounds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,32 +57,24 @@ class Assignment:
 
 @dataclass(frozen=True)
 class News:
-    """How a sweep stands.
-
-    progress: of all workers. attempts: how often each cell was tried that has not ended well. silent: seconds
-    since the last word of workers that hold a batch and have said nothing for long. begun: whether any batch
-    was taken yet. troubles: what an object store failed at since the news before, which is tried again.
-    """
+    """How a sweep stands: the progress of all workers, and what follows."""
 
     progress: Progress
-    attempts: Mapping[str, int]
+    attempts: Mapping[str, int]  # how often each cell was tried that has not ended well
+    # seconds since the last word of workers that have said nothing for long
     silent: tuple[float, ...]
-    begun: bool
-    troubles: tuple[str, ...] = ()
+    begun: bool  # whether any batch was taken yet
+    troubles: tuple[str, ...] = ()  # what an object store failed at since the news before
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the queue ended.
+    """How the queue ended; texts are empty where that has not happened."""
 
-    folder_lost: why the results folder is lost, or empty. disk: what a worker said of a full or broken disk,
-    or empty. given_up: by cell, how its last worker ended. vain: why workers could not even start, or empty.
-    """
-
-    folder_lost: str
-    disk: str
-    given_up: Mapping[str, str]
-    vain: str
+    folder_lost: str  # why the results folder is lost
+    disk: str  # what a worker said of a full or broken disk
+    given_up: Mapping[str, str]  # by cell, how its last worker ended
+    vain: str  # why workers could not even start
 
 
 class Queue:
@@ -130,7 +122,7 @@ class Queue:
             return None
         before = self.assignments.pop(worker, None)
         if before is not None and done is not None:
-            add(self.ended, done)
+            self.ended.add(done)
             if not done.failed:
                 self.attempts.end([c.id for c in self.batches[before.number].cells])
         number = None if self.closed() else self._next(worker)
@@ -196,9 +188,8 @@ class Queue:
 
     def closed(self) -> bool:
         """Return whether no batch is handed out any more, whatever waits."""
-        failed = self.fail_fast and (
-            self.ended.failed or any(h.progress.failed for h in self.assignments.values())
-        )
+        parts = (self.ended, *(a.progress for a in self.assignments.values()))
+        failed = self.fail_fast and any(part.failed for part in parts)
         return bool(failed or self.folder_lost or self.disk or self.vain)
 
     def news(self) -> News:
@@ -206,13 +197,11 @@ class Queue:
         now = self.clock()
         troubles, self.troubles = self.troubles, []
         quiet = [now - min(h.heard.values()) for h in self.assignments.values()]
-        return News(
-            total([self.ended, *(h.progress for h in self.assignments.values())]),
-            dict(self.attempts),
-            tuple(sorted((s for s in quiet if s > SILENT), reverse=True)),
-            bool(self.turns),
-            tuple(troubles),
-        )
+        progress = Progress()
+        for part in (self.ended, *(h.progress for h in self.assignments.values())):
+            progress.add(part)
+        silent = tuple(sorted((s for s in quiet if s > SILENT), reverse=True))
+        return News(progress, dict(self.attempts), silent, bool(self.turns), tuple(troubles))
 
     def ending(self) -> Ending:
         """Return how it ended."""
@@ -229,34 +218,14 @@ class Queue:
 
     def _next(self, worker: str) -> int | None:
         """Take the longest batch that waits, or one of the problem that the worker holds if not much shorter."""
-        if not any(self.waiting.values()):
+        waiting = {problem: numbers for problem, numbers in self.waiting.items() if numbers}
+        if not waiting:
             return None
-        longest = max((w for w in self.waiting.values() if w), key=lambda w: self._rank(w[-1]))
-        same = self.waiting.get(self.problems.get(worker))  # type: ignore[arg-type]
-        if same and SWITCH * self.work[same[-1]] >= self.work[longest[-1]]:
-            longest = same
-        return longest.pop()
+        longest = max(waiting.values(), key=lambda numbers: self._rank(numbers[-1]))
+        same = waiting.get(self.problems.get(worker), longest)  # type: ignore[arg-type]
+        is_much_shorter = SWITCH * self.work[same[-1]] < self.work[longest[-1]]
+        return (longest if is_much_shorter else same).pop()
 
 
 def _problem(batch: Batch) -> Section:
     return batch.cells[0].cell.problem
-
-
-def add(to: Progress, part: Progress) -> None:
-    """Add a part's progress to a sum."""
-    to.ok += part.ok
-    to.failed += part.failed
-    to.diverged += part.diverged
-    to.pruned += part.pruned
-    to.rounds += part.rounds
-    to.errors += part.errors
-    for label, value in part.best.items():
-        to.best[label] = min(value, to.best.get(label, value))
-
-
-def total(parts: Iterable[Progress]) -> Progress:
-    """Return the sum of several parts' progress."""
-    out = Progress()
-    for part in parts:
-        add(out, part)
-    return out

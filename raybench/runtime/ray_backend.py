@@ -71,27 +71,21 @@ def through_ray(
         if is_local:
             check_gpus(resources, group, here().get("GPU", 0.0))
         assert store.owner is not None
-        node = (
-            ray.get_runtime_context().get_node_id()
-        )  # actors stay here, whatever happens to others
-        beside = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-        queue = ray.remote(num_cpus=0, **beside)(Queue).remote(
-            plan.batches,
-            [plan.work(b) for b in plan.batches],
-            plan.sweep.attempts,
-            fail_fast,
-            attempts,
-        )
+        # actors stay here, whatever happens to others
+        node = ray.get_runtime_context().get_node_id()
+        here_alone = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here_alone)
+        work = [plan.work(b) for b in plan.batches]
+        queue = actor(Queue).remote(plan.batches, work, plan.sweep.attempts, fail_fast, attempts)
+        is_url = "://" in store.folder
+        folder = store.folder if is_url else str(Path(store.folder).resolve())
         writer = None
-        # a local folder, and there may be other nodes
-        if not is_local and "://" not in store.folder:
-            writer = ray.remote(num_cpus=0, **beside)(Store).remote(
-                _absolute(store.folder), store.owner, store.apart
-            )
+        if not is_local and not is_url:  # there may be other nodes
+            writer = actor(Store).remote(folder, store.owner, store.apart)
         sections = {b.cells[0].cell.problem for b in plan.batches}
         shared = worker.Shared(
             options=options_of(plan.sweep),
-            folder=_absolute(store.folder),
+            folder=folder,
             owner=store.owner,
             apart=store.apart,
             plugins={path: Path(path).expanduser().read_bytes() for path in plan.sweep.plugins},
@@ -139,12 +133,13 @@ def _most(
         return lambda: slots
     if mode != "train":
         return lambda: MOST_WORKERS
-    seen = [0, -COUNTED_EVERY]
+    slots, when = 0, -COUNTED_EVERY
 
     def groups() -> int:
-        if time.monotonic() - seen[1] > COUNTED_EVERY:
-            seen[:] = slots_of(resources, here(), group) + 1, time.monotonic()
-        return int(seen[0])
+        nonlocal slots, when
+        if time.monotonic() - when > COUNTED_EVERY:
+            slots, when = slots_of(resources, here(), group) + 1, time.monotonic()
+        return slots
 
     return groups
 
@@ -187,10 +182,6 @@ def _as_stopped() -> Iterator[None]:
         told = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
         what = told[-1] if told else type(error).__name__
         raise SweepStopped(f"Ray has stopped: {what}: the same command goes on") from error
-
-
-def _absolute(folder: str) -> str:
-    return folder if "://" in folder else str(Path(folder).resolve())
 
 
 @contextmanager

@@ -50,10 +50,8 @@ def crowded(resources: Resources) -> list[str]:
     needed, here = resources.workers * resources.cpus_per_worker, os.cpu_count() or 1
     if needed <= here:
         return []
-    who = f"{resources.workers} workers take {needed:g} CPUs"
-    return [
-        f"resources.workers: {who}, and this machine has {here}: they share them, and take longer"
-    ]
+    who = f"{resources.workers} workers take {needed:g} CPUs, and this machine has {here}"
+    return [f"resources.workers: {who}: they share them, and take longer"]
 
 
 def mode_of(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from raybench.core.errors import InputError, SweepStopped
 from raybench.core.process import ENVIRONMENT, deferring_sigterm
@@ -53,10 +54,8 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
     watch = watchdog() if address in (None, "local") else nullcontext()
-    with (
-        environment(_variables(address)),
-        watch,
-    ):  # processes of a Ray of our own inherit these variables
+    # processes of a Ray of our own inherit these variables
+    with environment(_variables(address)), watch:
         yield from _session(address, slots_needed)
 
 
@@ -112,6 +111,7 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address not in (None, "local"):
         check_access(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with deferring_sigterm(), _without_handlers():
             if address in (None, "local"):
@@ -119,22 +119,10 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
                 cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
                 guard_token()
                 with on_loopback():
-                    ray.init(
-                        address="local",
-                        num_cpus=cores,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        configure_logging=True,
-                    )
+                    ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
                 given = {name: os.environ[name] for name in ENVIRONMENT}
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    runtime_env={"env_vars": given},
-                )
+                ray.init(address, runtime_env={"env_vars": given}, **quiet)
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error
@@ -179,12 +167,11 @@ def guard_token() -> None:
     Ray would write it so that everybody on the machine can read it, and so run code in this user's name.
     Tokens in the environment, and files that belong to others, stay as they are.
     """
-    if "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+    if "RAY_AUTH_TOKEN" in os.environ or not _wants_tokens():
         return
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    file = _token_file()
     with suppress(OSError):  # a home that cannot be written: Ray tells what it lacks
-        if named is None:
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:
             file.parent.mkdir(mode=0o700, exist_ok=True)
             _close(file.parent, 0o700)
         if file.exists():
@@ -208,7 +195,7 @@ def check_access(address: str) -> None:
     """
     if "://" in address:  # Ray's client, which says what it lacks
         return
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not _token_here():
+    if _wants_tokens() and not (os.environ.get("RAY_AUTH_TOKEN") or _token_file().exists()):
         what = "RAY_AUTH_MODE=token, and this user has no token"
         fix = "set RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's, or unset RAY_AUTH_MODE"
         raise InputError.of("--address", what, fix)
@@ -233,15 +220,18 @@ def check_access(address: str) -> None:
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error
 
 
-def _token_here() -> bool:
+def _wants_tokens() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
+def _token_file() -> Path:
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or file.exists()
+    return Path(named) if named else Path.home() / ".ray" / "auth_token"
 
 
 def _refusal(address: str) -> tuple[str, str]:
     """Return what is wrong with this process's token for a cluster, and how to mend it."""
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+    if not _wants_tokens():
         return (
             f"the cluster at {address} asks for a token",
             "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's",

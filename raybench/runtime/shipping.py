@@ -29,58 +29,43 @@ class Parcel:
 
     pickled: bytes
     arrays: list[np.ndarray]
-    tensors: list[np.ndarray]
 
 
 def pack(thing: object) -> Parcel:
     """Return an object as a parcel; its large arrays are not copied yet."""
-    file = io.BytesIO()
-    packer = _Packer(file)
-    packer.dump(thing)
-    return Parcel(file.getvalue(), packer.arrays, packer.tensors)
+    file, arrays = io.BytesIO(), []
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < SHARED_FROM:
+            return True
+        arrays.append(np.frombuffer(raw, np.uint8))
+        return False
+
+    _Pickler(file, protocol=5, buffer_callback=stays).dump(thing)
+    return Parcel(file.getvalue(), arrays)
 
 
 def unpack(parcel: Parcel) -> Any:
     """Return the object of a parcel; its large arrays are those of the parcel, not copies."""
-    return _Unpacker(parcel).load()
+    return pickle.loads(parcel.pickled, buffers=parcel.arrays)
 
 
-class _Packer(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._buffer)
-        self.arrays: list[np.ndarray] = []
-        self.tensors: list[np.ndarray] = []
-        self.numbers: dict[int, int] = {}  # in ``tensors``, by where a storage begins
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.numbers: dict[int, np.ndarray] = {}  # by where a storage begins
 
-    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take the numbers of a NumPy array, or return True to have them in the pickle."""
-        raw = buffer.raw()
-        if raw.nbytes < SHARED_FROM:
-            return True
-        self.arrays.append(np.frombuffer(raw, np.uint8))
-        return False
-
-    def persistent_id(self, obj: Any) -> tuple[torch.dtype, int] | None:
-        """Return what a tensor's storage is found again by: its dtype and its number."""
-        if not isinstance(obj, TypedStorage):
-            return None
-        raw = obj._untyped_storage
-        if raw.device.type != "cpu" or raw.nbytes() < SHARED_FROM:
-            return None
-        number = self.numbers.setdefault(raw.data_ptr(), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(torch.empty(0, dtype=torch.uint8).set_(raw).numpy())
-        return obj.dtype, number
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, TypedStorage) and obj.device.type == "cpu":
+            raw = obj._untyped_storage
+            numbers = torch.empty(0, dtype=torch.uint8).set_(raw).numpy()
+            return _storage, (obj.dtype, self.numbers.setdefault(raw.data_ptr(), numbers))
+        return super().reducer_override(obj)
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, parcel: Parcel) -> None:
-        super().__init__(io.BytesIO(parcel.pickled), buffers=parcel.arrays)
-        self.tensors = parcel.tensors
-
-    def persistent_load(self, pid: tuple[torch.dtype, int]) -> TypedStorage:
-        dtype, number = pid
-        with warnings.catch_warnings():  # that the array is not to be written to is known
-            warnings.simplefilter("ignore", UserWarning)
-            raw = torch.from_numpy(self.tensors[number]).untyped_storage()
-        return TypedStorage(wrap_storage=raw, dtype=dtype, _internal=True)
+def _storage(dtype: torch.dtype, numbers: np.ndarray) -> TypedStorage:
+    with warnings.catch_warnings():  # that the array is not to be written to is known
+        warnings.simplefilter("ignore", UserWarning)
+        raw = torch.from_numpy(numbers).untyped_storage()
+    return TypedStorage(wrap_storage=raw, dtype=dtype, _internal=True)

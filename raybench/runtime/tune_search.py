@@ -10,6 +10,7 @@ again by Tune: the queue asks for another one. So there is one place where tries
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +73,7 @@ class Withdrawal(FIFOScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """Tell the queue that a worker is lost, and how it ended."""
-        ray.get(self.queue.release.remote(trial.trial_id, _told(trial)))
-
-
-def _told(trial: Trial) -> list[str]:
-    """Return the lines of a trial's error; the last tells what a worker raised, or how it died."""
-    try:
-        text = Path(trial.error_file).read_text()
-    except (OSError, TypeError):  # there is none
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()]
+        lines = []
+        with suppress(OSError, TypeError):  # there is no file; its last line tells what was raised
+            lines = [line.strip() for line in Path(trial.error_file).read_text().splitlines()]
+        ray.get(self.queue.release.remote(trial.trial_id, [line for line in lines if line]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,7 @@ from raybench.execution.execute import Progress, execute
 from raybench.execution.resolve import adopt
 from raybench.execution.run import Options
 from raybench.problems.base import Problem
-from raybench.runtime.checkpoints import (
-    FOLDER,
-    Checkpoints,
-    run_name,
-)
+from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.leftovers import scratch
 from raybench.runtime.resources import backend_of
 from raybench.runtime.shipping import unpack
@@ -43,26 +39,18 @@ STEP = 5.0  # seconds of work between two results of a trial, each of which cost
 
 @dataclass(frozen=True)
 class Shared:
-    """What every worker of a sweep needs; shipped once through the object store.
-
-    owner: whose the results folder is while this sweep runs. apart: cells that had failed and run again.
-    plugins: what is in the plug-in files, by their paths on the driver's node.
-    problems: references to the built problems (``runtime/shipping.py``), so that workers on other nodes need no data files.
-    queue: handle of the actor that hands out batches (``runtime/queue.py``). writer: of an actor that is the
-    store on the driver's node, None unless the folder is the disk of the driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
-    shared with others.
-    """
+    """What every worker of a sweep needs; shipped once through the object store."""
 
     options: Options
     folder: str
-    owner: Owner
-    apart: frozenset[str]
-    plugins: Mapping[str, bytes]
-    problems: Mapping[Section, ObjectRef]
+    owner: Owner  # whose the results folder is while this sweep runs
+    apart: frozenset[str]  # cells that had failed and run again
+    plugins: Mapping[str, bytes]  # what their files hold, by paths on the driver's node
+    problems: Mapping[Section, ObjectRef]  # built and packed: other nodes need no data files
     queue: ActorHandle
-    writer: Any
+    writer: Any  # the store as an actor, where its folder is a disk of the driver's node alone
     workers: int
-    cpus: float
+    cpus: float  # of a worker, as asked
     gpus: float
     mode: str
     timeout: float | None
@@ -73,19 +61,13 @@ class Shared:
         """Where a worker's tensors are."""
         return "cuda" if self.gpus > 0 else "cpu"
 
-    @property
-    def backend(self) -> str:
-        """How ranks talk."""
-        return backend_of(self.gpus)
-
     def per_worker(self) -> dict[str, float]:
         """Return what Ray is asked to set aside for a worker."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
     def scaling(self) -> dict[str, Any]:
         """Return the arguments of Ray Train's ``ScalingConfig`` for a worker group."""
-        use_gpu = self.device == "cuda"
-        each = self.per_worker()
+        use_gpu, each = self.gpus > 0, self.per_worker()
         return {"num_workers": self.workers, "use_gpu": use_gpu, "resources_per_worker": each}
 
     def per_trial(self) -> dict[str, float]:
@@ -99,18 +81,12 @@ class Shared:
 
 def store_method(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
-    if shared.writer is None:
-        bound: Callable[..., Any] = getattr(
-            Store(shared.folder, shared.owner, shared.apart), method
-        )
-        return bound
+    import ray
 
-    def send(*given: Any) -> Any:
-        import ray
-
-        return ray.get(getattr(shared.writer, method).remote(*given))
-
-    return send
+    if shared.writer is not None:
+        return lambda *given: ray.get(getattr(shared.writer, method).remote(*given))
+    own: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
+    return own
 
 
 def committed(shared: Shared) -> set[str]:
@@ -121,14 +97,19 @@ def committed(shared: Shared) -> set[str]:
 
 def prepare(shared: Shared) -> None:
     """Make this process ready to run batches: memory, threads, plug-ins, problems."""
+    import ray
     import torch
+
+    def fetched(reference: ObjectRef) -> Problem:
+        problem: Problem = unpack(ray.get(reference))
+        return problem
 
     tune_process()
     torch.set_num_threads(max(1, int(shared.cpus)))  # the compiled kernels follow
     for path, content in shared.plugins.items():
         load_shipped(path, content)
     for section, reference in shared.problems.items():
-        adopt(section, partial(_fetched, reference))
+        adopt(section, partial(fetched, reference))
 
 
 def load_shipped(path: str, content: bytes) -> None:
@@ -141,13 +122,6 @@ def load_shipped(path: str, content: bytes) -> None:
         file = Path(folder) / file.name
         file.write_bytes(content)
         registry.load_plugin(file)
-
-
-def _fetched(reference: ObjectRef) -> Problem:
-    import ray
-
-    problem: Problem = unpack(ray.get(reference))
-    return problem
 
 
 def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoints | None:
@@ -226,26 +200,19 @@ def serve(
                 timeout=shared.timeout,
                 keeper=keeper,
             )
-            with report_loss(shared), heard(shared.queue.trouble.remote):
+            with heard(shared.queue.trouble.remote):
                 for done in steps:
                     heartbeat.say(done)
                     if transport.agree(heartbeat.stop):
                         return
                     yield
-    finally:
-        heartbeat.over.set()
-
-
-@contextmanager
-def report_loss(shared: Shared) -> Iterator[None]:
-    """Tell everyone of a lost results folder before the error goes on."""
-    try:
-        yield
-    except FolderLost as error:
+    except FolderLost as error:  # which everyone is told before it goes on
         import ray
 
         ray.get(shared.queue.lose.remote(str(error)))
         raise
+    finally:
+        heartbeat.over.set()
 
 
 def worker_trial() -> type:
@@ -297,7 +264,7 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
             train_loop,
             train_loop_config={"shared": shared, "worker": worker, "run": run},
             scaling_config=train.ScalingConfig(**shared.scaling()),
-            torch_config=TorchConfig(backend=shared.backend),
+            torch_config=TorchConfig(backend=backend_of(shared.gpus)),
             run_config=train.RunConfig(name=run, storage_path=folder),
         ).fit()
     if shared.writer is None:

@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 _WHERE = {
     "Accounting": "accounting",
     "rebook": "booking",
-    "CELLS": "schema",
-    "CURVES": "schema",
-    "SCHEMA_VERSION": "schema",
-    "Store": "writer",
-    "encode": "table",
-    "shard_name": "writer",
-    "to_table": "table",
-    "cells": "reader",
-    "load": "reader",
-    "sweep": "reader",
-    "compact": "combine",
-    "merge": "combine",
+    **dict.fromkeys(("CELLS", "CURVES", "SCHEMA_VERSION"), "schema"),
+    **dict.fromkeys(("encode", "to_table"), "table"),
+    **dict.fromkeys(("Store", "shard_name"), "writer"),
+    **dict.fromkeys(("cells", "load", "sweep"), "reader"),
+    **dict.fromkeys(("compact", "merge"), "combine"),
 }
 __all__ = [
     "CELLS",

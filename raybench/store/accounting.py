@@ -30,6 +30,7 @@ PRESETS: dict[str, dict[str, object]] = {
     # 64-bit values, no indices: Richtarik et al. 2022, code.
     "paper:3pc": {"value_bits": 64, "index_bits": "none", "count_init": True},
 }
+FIX = f"presets: {', '.join(PRESETS)}; or value_bits=32,index_bits=none,count_init=false"
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,15 @@ class Accounting:
     count_init: bool = True
 
     def __post_init__(self) -> None:
-        wrong = []
-        width = self.value_bits
-        if width != "dtype" and not (type(width) is int and 1 <= width <= MOST_VALUE_BITS):
-            fix = f"allowed: dtype, or an integer from 1 to {MOST_VALUE_BITS}"
-            wrong.append(Complaint("accounting.value_bits", f"{width!r} is no width", fix))
-        if self.index_bits not in INDEX_BITS:
-            wrong.append(
-                Complaint(
-                    "accounting.index_bits",
-                    f"unknown {self.index_bits!r}",
-                    nearest(str(self.index_bits), INDEX_BITS),
-                )
-            )
-        if not isinstance(self.count_init, bool):
-            wrong.append(
-                Complaint("accounting.count_init", f"{self.count_init!r}", "allowed: true, false")
-            )
+        width, code, flag = self.value_bits, self.index_bits, self.count_init
+        is_width = width == "dtype" or (type(width) is int and 1 <= width <= MOST_VALUE_BITS)
+        widths = f"allowed: dtype, or an integer from 1 to {MOST_VALUE_BITS}"
+        table = (
+            (is_width, "value_bits", f"{width!r} is no width", widths),
+            (code in INDEX_BITS, "index_bits", f"unknown {code!r}", nearest(str(code), INDEX_BITS)),
+            (isinstance(flag, bool), "count_init", f"{flag!r}", "allowed: true, false"),
+        )
+        wrong = [Complaint(f"accounting.{key}", *said) for holds, key, *said in table if not holds]
         if wrong:
             raise InputError(wrong)
 
@@ -106,55 +99,42 @@ def parse(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
     if source is None:
         return Accounting()
     if isinstance(source, str):
-        return Accounting(**_from_text(source))
-    if not isinstance(source, Mapping):
-        raise InputError.of("accounting", f"{source!r} is no accounting", _fix())
-    settings = dict(source)
-    preset = settings.pop("preset", None)
-    _known_keys(settings)
-    return Accounting(**{**(_preset(preset) if preset is not None else {}), **settings})
-
-
-def _fix() -> str:
-    return f"presets: {', '.join(PRESETS)}; or value_bits=32,index_bits=none,count_init=false"
-
-
-def _preset(name: object) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise InputError.of(
-            "accounting", f"unknown preset {name!r}", f"{nearest(str(name), PRESETS)}\n    {_fix()}"
-        )
-    return PRESETS[name]
-
-
-def _known_keys(settings: Mapping[str, object]) -> None:
+        pairs = [_pair(word) for word in source.split(",") if word.strip()]
+    elif isinstance(source, Mapping):
+        # settings of one's own come after those of a preset
+        pairs = sorted(source.items(), key=lambda pair: pair[0] != "preset")
+    else:
+        raise InputError.of("accounting", f"{source!r} is no accounting", FIX)
+    if not pairs and isinstance(source, str):
+        raise InputError.of("accounting", "is empty", FIX)
+    settings: dict[str, Any] = {}
+    wrong = []
+    for key, value in pairs:
+        if key != "preset":
+            settings[key] = value
+        elif isinstance(value, str) and value in PRESETS:
+            settings |= PRESETS[value]
+        elif value is not None:
+            fix = f"{nearest(str(value), PRESETS)}\n    {FIX}"
+            wrong.append(Complaint("accounting", f"unknown preset {value!r}", fix))
     names = list(Accounting.__dataclass_fields__)
-    wrong = [
-        Complaint("accounting", f"unknown key {key!r}", nearest(str(key), names))
-        for key in settings
-        if key not in names
-    ]
+    for key in settings.keys() - names:
+        fix = nearest(str(key), names)
+        wrong.append(Complaint("accounting", f"unknown key {key!r}", fix))
     if wrong:
         raise InputError(wrong)
+    return Accounting(**settings)
 
 
-def _from_text(text: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise InputError.of("accounting", "is empty", _fix())
-    for part in parts:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            settings.update(_preset(part))
-        elif key == "value_bits":
-            settings[key] = int(value) if value.isdecimal() and value.isascii() else value
-        elif key == "count_init":
-            settings[key] = {"true": True, "false": False}.get(value.lower(), value)
-        else:
-            settings[key] = value
-    _known_keys(settings)
-    return settings
+def _pair(word: str) -> tuple[str, object]:
+    """Return the key and the value that a word gives; one that is none is left for ``Accounting`` to refuse."""
+    key, is_set, text = (piece.strip() for piece in word.partition("="))
+    if not is_set:
+        return "preset", key
+    if key == "value_bits" and text.isdecimal() and text.isascii():
+        return key, int(text)
+    flags = {"true": True, "false": False} if key == "count_init" else {}
+    return key, flags.get(text.lower(), text)
 
 
 def dtype_bits(config: str | None) -> int:

@@ -40,9 +40,9 @@ def _count(curves: pd.DataFrame, name: str) -> np.ndarray:
     """Return a count as a float array; one that is kept in the map ``extra`` is zero where absent."""
     if name in curves:
         return curves[name].to_numpy(float)
+    counts = pd.Series(0.0, curves.index)
     if f"extra.{name}" in curves:  # a frame that ``raybench.load`` returned
-        return curves[f"extra.{name}"].fillna(0.0).to_numpy(float)
-    if "extra" not in curves:
-        return np.zeros(len(curves))
-    counts = curves["extra"].map(lambda pairs: dict(pairs).get(name, 0.0), na_action="ignore")
-    return counts.fillna(0.0).to_numpy(float)
+        counts = curves[f"extra.{name}"]
+    elif "extra" in curves:
+        counts = curves["extra"].map(lambda pairs: dict(pairs).get(name), na_action="ignore")
+    return counts.astype(float).fillna(0.0).to_numpy()

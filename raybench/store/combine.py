@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -119,15 +120,13 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
     how = books[0]
     for files, commits, some, book in zip(sources, logs, ids, books, strict=True):
         parts = log.each_curves(files, commits, CURVES.names, lambda table: table)
-        pair = (
-            pa.concat_tables([CURVES.empty_table(), *(p.cast(CURVES) for p in parts)]),
-            commits.cells(),
-        )
-        pair = _rows(pair[0], some), _rows(pair[1], some)
-        pair = pair if book == how else _rebooked(*pair, how)
-        curves.append(pair[0])
-        cells.append(pair[1])
-    every = best(pa.concat_tables(cells))
+        every = pa.concat_tables([CURVES.empty_table(), *(p.cast(CURVES) for p in parts)])
+        wanted = pa.array(sorted(some), pa.string())
+        pair = [t.filter(pc.is_in(t["cell"], wanted)) for t in (every, commits.cells())]
+        part = (pair[0], pair[1]) if book == how else _rebooked(pair[0], pair[1], how)
+        curves.append(part[0])
+        cells.append(part[1])
+    rows = best(pa.concat_tables(cells))
     goal.own()
     sweeps = [reader.sweep_texts(source.name) for source in sources]
     texts = [text for files in sweeps for text in reversed(files.values())]  # the last one first
@@ -136,29 +135,24 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
         for text in reversed(dict.fromkeys(texts)):
             if text != texts[0]:
                 goal.keep_sweep(text.encode())
-    status = every["status"].to_pylist()
-    goal.skip(every.filter(pc.equal(every["status"], "skipped")))
-    for i, ending in enumerate(status):
-        if ending == "failed":
-            goal.commit(every["cell"][i].as_py(), None, every.slice(i, 1))
-    rest = every.filter(pc.invert(pc.is_in(every["status"], pa.array(["skipped", "failed"]))))
+    goal.skip(rows.filter(pc.equal(rows["status"], "skipped")))
+    failed = rows.filter(pc.equal(rows["status"], "failed"))
+    for i, cell in enumerate(failed["cell"].to_pylist()):
+        goal.commit(cell, None, failed.slice(i, 1))
+    rest = rows.filter(pc.invert(pc.is_in(rows["status"], pa.array(["skipped", "failed"]))))
     if len(rest):
         goal.commit(shard_name(rest["cell"].to_pylist()), pa.concat_tables(curves), rest)
 
 
 def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Table, pa.Table]:
     """Return the curves and cells with their bits booked by ``how``."""
-    pair = booking.rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
-    tables = []
-    for table, frame in zip((curves, cells), pair, strict=True):
-        for side in SIDES:
-            name = f"bits_{side}"
-            bits = pa.array(frame[name], pa.float64(), from_pandas=True)
+    frames = booking.rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
+
+    def booked(table: pa.Table, frame: pd.DataFrame) -> pa.Table:
+        for name in (f"bits_{side}" for side in SIDES):
             at = table.column_names.index(name)
+            bits = pa.array(frame[name], pa.float64(), from_pandas=True)
             table = table.set_column(at, table.schema.field(at), bits)
-        tables.append(table)
-    return tables[0], tables[1]
+        return table
 
-
-def _rows(table: pa.Table, ids: set[str]) -> pa.Table:
-    return table.filter(pc.is_in(table["cell"], pa.array(sorted(ids), pa.string())))
+    return booked(curves, frames[0]), booked(cells, frames[1])

@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from raybench.core.errors import InputError
 from raybench.store.remote import Entry, Folder, Remote, patience, reason
 
-WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://")
 FIRST_PATIENCE = 5.0  # seconds for which the first request of all is made again
 DEADLINE = 20.0  # seconds after which it is given up, whatever the driver still waits for
 
@@ -30,10 +29,7 @@ def open_folder(folder: str | os.PathLike[str]) -> Files:
 
 
 class Disk:
-    """The few things a results folder does to a local disk, each durable when it returns.
-
-    They are gathered here so that a test can put a disk in their place that fails, or dies, at any of them.
-    """
+    """The few things a results folder does to a local disk, where a test can put a disk that fails, or dies."""
 
     def make(self, folder: Path) -> None:
         """Make a folder, and those above it, and see to it that they outlast a power failure."""
@@ -44,18 +40,15 @@ class Disk:
         self.sync(folder.parent)
 
     def mkdir(self, folder: Path) -> None:
-        """Make one folder, in which there may be others by now."""
         folder.mkdir(exist_ok=True)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a new file and sync it."""
         with open(path, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def create(self, path: Path, data: bytes) -> bool:
-        """Write a new file; return False where there is one of this name already."""
         try:
             with open(path, "xb") as file:
                 file.write(data)
@@ -64,11 +57,9 @@ class Disk:
             return False
 
     def rename(self, path: Path, goal: Path) -> None:
-        """Give a file another name, in place of a file that has it."""
         os.replace(path, goal)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file if it is there."""
         path.unlink(missing_ok=True)
 
     def sync(self, folder: Path) -> None:
@@ -87,9 +78,8 @@ class Local(Folder):
     """A local (or mounted) folder: temporary file in ``tmp/``, fsync, rename, fsync of the folder.
 
     Only ``prepare`` makes the folder itself: one that was removed while a sweep runs is not made again
-    by whoever writes next. The folder may be reached through links, but in it there are files and folders
-    alone: a link would lead every reader and writer elsewhere, a pipe would have them wait for ever. All
-    methods raise InputError where they meet anything else.
+    by whoever writes next. All methods raise InputError where they meet a link or a pipe inside of it: a link
+    would lead every reader and writer elsewhere, a pipe would have them wait for ever.
     """
 
     readers = min(4, os.cpu_count() or 1)
@@ -98,26 +88,21 @@ class Local(Folder):
         self.root, self.name, self.disk = root, str(root), disk or DISK
 
     def prepare(self) -> None:
-        """Make the folder where there is none."""
         self.disk.make(self.root)
 
     def check(self) -> None:
-        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
         places = [""]
         while places:
             place = places.pop()
             places += [f"{place}/{name}".lstrip("/") for name in self.folders(place)]
 
     def path(self, rel: str) -> str:
-        """Return the path of a file or folder, which need not be there."""
         return str(self._place(rel))
 
     def entries(self, folder: str) -> list[Entry]:
         entries: list[Entry] = []
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(self._place(folder)) as scan,
-        ):
+        absent = suppress(FileNotFoundError, NotADirectoryError)
+        with absent, os.scandir(self._place(folder)) as scan:
             for item in scan:
                 try:
                     state = item.stat(follow_symlinks=False)
@@ -131,14 +116,11 @@ class Local(Folder):
         return self._place(rel).exists()
 
     def read(self, rel: str) -> bytes | None:
-        """Return a file's content, None where there is no such file."""
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return self._place(rel).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return None
 
     def write(self, rel: str, data: bytes) -> None:
-        """Write a file, which replaces one of the same name at once and whole."""
         goal = self._place(rel)
         temporary = self._place("tmp") / f"{goal.name}.{uuid.uuid4().hex}"
         self._folders(temporary.parent, goal.parent)
@@ -152,7 +134,6 @@ class Local(Folder):
         self.disk.sync(goal.parent)
 
     def create(self, rel: str, data: bytes) -> bool:
-        """Write a file unless there is one of this name; return whether it was written."""
         goal = self._place(rel)
         self._folders(goal.parent)
         return self.disk.create(goal, data)
@@ -204,10 +185,7 @@ Files = Local | Remote
 
 
 def check_reachable(folder: str | os.PathLike[str], processes: bool = False) -> None:
-    """Ask an object store whether it answers and has the bucket; a local folder passes unless it is a file.
-
-    processes: whether other processes than this one write there. Raises InputError with the reason.
-    """
+    """Raise InputError as ``reached`` does, and for memory if other processes than this one write there."""
     text = os.fspath(folder)
     if processes and text.startswith("memory://"):
         what = f"{text} is memory of this process, and Ray's workers are others"
@@ -218,8 +196,8 @@ def check_reachable(folder: str | os.PathLike[str], processes: bool = False) -> 
 def reached(folder: str | os.PathLike[str], key: str = "out") -> tuple[Files, bool]:
     """Return the files of a folder, and whether there are any, after asking an object store for them.
 
-    key: what the user gave the folder as. Raises InputError within seconds if the store does not answer,
-    refuses, or has no such bucket.
+    key: what the user gave the folder as. Raises InputError for a file, and within seconds if a store does
+    not answer, refuses, or has no such bucket.
     """
     files = open_folder(folder)
     if not isinstance(files, Remote):
@@ -227,30 +205,25 @@ def reached(folder: str | os.PathLike[str], key: str = "out") -> tuple[Files, bo
             raise InputError.of(key, f"{files.name} is a file", "a folder, new or with results")
         return files, files.exists()
     first = Remote(files.name, min(FIRST_PATIENCE, patience()))
-    answers: list[bool | Exception] = []
+    bucket = files.name.split("://", 1)[1].split("/")[0]
+    late = TimeoutError(f"no answer within {DEADLINE:g} s")
+    answers: list[tuple[bool, bool] | Exception] = [late]
 
     def ask() -> None:
         try:
-            answers.append(bool(first.entries("")) or not _check_bucket(first, key))
+            is_there = bool(first.entries(""))
+            answers.append((is_there, is_there or first.has(bucket)))
         except Exception as error:
             answers.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(DEADLINE)
-    answer = answers[0] if answers else TimeoutError(f"no answer within {DEADLINE:g} s")
-    if isinstance(answer, InputError):
-        raise answer
+    answer = answers[-1]
     if isinstance(answer, Exception):
         what = f"{files.name} does not answer: {reason(answer.__cause__ or answer)}"
         raise InputError.of(key, what, "check address, network and credentials") from answer
-    return files, answer
-
-
-def _check_bucket(files: Remote, key: str) -> bool:
-    """Return True where the bucket of an empty folder is there. Raises InputError where it is not."""
-    bucket = files.name.split("://", 1)[1].split("/")[0]
-    if files.name.startswith(WITH_BUCKETS) and not files.has(bucket):
+    if not answer[1]:
         what = f"{files.name}: there is no bucket {bucket}"
         raise InputError.of(key, what, "make it, or correct it")
-    return True
+    return files, answer[0]

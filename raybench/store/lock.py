@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -46,19 +47,21 @@ def held(files: Files) -> Iterator[None]:
         yield
 
 
+def _locked(file: IO[str], how: int) -> bool:
+    """Take the system's lock of an open file, exclusive or shared; return whether it could be had."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def holder(files: Files) -> Holder | None:
     """Return who holds a folder now, None if nobody does. Changes nothing."""
     if not isinstance(files, Local):
         live = [lease for _, lease in _leases(files) if _is_live(lease)]
         return _holder(live[-1]) if live else None
-    try:
-        with open(files.path(PLACE)) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _holder(noted(files, PLACE))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    with suppress(FileNotFoundError, NotADirectoryError), open(files.path(PLACE)) as file:
+        return None if _locked(file, fcntl.LOCK_SH) else _holder(noted(files, PLACE))
     return None
 
 
@@ -67,7 +70,11 @@ def _local(files: Local) -> Iterator[None]:
     files.prepare()
     files.create(PLACE, b"")
     with open(files.path(PLACE), "r+") as file:
-        if not _locked(file):
+        for look in range(LOOKS):
+            time.sleep(0.1 * (look > 0))
+            if _locked(file, fcntl.LOCK_EX):
+                break
+        else:
             raise _taken(files, noted(files, PLACE))
         file.truncate(0)
         file.write(json.dumps(_self()) + "\n")
@@ -76,15 +83,6 @@ def _local(files: Local) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)  # closing the file releases the lock
-
-
-def _locked(file: IO[str]) -> bool:
-    for look in range(LOOKS):
-        time.sleep(0.1 * (look > 0))
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
 
 
 @contextmanager
@@ -153,8 +151,7 @@ def _free(
 
 def _leases(files: Files) -> list[tuple[str, dict[str, object]]]:
     """Return the names of all leases and what they say, the newest last."""
-    names = [n for n in files.names("plan") if n.startswith(NUMBERED)]
-    names = [n for n in names if n.removeprefix(NUMBERED).isdigit()]
+    names = [n for n in files.names("plan") if re.fullmatch(NUMBERED + "[0-9]+", n)]
     names.sort(key=lambda name: int(name.removeprefix(NUMBERED)))
     return [(name, noted(files, f"plan/{name}")) for name in names]
 

@@ -14,9 +14,10 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -79,10 +80,7 @@ class Unsound(ValueError):
 
 @dataclass(frozen=True)
 class Seal:
-    """What a cells file says: its shard, the folder's id (empty: any), its curves file's digest and size.
-
-    curves is empty where no cell of the shard has any.
-    """
+    """What a cells file says: its shard, the folder's id (empty: any), its curves file's digest (empty: none) and size."""
 
     shard: str
     folder: str = ""
@@ -103,9 +101,8 @@ def digest(data: bytes) -> str:
 
 def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None = None) -> bytes:
     """Return the file of a shard's cells with its seal; curves are the bytes of its curves file."""
-    seal = Seal(shard, folder)
-    if curves is not None:
-        seal = replace(seal, curves=digest(curves), size=len(curves))
+    facts = () if curves is None else (digest(curves), len(curves))
+    seal = Seal(shard, folder, *facts)
     data = encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), DIGEST: BLANK.decode()})
     at = data.rindex(BLANK)
     return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
@@ -122,19 +119,15 @@ def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
         raise Unsound(DAMAGED, "its bytes are not those that were written")
     try:
         seal = Seal(**json.loads(facts[SEAL.encode()]))
+        if [type(value) for value in vars(seal).values()] != [str, str, str, int]:
+            raise TypeError(seal)
     except (KeyError, TypeError, ValueError) as error:
         raise Unsound(DAMAGED, "its seal cannot be read") from error
-    texts = (seal.shard, seal.folder, seal.curves)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(seal.size, int):
-        raise Unsound(DAMAGED, "its seal cannot be read")
     return seal, file
 
 
 def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
-    """Return the reader of a file of raybench's. Raises Unsound.
-
-    coded: columns of texts that are to be read as places in a list of distinct texts.
-    """
+    """Return the reader of a file of raybench's, columns of texts ``coded`` as dictionaries. Raises Unsound."""
     try:
         buffer = pa.BufferReader(data)
         file = pq.ParquetFile(buffer, read_dictionary=coded, page_checksum_verification=True)
@@ -151,22 +144,17 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
 
 
 def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of a file in today's schema, or some of its columns. Raises Unsound.
-
-    Columns that the file is read with as coded stay so.
-    """
+    """Return the rows of a file in today's schema, or some of its columns; coded ones stay so. Raises Unsound."""
     names = list(columns or schema.names)
     try:
         table = file.read(names, use_threads=False).select(names).replace_schema_metadata(None)
-        read = [(schema.field(name), table.schema.field(name).type) for name in names]
-        wanted = pa.schema([f.with_type(kind) if _is_coded(f, kind) else f for f, kind in read])
-        return table if table.schema.equals(wanted) else table.cast(wanted)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise Unsound(DAMAGED, "its pages cannot be read") from error
-
-
-def _is_coded(column: pa.Field, kind: pa.DataType) -> bool:
-    return pa.types.is_dictionary(kind) and kind.value_type == column.type
+    for name, kind in zip(names, table.schema.types, strict=True):
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if plain != schema.field(name).type:
+            raise Unsound(DAMAGED, f"its column {name} is of type {plain}")
+    return table
 
 
 # The log -------------------------------------------------------------------------------------------
@@ -185,10 +173,6 @@ class Finding:
         """What to do about it."""
         return FIXES[self.kind]
 
-    def complaint(self, folder: str) -> Complaint:
-        """Return it as a complaint about a folder."""
-        return Complaint("results", f"{folder}/{self.rel}: {self.what}", self.fix)
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -201,27 +185,28 @@ class Shard:
 
 @dataclass(frozen=True)
 class Log:
-    """The shards of a folder that count, by name, and what was found beside them.
-
-    no_cells: the table of cells of a folder without shards.
-    """
+    """The shards of a folder that count, by name, and what was found beside them."""
 
     shards: tuple[Shard, ...]
     findings: tuple[Finding, ...] = ()
-    no_cells: pa.Table = field(default_factory=CELLS.empty_table)
+
+    @property
+    def harm(self) -> bool:
+        """Whether anything was found that is not harmless."""
+        return any(finding.kind not in HARMLESS for finding in self.findings)
 
     def of(self, *kinds: str) -> list[Finding]:
         """Return the findings of some kinds."""
         return [f for f in self.findings if f.kind in kinds]
 
-    def cells(self) -> pa.Table:
+    def cells(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of all shards' cells, of a cell that stands in several the first that ended best."""
-        return best(pa.concat_tables([s.cells for s in self.shards] or [self.no_cells]))
+        tables = [s.cells for s in self.shards] or [CELLS.empty_table()]
+        return best(pa.concat_tables(t.select(columns or t.column_names) for t in tables))
 
     def statuses(self) -> dict[str, str]:
         """Return {cell: status}."""
-        few = [s.cells.select(["cell", "status"]) for s in self.shards]
-        table = best(pa.concat_tables(few or [self.no_cells.select(["cell", "status"])]))
+        table = self.cells(["cell", "status"])
         return dict(zip(table["cell"].to_pylist(), table["status"].to_pylist(), strict=True))
 
 
@@ -251,11 +236,8 @@ def noted(files: Files, rel: str) -> dict[str, Any]:
 
 def owner_of(files: Files) -> Mapping[str, str]:
     """Return the ids of the folder and of the driver at work in it, empty where there are none."""
-    return {
-        key: value
-        for key, value in noted(files, OWNER).items()
-        if key in ("folder", "driver") and isinstance(value, str)
-    }
+    ids = noted(files, OWNER)
+    return {key: ids[key] for key in ("folder", "driver") if isinstance(ids.get(key), str)}
 
 
 def attempts_of(files: Files) -> dict[str, int]:
@@ -263,30 +245,22 @@ def attempts_of(files: Files) -> dict[str, int]:
     return {cell: n for cell, n in noted(files, ATTEMPTS).items() if isinstance(n, int)}
 
 
-def look(
-    files: Files,
-    *,
-    deep: bool = False,
-    columns: Sequence[str] | None = None,
-    reduce: Callable[[pa.Table], pa.Table] | None = None,
-) -> Log:
+def look(files: Files, deep: bool = False, columns: Sequence[str] | None = None) -> Log:
     """Return the log of a folder.
 
     deep: read every curves file and compare its digest; else its size only. columns: those of the cells
-    that are wanted. reduce: what is kept of the rows of a cells file.
+    that are wanted.
     """
     folder, sizes = owner_of(files).get("folder", ""), files.sizes("curves")
 
     def read(name: str) -> Shard | Finding | None:
-        item = _shard(files, folder, name, deep, columns, sizes)
-        if reduce is None or not isinstance(item, Shard):
-            return item
-        return replace(item, cells=reduce(item.cells))
+        item = _pair(files, folder, name, columns, None if deep else sizes)
+        return item[0] if isinstance(item, tuple) else item
 
     items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
     shards = tuple(item for item in items if isinstance(item, Shard))
     findings = tuple(item for item in items if isinstance(item, Finding))
-    return Log(shards, findings, CELLS.empty_table().select(columns or CELLS.names))
+    return Log(shards, findings)
 
 
 def each_curves(
@@ -306,23 +280,19 @@ def each_curves(
     coded = [name for name in columns if CURVES.field(name).type == pa.string()]
 
     def read(shard: Shard) -> T | Finding | None:
-        rel = f"curves/{shard.name}.parquet"
-        for _ in range(LOOKS):
-            if not shard.seal.curves:
-                return None
-            data = files.read(rel)
-            if data is not None and shard.seal.fits(data):
-                try:
-                    table = rows(parquet(data, coded), CURVES, columns)
-                except Unsound as error:
-                    return Finding(rel, DAMAGED, str(error))
-                return reduce(table)
-            # replaced since the log was read
-            again = _shard(files, folder, f"{shard.name}.parquet", True, ["cell", "status"])
-            if not isinstance(again, Shard):
-                return again
-            shard = again
-        return Finding(rel, DAMAGED, _fault(shard.seal, True, False))
+        name, seal = f"{shard.name}.parquet", shard.seal
+        data = files.read(f"curves/{name}") if seal.curves else None
+        if not seal.fits(data):  # replaced since the log was read
+            pair = _pair(files, folder, name, ["cell", "status"])
+            if not isinstance(pair, tuple):
+                return pair
+            data = pair[1]
+        if data is None:
+            return None
+        try:
+            return reduce(rows(parquet(data, coded), CURVES, columns))
+        except Unsound as error:
+            return Finding(f"curves/{name}", DAMAGED, str(error))
 
     findings = []
     for item in _each(files, read, [s for s in log.shards if only is None or s.name in only]):
@@ -337,12 +307,12 @@ def each_curves(
 def refuse(log: Log, folder: str, *kinds: str) -> None:
     """Raise InputError if there are findings of these kinds."""
     findings = log.of(*kinds)
-    if findings:
+    complaints = [Complaint("results", f"{folder}/{f.rel}: {f.what}", f.fix) for f in findings]
+    if len(findings) > SHOWN:
         more = f"{len(findings) - SHOWN} more files: raybench verify {folder} lists all"
-        complaints = [f.complaint(folder) for f in findings[:SHOWN]]
-        raise InputError(
-            complaints + ([Complaint("results", more)] if len(findings) > SHOWN else [])
-        )
+        complaints[SHOWN:] = [Complaint("results", more)]
+    if complaints:
+        raise InputError(complaints)
 
 
 def _is_shard(name: str) -> bool:
@@ -354,39 +324,38 @@ def _each(files: Files, read: Callable[[Any], T], items: Iterable[Any]) -> Itera
         yield from pool.map(read, items)
 
 
-def _shard(
+def _pair(
     files: Files,
     folder: str,
     name: str,
-    deep: bool,
     columns: Sequence[str] | None,
     sizes: Mapping[str, int] | None = None,
-) -> Shard | Finding | None:
-    """Return a shard that counts, or what is wrong with it; None where it has gone meanwhile.
+) -> tuple[Shard, bytes | None] | Finding | None:
+    """Return a shard that counts with its curves, or what is wrong with it; None where it has gone meanwhile.
 
     A writer replaces the curves before the cells, so a pair that does not fit is looked at again. folder: the
-    id that shards bear here. sizes: of all curves files, as they were at the first look.
+    id that shards bear here. sizes: of all curves files at the first look; given them no curves are read.
     """
-    stem, what = name.removesuffix(".parquet"), ""
     for attempt in range(LOOKS):
         time.sleep(0.01 * attempt)
         data = files.read(f"cells/{name}")
         if data is None:
             return None
         try:
-            shard = _opened(data, stem, folder, columns)
+            shard = _opened(data, name.removesuffix(".parquet"), folder, columns)
         except Unsound as error:
             return Finding(f"cells/{name}", error.kind, str(error))
-        if deep:
-            content = files.read(f"curves/{name}") if shard.seal.curves else None
-            what = _fault(shard.seal, content is not None, shard.seal.fits(content))
+        content, seal = None, shard.seal
+        if sizes is None:
+            content = files.read(f"curves/{name}") if seal.curves else None
+            is_there, fits = content is not None, seal.fits(content)
         else:
-            fresh = files.sizes("curves") if attempt or sizes is None else sizes
-            size = fresh.get(name)
-            what = _fault(shard.seal, size is not None, size == shard.seal.size)
-        if not what:
-            return shard
-    return Finding(f"curves/{name}", DAMAGED, what)
+            size = (files.sizes("curves") if attempt else sizes).get(name)
+            is_there, fits = size is not None, size == seal.size
+        if fits or not seal.curves:
+            return shard, content
+    is_another = "it is not the file that its cells were committed with"
+    return Finding(f"curves/{name}", DAMAGED, is_another if is_there else "it is missing")
 
 
 def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) -> Shard:
@@ -402,52 +371,22 @@ def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) 
     return Shard(stem, seal, cells)
 
 
-def _fault(seal: Seal, is_there: bool, fits: bool) -> str:
-    """Return what is wrong between a seal and the curves file, empty if they belong together."""
-    if not seal.curves:
-        return ""
-    if not is_there:
-        return "it is missing"
-    return "" if fits else "it is not the file that its cells were committed with"
-
-
 # Verifying -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What was found in a folder. log: the shards that count; findings: all that is not as it should be."""
-
-    log: Log
-    findings: tuple[Finding, ...]
-
-    @property
-    def harm(self) -> bool:
-        """Whether anything was found that is not harmless."""
-        return any(finding.kind not in HARMLESS for finding in self.findings)
-
-    def by_kind(self) -> dict[str, list[Finding]]:
-        """Return the findings by kind, harm first."""
-        kinds: dict[str, list[Finding]] = {}
-        for finding in sorted(self.findings, key=lambda f: f.kind in HARMLESS):
-            kinds.setdefault(finding.kind, []).append(finding)
-        return kinds
-
-
-def verified(files: Files) -> Verified:
-    """Return what is found in a results folder when every file is read."""
+def verified(files: Files) -> Log:
+    """Return the log of a folder, with all that is found in it when every file is read."""
     files.check()
     log = look(files, deep=True)
     findings = [*log.findings, *_strays(files, log), *doubles(log)]
     text = files.read("sweep.yaml")
     if text is None:
         findings.append(Finding("sweep.yaml", NO_SWEEP, "it is missing"))
-    else:
-        try:
-            identity.parse(identity.decoded(text, files.name), "sweep.yaml")
-        except InputError as error:
-            findings.append(Finding("sweep.yaml", NO_SWEEP, error.complaints[0].what))
-    return Verified(log, tuple(findings))
+    try:
+        identity.parse(identity.decoded(text or b"{}", files.name))
+    except InputError as error:
+        findings.append(Finding("sweep.yaml", NO_SWEEP, error.complaints[0].what))
+    return replace(log, findings=tuple(findings))
 
 
 def doubles(log: Log) -> list[Finding]:
@@ -455,33 +394,23 @@ def doubles(log: Log) -> list[Finding]:
 
     Of equal ones that of the larger shard stays, then that of the smaller name.
     """
-    places = [
-        (cell, (rank(status), -len(shard.cells), shard.name))
-        for shard in log.shards
-        for cell, status in zip(
-            *(shard.cells[c].to_pylist() for c in ("cell", "status")), strict=True
-        )
-    ]
-    least: dict[str, tuple[int, int, str]] = {}
-    for cell, place in places:
-        least[cell] = min(place, least.get(cell, place))
-    counts: dict[str, int] = {}
-    for cell, place in places:
-        if place != least[cell]:
-            counts[place[2]] = counts.get(place[2], 0) + 1
+    places: dict[str, list[tuple[int, int, str]]] = {}
+    for shard in log.shards:
+        for row in shard.cells.select(["cell", "status"]).to_pylist():
+            place = (rank(row["status"]), -len(shard.cells), shard.name)
+            places.setdefault(row["cell"], []).append(place)
+    worse = Counter(name for several in places.values() for *_, name in sorted(set(several))[1:])
     what = "of its cells stand in another shard"
-    return [Finding(f"cells/{name}.parquet", DOUBLE, f"{n} {what}") for name, n in counts.items()]
+    return [Finding(f"cells/{name}.parquet", DOUBLE, f"{n} {what}") for name, n in worse.items()]
 
 
 def _strays(files: Files, log: Log) -> Iterator[Finding]:
     """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
     committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
-    told = {f.rel for f in log.findings}
+    told = {f.rel.replace("curves/", "cells/") for f in log.findings}
     for folder in ("cells", "curves"):
         for name in files.names(folder):
             if not _is_shard(name):
                 yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
-            elif folder == "curves" and not {f"{f}/{name}" for f in ("cells", "curves")} & told:
-                if name in committed:
-                    continue
+            elif folder == "curves" and name not in committed and f"cells/{name}" not in told:
                 yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
@@ -21,7 +20,7 @@ from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
-from raybench.store.table import cells_frame, coded, curves_frame, expand_extra
+from raybench.store.table import cells_frame, coded, curves_frame, expand_extra, in_order
 
 COLUMNS_JOINED = (
     *("status", "compressor_params", "downlink", "theory_step", "rounds", "d", "L"),
@@ -77,9 +76,14 @@ def frames(
     return _with_cells(curves, table, params), table
 
 
-def _curves(files: Files, commits: Log, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the curves of a table's cells."""
-    every = log.each_curves(files, commits, CURVES.names, lambda part: part)
+def _curves(
+    files: Files,
+    commits: Log,
+    table: pd.DataFrame,
+    columns: Sequence[str] = CURVES.names,
+    lenient: bool = False,
+) -> pd.DataFrame:
+    every = log.each_curves(files, commits, columns, lambda part: part, lenient=lenient)
     return curves_frame(every, table["cell"])
 
 
@@ -103,15 +107,14 @@ class Results:
     def __init__(self, folder: Source, only: Collection[str] | None = None) -> None:
         self.files = open_results(folder)
         names = [n for n in CELLS.names if n != "constants"]
-        self.log = checked(self.files, columns=names, reduce=_with_shared)
+        self.log = checked(self.files, columns=names)
         every = cells_frame(self.log.cells())
         wanted = every if only is None else every[every["cell"].isin(only)]
         self.cells = wanted.reset_index(drop=True)
         self.left_out = len(every) - len(self.cells)
         self._places = {cell: j for j, cell in enumerate(self.cells["cell"])}
-        held = [CELLS.field("cell"), CELLS.field("status")]
         shards = self._with(self._places) if self.left_out else self.log.shards
-        few = [replace(s, cells=s.cells.select([f.name for f in held])) for s in shards]
+        few = [replace(s, cells=s.cells.select(["cell", "status"])) for s in shards]
         self.log = replace(self.log, shards=tuple(few))
 
     def blocks(
@@ -134,14 +137,11 @@ class Results:
                 places = [place if place in asked else -1 for place in places]
             code = np.array(places, np.int32)[codes]
             table = expand_extra(table)
-            rest = {
-                name: table[name].to_numpy()
-                for name in (*names, "round")
-                if name in table.column_names
-            }
-            rest |= {name: np.full(len(code), np.nan) for name in extras if name not in rest}
-            blocks = _in_order({"cell": code, **rest})
-            return {name: blocks[name] for name in ("cell", *names)}
+            rest = {name: np.full(len(code), np.nan) for name in extras}
+            there = [name for name in (*names, "round") if name in table.column_names]
+            rest |= {name: table[name].to_numpy() for name in there}
+            order = in_order(code, rest["round"])
+            return {"cell": code[order], **{name: rest[name][order] for name in names}}
 
         only = None if cells is None else {s.name for s in self._with(cells)}
         blocks, seen = [], np.zeros(len(self.cells), bool)
@@ -185,21 +185,6 @@ class Results:
         return [s for s in self.log.shards if not asked.isdisjoint(s.cells["cell"].to_pylist())]
 
 
-def _in_order(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the rows of a block cell by cell, in order of rounds, each once, without those of no cell (-1)."""
-    code, at = block["cell"], block["round"]
-    new = code[1:] != code[:-1]
-    starts = code[np.flatnonzero(np.append(True, new))[: len(code)]]
-    sound = (new | (at[1:] > at[:-1])).all() and len(np.unique(starts)) == len(starts)
-    if not sound:
-        order = np.lexsort((at, code))
-        code, at = code[order], at[order]
-        first = np.append(True, (code[1:] != code[:-1]) | (at[1:] != at[:-1]))[: len(code)]
-        block = {name: values[order][first] for name, values in block.items()}
-    of_cell = block["cell"] >= 0
-    return block if of_cell.all() else {name: values[of_cell] for name, values in block.items()}
-
-
 def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return (curves with these columns alone, cells) of a folder, which a driver may be about to mend.
 
@@ -209,32 +194,22 @@ def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataF
     commits = log.look(files, deep=True)
     log.refuse(commits, files.name, OTHER_VERSION)
     table = cells_frame(commits.cells())
-    every = log.each_curves(files, commits, columns, lambda part: part, lenient=True)
-    return curves_frame(every, table["cell"]), table
-
-
-def sweep_text(folder: Source) -> str:
-    """Return the text of a results folder's ``sweep.yaml``, empty where it has none."""
-    files = open_results(folder)
-    return identity.decoded(files.read("sweep.yaml") or b"", files.name)
+    return _curves(files, commits, table, columns, lenient=True), table
 
 
 def sweep_texts(folder: Source) -> dict[str, str]:
-    """Return the texts of all sweeps that ran in a results folder, by file: the last is ``sweep.yaml``.
-
-    Together they give its cells.
-    """
-    files, last = open_results(folder), sweep_text(folder)
-    before = {f"{SWEEPS}/{name}": files.read(f"{SWEEPS}/{name}") for name in files.names(SWEEPS)}
-    texts = {name: identity.decoded(text or b"", files.name) for name, text in before.items()}
+    """Return the texts of all sweeps that ran in a results folder, by file, each once: the last is ``sweep.yaml``."""
+    files = open_results(folder)
+    names = ["sweep.yaml", *(f"{SWEEPS}/{name}" for name in files.names(SWEEPS))]
+    texts = {name: identity.decoded(files.read(name) or b"", files.name) for name in names}
+    last = texts.pop("sweep.yaml")
     texts = {name: text for name, text in texts.items() if text != last}
     return {**texts, "sweep.yaml": last} if last else texts
 
 
 def sweep(folder: Source) -> dict[str, Any]:
     """Return the saved sweep of a results folder, empty where it has none."""
-    text = sweep_text(folder)
-    return identity.parse(text) if text else {}
+    return identity.parse(sweep_texts(folder).get("sweep.yaml") or "{}")
 
 
 def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting:
@@ -303,44 +278,35 @@ def shared(config: str) -> str:
     return config
 
 
-def _with_shared(cells: pa.Table) -> pa.Table:
-    """Return rows of cells with ``shared`` of their configs, each distinct text held once."""
-    at, texts = cells.column_names.index("config"), cells["config"]
-    for pattern, rest in _OWN:
-        texts = pc.replace_substring_regex(texts, pattern, rest, max_replacements=1)
-    return cells.set_column(at, "config", texts.dictionary_encode())
-
-
 def configs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the flattened configs of the cells, same rows; missing keys are NaN."""
     return pd.DataFrame([flatten(c) for c in table["config"]], index=table.index)
 
 
+def existing(folder: Source) -> Files:
+    """Return the files of a folder. Raises InputError where there are none, or it cannot be reached."""
+    files, there = reached(folder, "folder")
+    if there:
+        return files
+    raise InputError.of("folder", f"no such folder: {files.name}", "sweeps write to results/NAME")
+
+
 def open_results(folder: Source) -> Files:
     """Return the files of a results folder. Raises InputError if it is missing or has no results."""
-    files, there = reached(folder, "folder")
-    if not there:
-        raise InputError.of(
-            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
-        )
+    files = existing(folder)
     if not files.names("cells"):
         what = f"{files.name} holds no results yet"
         raise InputError.of("folder", what, "give the folder that holds cells/ and curves/")
     return files
 
 
-def checked(
-    files: Files,
-    columns: Sequence[str] | None = None,
-    reduce: Callable[[pa.Table], pa.Table] | None = None,
-) -> Log:
-    """Return the log of a folder, with a warning for each file of others.
+def checked(files: Files, columns: Sequence[str] | None = None) -> Log:
+    """Return the log of a folder, or some columns of it, with a warning for each file of others.
 
-    columns, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or of a version of
-    the schema that this raybench does not read.
+    Raises InputError for a file that is damaged or of a version of the schema that this raybench does not read.
     """
     files.check()
-    commits = log.look(files, columns=columns, reduce=reduce)
+    commits = log.look(files, columns=columns)
     log.refuse(commits, files.name, DAMAGED, OTHER_VERSION)
     for finding in commits.of(FOREIGN):
         what = f"{files.name}/{finding.rel} is left out: {finding.what}"

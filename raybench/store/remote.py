@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from raybench.core.errors import InputError, StoreError
@@ -41,7 +42,7 @@ DRIVERS = {
     **dict.fromkeys(("az", "abfs"), "adlfs"),
 }
 
-_random = random.Random()  # jitter only; the user's generator stays as it is
+_random = random.Random()  # for waiting alone; the user's generator stays as it is
 _listeners: list[Callable[[str], None]] = []
 
 
@@ -198,37 +199,31 @@ class Remote(Folder):
     def entries(self, folder: str) -> list[Entry]:
         self.filesystem.invalidate_cache()
         try:
-            items: list[dict[str, Any]] = self._ask(
-                folder, lambda: self.filesystem.ls(self.path(folder), detail=True)
-            )
+            items: list[dict[str, Any]] = self._ask("ls", folder, detail=True)
         except FileNotFoundError:
             return []
+        names = [item["name"].rstrip("/").rsplit("/", 1)[-1] for item in items]
         return [
-            Entry(
-                e["name"].rstrip("/").rsplit("/", 1)[-1],
-                e["type"] != "file",
-                e["size"] or 0,
-                _when(e),
-            )
-            for e in items
+            Entry(name, item["type"] != "file", item["size"] or 0, _when(item))
+            for name, item in zip(names, items, strict=True)
         ]
 
     def has(self, bucket: str) -> bool:
-        """Return whether the store has a bucket."""
-        return bool(self._ask("", lambda: self.filesystem.exists(bucket)))
+        """Return whether the store has a bucket, True where it knows none."""
+        is_kept = self.name.startswith(("s3://", "s3a://", "gs://", "gcs://"))
+        return not is_kept or bool(self._ask("exists", "", path=bucket))
 
     def exists(self, rel: str = "") -> bool:
-        return bool(self._ask(rel, lambda: self.filesystem.exists(self.path(rel))))
+        return bool(self._ask("exists", rel))
 
     def read(self, rel: str) -> bytes | None:
-        try:
-            data: bytes = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
-        except FileNotFoundError:
-            return None
+        data: bytes | None = None
+        with suppress(FileNotFoundError):
+            data = self._ask("cat_file", rel)
         return data
 
     def write(self, rel: str, data: bytes) -> None:
-        self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data))
+        self._ask("pipe_file", rel, data)
 
     def create(self, rel: str, data: bytes) -> bool:
         """Write an object unless there is one of this name; return whether it is there with this content.
@@ -239,7 +234,7 @@ class Remote(Folder):
         condition is up to the store; ``lock`` looks whether it does.
         """
         try:
-            self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data, mode="create"))
+            self._ask("pipe_file", rel, data, mode="create")
         except FileExistsError:
             return self.read(rel) == data
         except StoreError as error:
@@ -250,19 +245,21 @@ class Remote(Folder):
 
     def move(self, rel: str, to: str) -> None:
         """Give an object another name: a copy and a removal."""
-        self._ask(rel, lambda: self.filesystem.cp_file(self.path(rel), self.path(to)))
+        self._ask("cp_file", rel, self.path(to))
         self.remove(rel)
 
     def remove(self, rel: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(rel, lambda: self.filesystem.rm_file(self.path(rel)))
+            self._ask("rm_file", rel)
 
     def clear(self, folder: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(folder, lambda: self.filesystem.rm(self.path(folder), recursive=True))
+            self._ask("rm", folder, recursive=True)
 
-    def _ask(self, rel: str, ask: Callable[[], T]) -> T:
+    def _ask(self, do: str, rel: str, *given: Any, path: str = "", **more: Any) -> Any:
+        """Return what the driver's method ``do`` returns of a path, by default that of ``rel``."""
         where = f"{self.name}/{rel}" if rel else self.name
+        ask = partial(getattr(self.filesystem, do), path or self.path(rel), *given, **more)
         try:
             return patiently(ask, where, self.patience)
         except (FileNotFoundError, FileExistsError, StoreError):
@@ -297,13 +294,10 @@ def _options(protocol: str) -> dict[str, Any]:
     }
 
 
-def _when(entry: Mapping[str, object]) -> float:
-    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
-        time_of = entry.get(name)
-        if isinstance(time_of, datetime):
-            return time_of.timestamp()
-        if isinstance(time_of, int | float):
-            return float(time_of)
-        if isinstance(time_of, str):
-            return datetime.fromisoformat(time_of.replace("Z", "+00:00")).timestamp()
-    return 0.0
+def _when(entry: Mapping[str, Any]) -> float:
+    """Return when an object was written, which every driver tells in its own words and kinds; 0 where it does not."""
+    names = ("LastModified", "mtime", "updated", "last_modified", "created")
+    when = next((entry[name] for name in names if entry.get(name) is not None), 0.0)
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return when.timestamp() if isinstance(when, datetime) else float(when)

@@ -97,12 +97,11 @@ _COLUMNS: dict[str, tuple[pa.DataType, str, str]] = {
 
 
 def _schema(names: str) -> pa.Schema:
-    fields = []
-    for name in names.split():
-        kind, unit, description = _COLUMNS[name]
-        said = {"description": description, "unit": unit}
-        fields.append(pa.field(name, kind, metadata=said))
-    return pa.schema(fields)
+    columns = [(name, *_COLUMNS[name]) for name in names.split()]
+    return pa.schema(
+        pa.field(name, kind, metadata={"description": description, "unit": unit})
+        for name, kind, unit, description in columns
+    )
 
 
 CURVES = _schema("""

@@ -11,13 +11,12 @@ from typing import Any
 
 from raybench.core.errors import InputError
 from raybench.store import identity, lock, log, reader
-from raybench.store.files import Files, reached
+from raybench.store.files import Files
 from raybench.store.lock import Holder
 
 LATELY = 300.0  # seconds over which the rate is taken
-COLUMNS = (
-    *("cell", "label", "status", "error", "k", "step_multiple", "step_size", "best_grad_norm_sq"),
-)
+REACHED = "best_grad_norm_sq"
+COLUMNS = ("cell", "label", "status", "error", "k", "step_multiple", "step_size", REACHED)
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
 
     Raises InputError if there is no sweep in the folder, or it cannot be reached.
     """
-    files, there = reached(folder, "folder")
-    if not there:
-        raise InputError.of(
-            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
-        )
+    files = reader.existing(folder)
     text = files.read("sweep.yaml")
     if text is None and not files.names("cells"):
         what = f"{files.name} holds no sweep"
@@ -120,16 +115,10 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 
     The rate counts from the first of those shards, which tells when, but not how long it took.
     """
-    times = {
-        entry.name.removesuffix(".parquet"): entry.when
-        for entry in files.files_in("cells")
-        if entry.name != "skipped.parquet" and entry.when
-    }
-    if not times:
-        return None, None
-    last = max(times.values())
-    now = time.time()
-    late = sorted((when, cells.get(name, 0)) for name, when in times.items() if when > now - LATELY)
+    entries = [e for e in files.files_in("cells") if e.name != "skipped.parquet" and e.when]
+    last, now = max((e.when for e in entries), default=None), time.time()
+    recent = [e for e in entries if e.when > now - LATELY]
+    late = sorted((e.when, cells.get(e.name.removesuffix(".parquet"), 0)) for e in recent)
     if len(late) < 2 or now - late[0][0] < 1.0:
         return last, None
     return last, 60.0 * sum(n for _, n in late[1:]) / (now - late[0][0])
@@ -137,16 +126,7 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 
 def _best(table: Any) -> tuple[Best, ...]:
     ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
-    ended = ended[ended["best_grad_norm_sq"].notna()].sort_values("best_grad_norm_sq")
-    numbers = ended.drop_duplicates("label").astype(object)
-    rows = numbers.where(numbers.notna(), None).to_dict("records")
-    return tuple(
-        Best(
-            row["label"],
-            float(row["best_grad_norm_sq"]),
-            None if row["k"] is None else int(row["k"]),
-            row["step_size"],
-            row["step_multiple"],
-        )
-        for row in rows
-    )
+    ended = ended[ended[REACHED].notna()].sort_values(REACHED).drop_duplicates("label")
+    rows = ended[["label", REACHED, "k", "step_size", "step_multiple"]].astype(object)
+    rows["k"] = rows["k"].map(int, na_action="ignore")
+    return tuple(Best(*row) for row in rows.where(rows.notna(), None).to_numpy())

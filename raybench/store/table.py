@@ -138,18 +138,14 @@ def expand_extra(table: pa.Table) -> pa.Table:
     """Return ``table`` with the ``extra`` map, if any, as float columns ``extra.<name>``, null where absent."""
     if "extra" not in table.column_names:
         return table
-    at = table.column_names.index("extra")
-    maps = table.column(at).combine_chunks()
-    if isinstance(maps, pa.ChunkedArray):
-        maps = pa.concat_arrays(maps.chunks) if maps.num_chunks else pa.array([], maps.type)
-    table = table.remove_column(at)
-    lengths = pc.list_value_length(maps.cast(pa.list_(maps.type.field(0).type)))
-    # `keys` and `items` are the whole buffers; the offsets say which part this array uses.
-    row = np.repeat(np.arange(len(maps)), pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False))
-    flat = maps.cast(pa.list_(maps.type.field(0).type)).flatten()
-    keys, items = flat.field(0), flat.field(1).to_numpy(zero_copy_only=False)
+    maps = table["extra"]
+    table = table.drop_columns(["extra"])
+    pairs = maps.cast(pa.list_(maps.type.field(0).type))
+    row = pc.list_parent_indices(pairs).to_numpy()
+    keys, items = (pc.struct_field(pc.list_flatten(pairs), part) for part in (0, 1))
+    items = items.to_numpy()
     for name in sorted(pc.unique(keys).to_pylist()):
-        hit = pc.equal(keys, name).to_numpy(zero_copy_only=False)
+        hit = pc.equal(keys, name).to_numpy()
         values, absent = np.zeros(len(maps)), np.ones(len(maps), bool)
         values[row[hit]], absent[row[hit]] = items[hit], False
         table = table.append_column(f"extra.{name}", pa.array(values, mask=absent))
@@ -161,9 +157,8 @@ def expand_extra(table: pa.Table) -> pa.Table:
 
 def cells_frame(rows: pa.Table) -> pd.DataFrame:
     """Return rows of cells as a frame."""
-    # a plain config differs from cell to cell
-    plain = ("config", pa.string())
-    texts = [f.name for f in rows.schema if _is_text(f.type) and (f.name, f.type) != plain]
+    # configs differ from cell to cell
+    texts = [f.name for f in rows.schema if _is_text(f.type) and f.name != "config"]
     others = rows.drop_columns(texts).to_pandas()
     columns = {n: _texts(rows[n]) if n in texts else others[n] for n in rows.column_names}
     return pd.DataFrame(columns, copy=False)
@@ -179,7 +174,10 @@ def curves_frame(tables: Iterable[pa.Table], cells: pd.Series) -> pd.DataFrame:
     del tables, parts
     fixed = [name for name in CURVES.names if name in table.column_names]
     names = fixed + sorted(set(table.column_names) - set(fixed))
-    order = _order(table["cell"], table["round"], cells)
+    place = {cell: j for j, cell in enumerate(sorted(cells))}
+    codes, texts = coded(table["cell"])
+    numbers = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)[codes]
+    order = in_order(numbers, table["round"].to_numpy())
     held = {name: table[name] for name in names}
     del table
     columns: dict[str, object] = {}
@@ -190,17 +188,17 @@ def curves_frame(tables: Iterable[pa.Table], cells: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
-def _order(cells: pa.ChunkedArray, rounds: pa.ChunkedArray, ids: pd.Series) -> np.ndarray:
-    """Return the places of the rows of some cells in order of cell and round; of equal ones the first."""
-    place = {cell: j for j, cell in enumerate(sorted(ids))}
-    codes, texts = coded(cells)
-    cell = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)[codes]
-    at = rounds.to_numpy()
-    order = np.lexsort((at, cell))
-    cell, at = cell[order], at[order]
-    first = np.ones(len(order), bool)  # a cell that stands in two shards is read once
-    first[1:] = (cell[1:] != cell[:-1]) | (at[1:] != at[:-1])
-    return order[first & (cell >= 0)]
+def in_order(cell: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the places of rows in order of cell and round, each once, without those of no cell (-1)."""
+    places = np.flatnonzero(cell >= 0)
+    cell, at = cell[places], at[places]
+    step = np.diff(cell)
+    if not ((step > 0) | ((step == 0) & (np.diff(at) > 0))).all():
+        order = np.lexsort((at, cell))
+        same = (np.diff(cell[order]) == 0) & (np.diff(at[order]) == 0)
+        # a cell that stands in two shards is read once
+        places = places[order][np.append(True, ~same)]
+    return places
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -41,9 +41,6 @@ from raybench.store.log import (
     SWEEPS,
     TARGETS,
     Finding,
-    parquet,
-    rows,
-    sealed,
 )
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import encode
@@ -78,10 +75,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        owner: Owner | None = None,
-        apart: Iterable[str] = (),
+        self, folder: str | os.PathLike[str], owner: Owner | None = None, apart: Iterable[str] = ()
     ) -> None:
         self.files = open_folder(folder)
         self.owner = owner
@@ -135,12 +129,13 @@ class Store:
         Writers of a driver that was killed find another driver's id and write no more. A folder keeps
         its id; where it has none it takes the one that most of its shards bear. fresh: a new id.
         """
-        folder = "" if fresh else log.owner_of(self.files).get("folder", "")
-        if not folder and not fresh:
-            shards = self.look().shards
-            ids = Counter(s.seal.folder for s in shards if s.seal.folder)
-            folder = ids.most_common(1)[0][0] if ids else ""
-        self.owner = Owner(folder or uuid.uuid4().hex[:16], uuid.uuid4().hex[:16])
+        folder, driver = (uuid.uuid4().hex[:16] for _ in range(2))
+        if not fresh:
+            noted = log.owner_of(self.files).get("folder")
+            ids = Counter() if noted else Counter(s.seal.folder for s in self.look().shards)
+            del ids[""]
+            folder = noted or next((name for name, _ in ids.most_common(1)), folder)
+        self.owner = Owner(folder, driver)
         self.files.prepare()
         self.files.write(OWNER, json.dumps(vars(self.owner)).encode())
         return self.owner
@@ -154,7 +149,7 @@ class Store:
         return log.attempts_of(self.files)
 
     def save_attempts(self, counts: Mapping[str, int]) -> None:
-        """Keep how often cells were tried beside the batch list, so that it outlasts a killed driver."""
+        """Keep how often cells were tried, so that it outlasts a killed driver."""
         self.write(ATTEMPTS, json.dumps(dict(counts)))
 
     # -- shards ------------------------------------------------------------------------------
@@ -179,21 +174,18 @@ class Store:
         ids = cells["cell"].to_pylist()
         if len(ids) > 1 and self.apart.intersection(ids):
             for cell in ids:
-                rows_of = None if curves is None else _of(curves, cell)
-                self.commit(cell, rows_of or None, _of(cells, cell))
+                own = None if curves is None else curves.filter(pc.equal(curves["cell"], cell))
+                self.commit(cell, own or None, cells.filter(pc.equal(cells["cell"], cell)))
             return
         data = None if curves is None else encode(curves)
         self.put(shard, data, self.seal(shard, data, cells))
 
     def seal(self, shard: str, curves: bytes | None, cells: pa.Table) -> bytes:
         """Return the file of a shard's cells, given the bytes of its curves file."""
-        return sealed(cells, shard, self.owner.folder if self.owner else "", curves)
+        return log.sealed(cells, shard, self.owner.folder if self.owner else "", curves)
 
     def put(self, shard: str, curves: bytes | None, cells: bytes) -> None:
-        """Write the files of one batch, as ``encode`` and ``seal`` made them here or on another node.
-
-        Raises FolderLost if the folder is no longer the owner's.
-        """
+        """Write the files of one batch, as ``encode`` and ``seal`` made them; raises as ``commit``."""
         self.check_owner()
         try:
             if self.owner is None:
@@ -228,16 +220,13 @@ class Store:
             self.files.write(rel, data)
 
     def done(self) -> dict[str, str]:
-        """Return {cell id: status} of every committed cell, by its cells file and its curves' size.
-
-        Raises InputError for a file of a version of the schema that is not read.
-        """
+        """Return {cell id: status} of every committed cell; raises as ``look``."""
         return self.look().statuses()
 
     def look(self, deep: bool = False) -> log.Log:
-        """Return the shards that count, with ids and statuses.
+        """Return the shards that count, with ids and statuses; deep: as ``log.look`` takes it.
 
-        deep: compare every curves file with its digest, else its size only. Raises InputError as ``done``.
+        Raises InputError for a file of a version of the schema that is not read.
         """
         commits = log.look(self.files, deep=deep, columns=("cell", "status"))
         log.refuse(commits, self.folder, OTHER_VERSION)
@@ -246,16 +235,18 @@ class Store:
     def repair(self, commits: log.Log | None = None) -> list[Finding]:
         """Remove what was never committed and set aside what is damaged; return what was set aside.
 
-        commits: what a deep look has seen just now, for which every file is compared with its digest. Damaged shards, and those that hold a cell which stands
-        in a better shard, move to ``plan/damaged``: their cells run again. Shards of others, which do not
-        count, stay where they are.
+        commits: what a deep look has seen just now. Damaged shards, and those that hold a cell which stands in
+        a better shard, move to ``plan/damaged``: their cells run again. Shards of others stay where they are.
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
         commits = self.look(deep=True) if commits is None else commits
         aside = [*commits.of(DAMAGED), *log.doubles(commits)]
         for finding in aside:
-            self._set_aside(finding.rel.rsplit("/", 1)[1])
+            name = finding.rel.rsplit("/", 1)[1]
+            for folder in ("cells", "curves"):
+                if self.files.exists(f"{folder}/{name}"):
+                    self.files.move(f"{folder}/{name}", f"{SET_ASIDE}/{folder}-{name}")
         committed = set(self.files.names("cells"))
         for name in self.files.names("curves"):
             if name not in committed and name.endswith(".parquet"):
@@ -268,43 +259,32 @@ class Store:
             # cells go first, so that no reader sees a cell without curves
             self.files.remove(f"cells/{name}")
             self.files.remove(f"curves/{name}")
-        for name in self.files.names("weights"):
-            self.files.remove(f"weights/{name}")
+        weights = (f"weights/{name}" for name in self.files.names("weights"))
         self.files.clear(SWEEPS)
-        self.files.remove(TARGETS)
-        self.files.remove(PLANNED)
-        self.files.remove("sweep.yaml")
+        for rel in (*weights, TARGETS, PLANNED, "sweep.yaml"):
+            self.files.remove(rel)
 
     def forget(self, cells: Collection[str]) -> None:
         """Take cells out of the shards they stand in, so that they may run again; the others stay."""
         if not cells:
             return
         gone = pa.array(sorted(cells), pa.string())
-        for shard in log.look(self.files, columns=("cell", "status")).shards:
+        for shard in self.look().shards:
             if not pc.any(pc.is_in(shard.cells["cell"], gone)).as_py():
                 continue
-            name = f"{shard.name}.parquet"
-            cells_left = self._left(f"cells/{name}", CELLS, gone)
-            curves_left = self._left(f"curves/{name}", CURVES, gone)
-            if cells_left:
-                curves = encode(curves_left) if curves_left else None
-                self.put(shard.name, curves, self.seal(shard.name, curves, cells_left))
-            for rel, left in (("cells", cells_left), ("curves", curves_left)):
-                if left is None:  # cells go first, so that no reader sees a cell without curves
-                    self.files.remove(f"{rel}/{name}")
-
-    def _left(self, rel: str, schema: pa.Schema, gone: pa.Array) -> pa.Table | None:
-        """Return the rows of a file that are not of certain cells; None where there is no file, or no row."""
-        data = self.files.read(rel)
-        if data is None:
-            return None
-        table = rows(parquet(data), schema)
-        return table.filter(pc.invert(pc.is_in(table["cell"], gone))) or None
-
-    def _set_aside(self, name: str) -> None:
-        for folder in ("cells", "curves"):
-            if self.files.exists(f"{folder}/{name}"):
-                self.files.move(f"{folder}/{name}", f"{SET_ASIDE}/{folder}-{name}")
+            places = {"cells": CELLS, "curves": CURVES}
+            left: dict[str, pa.Table] = {}
+            for folder, schema in places.items():
+                data = self.files.read(f"{folder}/{shard.name}.parquet")
+                if data is not None:
+                    table = log.rows(log.parquet(data), schema)
+                    left[folder] = table.filter(pc.invert(pc.is_in(table["cell"], gone)))
+            if left["cells"]:
+                curves = encode(left["curves"]) if left.get("curves") else None
+                self.put(shard.name, curves, self.seal(shard.name, curves, left["cells"]))
+            for folder in places:  # cells go first, so that no reader sees a cell without curves
+                if not left.get(folder):
+                    self.files.remove(f"{folder}/{shard.name}.parquet")
 
     def _collect(self, name: str) -> None:
         """Remove curves that no cells file commits.
@@ -317,8 +297,3 @@ class Store:
             self.files.move(f"tmp/{name}", f"curves/{name}")
         else:
             self.files.remove(f"tmp/{name}")
-
-
-def _of(table: pa.Table, cell: str) -> pa.Table:
-    """Return the rows of one cell."""
-    return table.filter(pc.equal(table["cell"], cell))

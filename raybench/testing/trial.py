@@ -23,8 +23,7 @@ from raybench.execution.checks import Skip
 from raybench.execution.execute import hosted
 from raybench.execution.plan import facts_of
 from raybench.execution.resolve import Resolver, problem_of
-from raybench.execution.run import Options, Run
-from raybench.execution.saved import share
+from raybench.execution.run import Options, Run, share
 from raybench.spec.model import Record
 from raybench.testing import subprocess
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of
