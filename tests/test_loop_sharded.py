@@ -7,6 +7,8 @@ from typing import Any
 import loop_kit
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 D = 1715  # parameters
 
 

@@ -30,7 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     """What rank 0 has found; what it says of differences between ranks holds for both."""
-    return loop_kit.results("loop_ranks.py", 2, folder)[0]
+    return loop_kit.results("loop_ranks.py", 2, folder, "usual")[0]
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same of what takes seconds each: code that torch or numba compiles, and many pairs of runs."""
+    return loop_kit.results("loop_ranks.py", 2, tmp_path_factory.mktemp("rare"), "rare")[0]
 
 
 def test_uncompressed_messages_are_data_parallel_training(found):
@@ -41,9 +47,10 @@ def test_ranks_take_over_the_start_of_rank_0(found):
     assert found["same_start"] == 0
 
 
-def test_memory_belongs_to_parameters_whatever_the_buckets(found):
-    assert [v[:2] for v in found["buckets"].values()] == [[0, 0]] * 3
-    assert [v[2] for v in found["buckets"].values()] == [6, 4, 1]
+@pytest.mark.thorough
+def test_memory_belongs_to_parameters_whatever_the_buckets(rare):
+    assert [v[:2] for v in rare["buckets"].values()] == [[0, 0]] * 3
+    assert [v[2] for v in rare["buckets"].values()] == [6, 4, 1]
 
 
 def test_one_message_of_all_gradients_is_what_the_optimizer_sends(found):
@@ -94,8 +101,9 @@ def test_sparse_gradients_are_as_dense_ones(found):
     assert found["sparse"] < 1e-15
 
 
-def test_messages_of_varying_length_arrive(found):
-    apart, least, most = found["of_varying_length"]
+@pytest.mark.thorough
+def test_messages_of_varying_length_arrive(rare):
+    apart, least, most = rare["of_varying_length"]
     assert apart == 0
     assert least < most
 
@@ -234,17 +242,19 @@ def test_a_line_search_that_meets_a_nan_goes_back(found):
     assert apart == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
-def test_gradients_of_16_bits_have_memories_of_32(found, dtype):
-    apart, kind, first, last = found["narrow"][dtype]
+def test_gradients_of_16_bits_have_memories_of_32(rare, dtype):
+    apart, kind, first, last = rare["narrow"][dtype]
     assert apart == 0
     assert kind == "torch.float32"
     assert last < first
-    assert found["narrow"]["hook"] == 0
+    assert rare["narrow"]["hook"] == 0
 
 
-def test_a_compiled_model_trains_as_one_that_is_not(found):
-    assert found["compiled"] < 1e-12
+@pytest.mark.thorough
+def test_a_compiled_model_trains_as_one_that_is_not(rare):
+    assert rare["compiled"] < 1e-12
 
 
 def test_what_a_user_clips_is_what_is_compressed(found):
@@ -285,8 +295,9 @@ def test_sending_while_the_backward_pass_goes_on_changes_nothing(found):
     assert found["overlap"] == 0
 
 
-def test_messages_are_added_up_on_the_way(found):
-    halves, parts, apart = found["collectives"]
+@pytest.mark.thorough
+def test_messages_are_added_up_on_the_way(rare):
+    halves, parts, apart = rare["collectives"]
     assert 0 < halves < 1e-2
     assert parts < 1e-14
     assert apart == 0
@@ -299,7 +310,8 @@ def test_ranks_go_on_from_what_they_saved(found, name):
     assert all(shape == [1, 1, 1715] for shape in shapes)  # the same on every rank
 
 
-def test_presets_go_on_as_if_they_had_not_stopped(found):
+@pytest.mark.thorough
+def test_presets_go_on_as_if_they_had_not_stopped(rare):
     """On as many ranks bit for bit; from two ranks to one and from one to two to rounding."""
     accepted = set()
     for name in registry.names("algorithm"):
@@ -310,8 +322,8 @@ def test_presets_go_on_as_if_they_had_not_stopped(found):
             except InputError:
                 continue
             accepted.add(name)
-    assert set(found["presets"]) == accepted
-    for name, (same, fewer, more) in found["presets"].items():
+    assert set(rare["presets"]) == accepted
+    for name, (same, fewer, more) in rare["presets"].items():
         assert same == 0, name
         assert max(fewer, more) < 1e-12, name
 

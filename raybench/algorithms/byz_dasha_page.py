@@ -2,14 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import (
-    Integer,
-    Number,
-    Robust,
-    Unbiased,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Integer, Number, Robust, Unbiased, algorithm, theory
 from raybench.algorithms.dasha import ASSUMES, BOUND, follow_rate, lag
 from raybench.algorithms.dasha_page import DashaPage
 from raybench.algorithms.ef21_page import refresh

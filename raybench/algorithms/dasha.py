@@ -2,14 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import (
-    Dense,
-    Estimator,
-    Number,
-    Unbiased,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Dense, Estimator, Number, Unbiased, algorithm, theory
 
 
 def follow_rate(k: theory.Setting) -> float:

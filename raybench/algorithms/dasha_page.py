@@ -2,14 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import (
-    Integer,
-    Number,
-    Unbiased,
-    algorithm,
-    theory,
-    where,
-)
+from raybench.algorithms.base import Integer, Number, Unbiased, algorithm, theory, where
 from raybench.algorithms.dasha import ASSUMES, BOUND, Dasha, follow_rate, lag
 from raybench.algorithms.ef21_page import refresh
 

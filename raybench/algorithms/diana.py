@@ -2,13 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import (
-    Estimator,
-    Number,
-    Unbiased,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Estimator, Number, Unbiased, algorithm, theory
 from raybench.algorithms.marina import CODE
 
 

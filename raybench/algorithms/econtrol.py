@@ -2,14 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import (
-    Contractive,
-    Estimator,
-    Integer,
-    Number,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Contractive, Estimator, Integer, Number, algorithm, theory
 
 
 def strength(k: theory.Setting) -> float:

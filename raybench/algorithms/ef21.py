@@ -1,13 +1,6 @@
 """EF21: error feedback by compressed differences."""
 
-from raybench.algorithms.base import (
-    Choice,
-    Contractive,
-    Dense,
-    Estimator,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Choice, Contractive, Dense, Estimator, algorithm, theory
 
 
 def recursion(k: theory.Setting) -> theory.Rate:

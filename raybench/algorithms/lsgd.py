@@ -2,15 +2,7 @@
 
 import torch
 
-from raybench.algorithms.base import (
-    Dense,
-    Integer,
-    Number,
-    Points,
-    algorithm,
-    where,
-    zeros_like,
-)
+from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, where, zeros_like
 from raybench.algorithms.diffusion import HALF
 
 

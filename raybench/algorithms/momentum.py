@@ -1,13 +1,6 @@
 """Gradient descent and SGD with momentum at the server."""
 
-from raybench.algorithms.base import (
-    Flag,
-    Integer,
-    Number,
-    Outer,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Flag, Integer, Number, Outer, algorithm, theory
 from raybench.algorithms.gd import GD
 
 

@@ -1,13 +1,6 @@
 """signSGD with majority vote, and Signum: signs both ways."""
 
-from raybench.algorithms.base import (
-    Choice,
-    Estimator,
-    Integer,
-    Number,
-    algorithm,
-    where,
-)
+from raybench.algorithms.base import Choice, Estimator, Integer, Number, algorithm, where
 
 
 @algorithm(

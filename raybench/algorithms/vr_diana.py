@@ -2,15 +2,7 @@
 
 import torch
 
-from raybench.algorithms.base import (
-    Choice,
-    Integer,
-    Number,
-    Unbiased,
-    algorithm,
-    theory,
-    where,
-)
+from raybench.algorithms.base import Choice, Integer, Number, Unbiased, algorithm, theory, where
 from raybench.algorithms.diana import FAMILY, PAPER, Diana, learns_fully, of_family, shift_rate
 from raybench.algorithms.vr_marina import CODE_VR
 from raybench.core.errors import InputError
