@@ -76,7 +76,7 @@ def test_what_dion_sends():
 
 
 def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
-    from raybench.algorithms.ef21_muon import EF21Muon
+    from raybench.algorithms.ef21_momentum import EF21Muon
 
     operator = {"name": "top_k", "k": "10%"}
     want = finished(
