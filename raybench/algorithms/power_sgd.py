@@ -38,12 +38,7 @@ class PowerSGD(Estimator):
     }
 
     def setup(a, wire, s, c):
-        c.e, s.v, s.Q = wire.zeros(), wire.zero(), []
-        for j, (_, shape) in enumerate(wire.layout):
-            b = int(torch.Size(shape[1:]).numel())
-            r = min([a.rank, b, *shape[:1]])
-            noise = wire.shared_stream("basis").fold(j).normal(b * r)
-            s.Q.append(noise.to(s.v.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
+        c.e, s.v, s.Q = wire.zeros(), wire.zero(), bases(wire, a.rank)
 
     def estimate(a, wire, s, c, grad):
         c.e += grad  # D, in the memory of what will be left of it
@@ -80,6 +75,17 @@ class PowerSGD(Estimator):
         return where(a.momentum.like(g) > 0, g + s.v, g)
 
 
+def bases(wire, rank):
+    """Return Gaussian matrices (B, b, r) for the tensors that are matrices (a, b), None for the others."""
+    out, dtype = [], wire.zero().dtype
+    for j, (_, shape) in enumerate(wire.layout):
+        b = int(torch.Size(shape[1:]).numel())
+        r = min([rank, b, *shape[:1]])
+        noise = wire.shared_stream("basis").fold(j).normal(b * r)
+        out.append(noise.to(dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
+    return out
+
+
 def orthonormal(P: torch.Tensor) -> torch.Tensor:
     """Return an orthonormal basis of the columns of P (.., a, r); QR, so no division by zero."""
     return torch.linalg.qr(P).Q
@@ -114,12 +120,7 @@ class Dion(Estimator):
     left_to_loops = {"decay": "the weight_decay of your optimizer"}
 
     def setup(a, wire, s, c):
-        c.M, s.m, s.Q = wire.zeros(), wire.zero(), []
-        for j, (_, shape) in enumerate(wire.layout):
-            b = int(torch.Size(shape[1:]).numel())
-            r = min([a.rank, b, *shape[:1]])
-            noise = wire.shared_stream("basis").fold(j).normal(b * r)
-            s.Q.append(noise.to(s.m.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
+        c.M, s.m, s.Q = wire.zeros(), wire.zero(), bases(wire, a.rank)
 
     def estimate(a, wire, s, c, grad):
         views = wire.layout.views
