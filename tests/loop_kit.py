@@ -1,25 +1,91 @@
-"""Ranks of real processes for tests of ``raybench.torch``, and what their scripts have in common."""
+"""Tests that run on the ranks of real processes, and what those train: ``raybench.torch`` on a small network."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import raybench.torch as rt
 
 HERE = Path(__file__).parent
 LIMIT = 240  # seconds of all that a script does
+TOP = "top_k:k=10%"
+
+
+def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let every one of so many ranks run a test; all that are selected of a file share one start of processes.
+
+    The ranks run them by pytest, in the same order, until one fails. Marks stand above this decorator; a test has
+    parameters, but no fixtures.
+    """
+
+    def decorate(check: Callable[..., None]) -> Callable[..., None]:
+        if "LOOP_RANK" in os.environ:
+            return check
+
+        @functools.wraps(check)
+        def test(
+            request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, **_: Any
+        ) -> None:
+            items: Any = request.session.items
+            selected = tuple(
+                f"{item.path}::{item.name}"
+                for item in items
+                if item.path == request.path and getattr(item.function, "ranks", 0) == size
+            )
+            failures, logs = _outcomes(selected, size, tmp_path_factory)
+            name = request.node.name
+            for rank, failure in enumerate(failures):
+                text = failure.get(name, f"not run, after {list(failure)[-1:]}:\n{logs}")
+                assert not text, f"rank {rank}: {text}"
+
+        own = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in FIXTURES]
+        parameters = [*inspect.signature(check).parameters.values(), *own]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        test.ranks = size  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+FIXTURES = ("request", "tmp_path_factory")  # of the test that waits for the ranks
+
+
+@functools.cache
+def _outcomes(
+    selected: tuple[str, ...], size: int, folders: pytest.TempPathFactory
+) -> tuple[list[dict[str, str]], str]:
+    """Return what failed in which test, "" for nothing, of every rank, and what they printed."""
+    folder = folders.mktemp("ranks")
+    _, logs = _wait(start("loop_kit.py", size, folder, *selected), "loop_kit.py", folder)
+    files = [folder / f"loop_kit.py.{rank}.json" for rank in range(size)]
+    return [json.loads(file.read_text()) if file.exists() else {} for file in files], logs
+
+
+class Failures(dict[str, str]):
+    """A plug-in of pytest that keeps what failed in which test."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or report.when == "call":
+            self[report.nodeid.rpartition("::")[2]] = report.longreprtext if report.failed else ""
 
 
 def environment(rank: int, size: int, store: Path) -> dict[str, str]:
@@ -51,9 +117,8 @@ def start(script: str, size: int, folder: Path, *arguments: str) -> list[subproc
     return out
 
 
-def results(script: str, size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Run a script on so many ranks and return what each has written as JSON."""
-    ranks = start(script, size, folder, *arguments)
+def _wait(ranks: list[subprocess.Popen[str]], script: str, folder: Path) -> tuple[list[int], str]:
+    """Return how the ranks ended, and the end of what they printed."""
     try:
         codes = [process.wait(timeout=LIMIT) for process in ranks]
     finally:
@@ -61,19 +126,26 @@ def results(script: str, size: int, folder: Path, *arguments: str) -> list[dict[
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-    logs = [(folder / f"{script}.{rank}.log").read_text() for rank in range(size)]
-    assert codes == [0] * size, "\n".join(logs)[-6000:]
+    logs = [(folder / f"{script}.{rank}.log").read_text() for rank in range(len(ranks))]
+    return codes, "\n".join(logs)[-6000:]
+
+
+def results(script: str, size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run a script on so many ranks and return what each has written as JSON."""
+    codes, logs = _wait(start(script, size, folder, *arguments), script, folder)
+    assert codes == [0] * size, logs
     return [json.loads((folder / f"{script}.{rank}.json").read_text()) for rank in range(size)]
 
 
-# For the scripts ----------------------------------------------------------------------------------
+# For the ranks ------------------------------------------------------------------------------------
 
 
 def join() -> int:
     """Join the other ranks and return the own number."""
     rank, size = int(os.environ["LOOP_RANK"]), int(os.environ["LOOP_SIZE"])
     store = "file://" + os.environ["LOOP_STORE"]
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    patience = timedelta(seconds=LIMIT / 2)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=patience)
     return rank
 
 
@@ -156,3 +228,39 @@ def steps(
         optimizer.step()
         out.append(float(f.detach()))
     return out
+
+
+def trained(algorithm: Any = "ef21", compressor: Any = TOP, count: int = 10, **more: Any) -> Any:
+    """Return a network trained by a ``CompressedOptimizer``, and that."""
+    model = network()
+    opt = rt.CompressedOptimizer(sgd(model), compressor, algorithm, **more)
+    steps(model, opt, dist.get_rank(), range(count))
+    return model, opt
+
+
+def hooked(algorithm: Any = "ef21", compressor: Any = TOP, count: int = 10, **more: Any) -> Any:
+    """Return a network trained with a hook, that, the parallel model and its optimizer."""
+    model = network()
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.004)  # several, rebuilt after a step
+    hook = rt.attach(parallel, algorithm, compressor, **{"granularity": "tensor", **more})
+    optimizer = sgd(model)
+    steps(parallel, optimizer, dist.get_rank(), range(count))
+    return model, hook, parallel, optimizer
+
+
+def plain(count: int = 10) -> nn.Module:
+    """Return a network after data-parallel SGD."""
+    model = network()
+    steps(DistributedDataParallel(model), sgd(model), dist.get_rank(), range(count))
+    return model
+
+
+if __name__ == "__main__":
+    join()
+    failures = Failures()
+    settings = ["-q", "-x", "-c", os.devnull, "--noconftest", "-p", "no:warnings"]
+    code = pytest.main([*settings, "-p", "no:cacheprovider", *sys.argv[2:]], [failures])
+    save(failures)
+    if code == 0:
+        leave()
+    sys.exit(code)

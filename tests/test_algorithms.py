@@ -111,16 +111,6 @@ class AcrossCells(Faulty):
         s.g = 0.999 * s.g + 0.001 * s.g.mean(0, keepdim=True)
 
 
-class FirstCellsStep(Faulty):
-    """All cells take the step size of the first."""
-
-    def round(a, net, s, c):
-        s.x = net.down(Dense(s.x - float(a.gamma.values[0]) * s.g))
-        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
-        m.add_to(c.g)
-        a.server(net, s, c, m)
-
-
 class GlobalRandom(Faulty):
     """Draws from torch's generator."""
 
@@ -207,7 +197,6 @@ FAULTS = {
     NeverSent: "ranks change nothing",
     LocalCount: "ranks change nothing",
     AcrossCells: "alone or in a batch",
-    FirstCellsStep: "alone or in a batch",
     GlobalRandom: "seed decides all",
     ForgottenCells: "alone or in a batch",
     LooksAtTheRecord: "recording costs nothing",

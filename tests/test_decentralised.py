@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
-from toys import FAR, P1, ConvexL1, Shared, descend, each_round, largest, registered
+from toys import FAR, P1, ConvexL1, Shared, largest, registered
 
 from raybench import problems
 from raybench.execution.build import GRAPHS, mixing
 from raybench.execution.resolve import Skip
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, Method, finished
 from raybench.wire.neighbours import Neighbours
 
 pytestmark = pytest.mark.thorough
@@ -35,66 +33,6 @@ def method(name, problem=P1, compressor=None, rounds=60, graph="ring", step=None
 
 
 CENTRAL = ("lsgd", "easgd", "codistillation", "gd")
-
-
-def points(run) -> torch.Tensor:
-    return run.c.X.clone()
-
-
-def scatter(run, size=1.0) -> torch.Tensor:
-    """Move the clients apart, and return where they are."""
-    run.advance(0)
-    noise = np.random.default_rng(1).standard_normal(run.c.X.shape)
-    run.c.X = run.c.X + size * torch.from_numpy(noise)
-    return run.c.X.clone()
-
-
-def mix(W: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("ij,bjd->bid", W, X)
-
-
-# Gossip --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("graph", sorted(GRAPHS))
-def test_gossip_forgets_each_mode_at_its_eigenvalue(graph):
-    """v_k'X^{t+1} = lambda_k v_k'X^t for every eigenvector of W; so lambda_2 is the rate."""
-    run = started(method("gossip", TOY, "identity", 25, graph).batch((1.0, 0.5), (0, 1)))
-    run.advance(1)  # the only round with a gradient step
-    scatter(run)
-    seen = each_round(run, points)
-    values, vectors = torch.linalg.eigh(mixing(graph, 7).W)
-    assert largest(seen[0], seen[0].mean(1, keepdim=True)) > 0.1
-    size = float(seen[0].abs().max())
-    for now, then in pairwise(seen):
-        want = values[:, None] * mix(vectors.T, now)
-        assert largest(mix(vectors.T, then), want) < 1e-12 * size
-
-
-@pytest.mark.parametrize("graph", ["ring", "star", "complete"])
-@pytest.mark.parametrize("compressor", [{"name": "top_k", "k": 1}, TENTH, "natural", "scaled_sign"])
-def test_compressed_gossip_agrees_on_the_mean_of_the_first_steps(graph, compressor):
-    run = started(method("gossip", TOY, compressor, 1500, graph).batch())
-    x, gamma = run.s.x.clone(), run.batch.cells[0].step_size
-    want = x - gamma * run.problem.oracle(x, loss=False)[0].mean(1)
-    run.advance(1)
-    before = float((run.c.X - want[:, None]).square().sum())
-    W = mixing(graph, 7).W
-    run.advance(1500)
-    assert largest(run.c.X.mean(1), want) < 1e-11
-    assert largest(run.c.Hw, mix(W, run.c.H)) < 1e-12
-    assert float((run.c.X - want[:, None]).square().sum()) < 1e-9 * before
-
-
-def test_gossip_that_mixes_too_much_diverges():
-    run = finished(method("gossip", TOY, TENTH, 1000, mix=0.6).batch())
-    assert run.status[0] == "diverged" or run.recorder.column("consensus_error")[0, -1] > 1e3
-
-
-def test_diffusion_on_the_complete_graph_is_gradient_descent():
-    run = started(method("diffusion", P1, None, 300, "complete", 0.3).batch())
-    plain = descend(started(method("gd", rounds=300, step=0.3).batch()), 0.3)
-    assert largest(torch.stack(each_round(run, points)), plain[:, :, None]) < 1e-8
 
 
 # Where they end ------------------------------------------------------------------------------
@@ -136,53 +74,6 @@ def test_lead_converges_with_a_tenth_of_the_coordinates():
     assert (norms[:, -1] < norms[:, 5]).all()
     wild = method("lead", TOY, TENTH, 4000, "complete", alpha=0.5, mix=0.5)
     assert finished(wild.batch()).status[0] == "diverged"
-
-
-@pytest.mark.parametrize("graph", sorted(GRAPHS))
-@pytest.mark.parametrize(("name", "compressor"), [("lead", TENTH), ("prox_lead", TWO_BITS)])
-def test_lead_keeps_its_sums(name, compressor, graph):
-    run = started(method(name, TOY, compressor, 40, graph).batch((1.0, 0.5), (0, 1)))
-    W = mixing(graph, 7).W
-
-    def look(r):
-        sums = float(r.c.D.sum(1).abs().max()) / max(1.0, float(r.c.D.abs().max()))
-        return sums, largest(r.c.Hw, mix(W, r.c.H))
-
-    assert np.array(each_round(run, look)).max() < 1e-12
-    assert float(run.c.D.abs().max()) > 0
-
-
-def test_gradient_tracking_tracks():
-    run = started(method("gradient_tracking", rounds=200).batch((1.0, 0.5)))
-    gaps = each_round(
-        run, lambda r: largest(r.c.Y.mean(1), r.problem.oracle(r.c.X, loss=False)[0].mean(1))
-    )
-    assert max(gaps) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("name", "order"), [("diffusion", "atc"), ("diffusion", "cta"), ("dgd", "")]
-)
-def test_the_bias_of_diffusion_halves_with_the_step(name, order):
-    params = {"order": order} if order else {}
-    run = finished(method(name, TOY, None, 4000, **params).batch((0.2, 0.1, 0.05)), every=4000)
-    norms = np.sqrt(run.recorder.column("grad_norm_sq")[:, -1])
-    apart = np.sqrt(run.recorder.column("consensus_error")[:, -1])
-    assert (norms > 1e-3).all(), norms
-    for sizes in (norms, apart):
-        assert ((sizes[:-1] / sizes[1:] > 1.6) & (sizes[:-1] / sizes[1:] < 2.2)).all(), sizes
-
-
-def test_dgd_ends_at_the_minimiser_of_its_penalised_sum():
-    """(I - W) X + gamma G(X) = 0."""
-    run = finished(method("dgd", TOY, None, 3000, step=0.1).batch(), every=3000)
-    A, b = run.problem.A, run.problem.b
-    n, d = b.shape
-    system = torch.kron(torch.eye(n) - mixing("ring", 7).W, torch.eye(d)) + 0.1 * torch.block_diag(
-        *A
-    )
-    want = torch.linalg.solve(system, 0.1 * b.flatten()).view(n, d)
-    assert largest(run.c.X[0], want) < 1e-10
 
 
 @pytest.mark.parametrize(("name", "messages"), [("dgd", 1), ("extra", 1), ("gradient_tracking", 2)])
@@ -266,18 +157,6 @@ def test_predictions_are_of_the_rows_they_name():
     assert largest(p.predict(x, rows)[0, 2, :, 0], want) < 1e-12
     part = p.host(range(3, 5))
     assert largest(part.predict(x[:, 3:], rows), p.predict(x, rows)[:, 3:]) < 1e-15
-
-
-def test_codistillation_brings_predictions_together():
-    problem = {"name": "logistic", **DATA, "split": "sorted_by_label", "regularizer": "l2"}
-    apart = []
-    for w in (0.0, 1.0, 10.0):
-        run = finished(
-            method("codistillation", problem, None, 300, step=0.05, w=w).batch(), every=100
-        )
-        rows = torch.arange(sum(run.problem.samples))[None]
-        apart.append(float(run.problem.predict(run.c.X, rows).var(1).mean()))
-    assert apart[0] > 1.5 * apart[1] > 1.5 * 1.5 * apart[2], apart
 
 
 def test_codistillation_needs_predictions():

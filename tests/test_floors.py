@@ -23,7 +23,7 @@ from toys import (
 )
 
 from raybench import theory
-from raybench.algorithms.vr_marina import VRMarina
+from raybench.algorithms.marina import VRMarina
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.resolve import Skip, problem_of

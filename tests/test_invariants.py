@@ -123,7 +123,7 @@ def test_saga_knows_the_mean_of_its_table(monkeypatch):
     saga = method(("vr_diana", {"estimator": "saga", "batch": 8}, RAND), SAMPLES)  # of 12 samples
     run = started(saga.batch())
     assert max(each_round(run, lambda r: largest(r.c.full, r.c.table.mean(2)))) < 1e-12
-    monkeypatch.setattr("raybench.algorithms.vr_diana.MOST_TABLE_VALUES", 5 * 12 * 30 - 1)
+    monkeypatch.setattr("raybench.algorithms.diana.MOST_TABLE_VALUES", 5 * 12 * 30 - 1)
     with pytest.raises(InputError, match="lsvrg needs none"):
         started(saga.batch()).advance(1)
 

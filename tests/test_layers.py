@@ -75,7 +75,7 @@ OVER = {  # rooms that are above it still: what they have and no more
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
-ALGORITHM_LINES = 190  # with the theory of its steps
+ALGORITHM_LINES = 450  # of a family of methods, with the theory of their steps
 FOREIGN_TO_ALGORITHMS = {
     *("bits", "nbytes", "cost", "pack", "unpack", "ledger", "transport", "charge_bits"),
     *("world_size", "get_rank", "dist", "distributed", "is_initialized", "all_reduce"),
@@ -306,16 +306,13 @@ def test_lines_are_within_the_budget() -> None:
     assert not long, f"{long}; a file is one subject of 150 to {LINES_MOST} lines"
 
 
-def test_an_algorithm_is_one_short_file_that_knows_no_ranks_no_bits_no_cells() -> None:
+def test_a_family_of_algorithms_is_one_file_that_knows_no_ranks_no_bits_no_cells() -> None:
     wrong = []
     for file in ALGORITHMS:
         source = file.read_text()
         lines = len(source.splitlines())
         if lines > ALGORITHM_LINES:
             wrong.append(f"{names(file)}: {lines} lines")
-        # what differs by a line or two shares a file; a base that several files share is one too
-        if source.count("@algorithm(") > 5:
-            wrong.append(f"{names(file)}: too many methods for one file")
         allowed = {"raybench.algorithms", "raybench.theory", "raybench.core", "torch", "math"}
         wrong += [
             f"{one}: methods speak through net and base alone"

@@ -1,18 +1,39 @@
-"""raybench's methods in training loops of one's own: what two real ranks find (``loop_ranks.py``)."""
+"""raybench's methods in training loops of one's own: what two real ranks do with an optimizer and with a hook."""
 
 from __future__ import annotations
 
 import gc
+import io
 import math
+import warnings
 import weakref
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import loop_kit
 import pytest
 import torch
 import torch.distributed as dist
+from loop_kit import (
+    TOP,
+    everyone,
+    far,
+    hooked,
+    loss,
+    network,
+    on_ranks,
+    plain,
+    results,
+    sgd,
+    spread,
+    start,
+    steps,
+    trained,
+    vector,
+)
+from torch import nn
+from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench
@@ -21,126 +42,394 @@ from raybench.algorithms.build import check_loop
 from raybench.core import registry
 from raybench.core.errors import InputError
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
+D = 1715  # parameters of the network
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
-    """What rank 0 has found; what it says of differences between ranks holds for both."""
-    return loop_kit.results("loop_ranks.py", 2, folder)[0]
+def memory(opt: Any, name: str) -> torch.Tensor:
+    """Return what this rank's method remembers under a name, (1, 1, d)."""
+    return opt.state_dict()["raybench"]["parts"][0]["exchanges"][0]["c"][name]
 
 
-def test_uncompressed_messages_are_data_parallel_training(found):
-    assert max(found["identity"].values()) < 1e-14
+@on_ranks(2)
+def test_uncompressed_messages_are_data_parallel_training():
+    end = vector(plain())
+    assert far(end, vector(trained("gd", None)[0])) < 1e-14
+    assert far(end, vector(trained("ef21", "identity")[0])) < 1e-14
+    assert far(end, vector(hooked("gd", None)[0])) < 1e-14
+    assert far(end, vector(trained(start_after=10)[0])) < 1e-14
 
 
-def test_ranks_take_over_the_start_of_rank_0(found):
-    assert found["same_start"] == 0
+@on_ranks(2)
+def test_ranks_take_over_the_start_of_rank_0():
+    model = network(seed=rank())
+    rt.CompressedOptimizer(sgd(model), TOP)
+    assert far(vector(model), vector(network(seed=0))) == 0
 
 
-def test_memory_belongs_to_parameters_whatever_the_buckets(found):
-    assert [v[:2] for v in found["buckets"].values()] == [[0, 0]] * 3
-    assert [v[2] for v in found["buckets"].values()] == [6, 4, 1]
+@pytest.mark.thorough
+@on_ranks(2)
+def test_memory_belongs_to_parameters_whatever_the_buckets():
+    """Buckets of any size, rebuilt after the first step, change nothing."""
+    end = vector(trained(granularity="tensor")[0])
+    for size, parts in ((1, 6), (4000, 4), (1 << 20, 1)):
+        model, hook, *_ = hooked(size=size)
+        assert [far(end, vector(model)), spread(model), len(hook.exchanges)] == [0, 0, parts]
 
 
-def test_one_message_of_all_gradients_is_what_the_optimizer_sends(found):
-    assert found["whole_model"] == 0
+@on_ranks(2)
+def test_one_message_of_all_gradients_is_what_the_optimizer_sends():
+    assert far(vector(trained()[0]), vector(hooked(granularity="global")[0])) == 0
 
 
-def test_first_steps_are_dense_where_asked(found):
-    dense, sizes = found["start_after"]
-    assert dense == 3
-    assert sizes[:3] == [1715 * 8] * 3
-    assert max(sizes[3:]) < 1715 * 8 / 5
+@on_ranks(2)
+def test_first_steps_are_dense_where_asked():
+    report = trained(start_after=3)[1].report()
+    sizes = report.rows["bytes_up"].tolist()
+    assert report.dense_steps == 3
+    assert sizes[:3] == [D * 8] * 3
+    assert max(sizes[3:]) < D * 8 / 5
 
 
-def test_a_hook_can_be_detached_and_another_attached(found):
-    moved, apart, steps = found["detached"]
-    assert moved < 1e-15
-    assert apart == 0
-    assert steps == 1
+@on_ranks(2)
+def test_a_hook_can_be_detached_and_another_attached():
+    """After ``detach`` gradients are averaged as they are."""
+    model, hook, parallel, optimizer = hooked(count=5)
+    hook.detach()
+    other = network()
+    other.load_state_dict(model.state_dict())
+    steps(parallel, optimizer, rank(), [5])
+    steps(DistributedDataParallel(other), sgd(other), rank(), [5])
+    assert far(vector(model), vector(other)) < 1e-15
+    again = rt.attach(parallel, "ef21", TOP)
+    steps(parallel, optimizer, rank(), [6])
+    assert spread(model) == 0
+    assert again.report().steps == 1
 
 
-def test_accumulated_gradients_are_one_message(found):
-    assert found["accumulated"] == [0, 4, 4]
+@on_ranks(2)
+def test_accumulated_gradients_are_one_message():
+    """Two backward passes, one step: as the gradient of their sum."""
+    model, other = network(), network()
+    parallel = DistributedDataParallel(model)
+    hook, optimizer = rt.attach(parallel, "ef21", TOP, "global"), sgd(model)
+    opt = rt.CompressedOptimizer(sgd(other), TOP)
+    for t in range(0, 8, 2):
+        optimizer.zero_grad()
+        with parallel.no_sync():
+            loss(parallel, t, rank()).backward()
+        loss(parallel, t + 1, rank()).backward()
+        optimizer.step()
+        opt.zero_grad()
+        loss(other, t, rank()).backward()
+        loss(other, t + 1, rank()).backward()
+        opt.step()
+    assert far(vector(model), vector(other)) == 0
+    assert [hook.report().steps, opt.report().steps] == [4, 4]
 
 
-def test_a_step_without_messages_is_an_error(found):
-    said, moved, apart = found["never_silent"]
-    assert "never exchanged" in said
-    assert "no_sync" in said
-    assert moved == 0
-    assert apart == 0
+@on_ranks(2)
+def test_a_step_without_messages_is_an_error():
+    """The next proper one goes on."""
+    model, _, parallel, optimizer = hooked(count=3)
+    optimizer.zero_grad()
+    with parallel.no_sync():
+        loss(parallel, 3, rank()).backward()
+    before = vector(model)
+    with pytest.raises(RuntimeError, match=r"never exchanged(.|\n)*no_sync"):
+        optimizer.step()
+    assert far(before, vector(model)) == 0
+    steps(parallel, optimizer, rank(), [4, 5])
+    assert spread(model) == 0
 
 
-def test_a_model_that_is_given_up_takes_its_hook_along(found):
-    assert found["forgotten"] == [True, True]
+@on_ranks(2)
+def test_a_model_that_is_given_up_takes_its_hook_along():
+    model, hook, parallel, optimizer = hooked(count=2)
+    references = [weakref.ref(x) for x in (model, hook)]
+    del model, hook, parallel, optimizer
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
 
 
-def test_parameters_that_a_rank_does_not_use(found):
-    assert found["unused"] == {"ef21": 0, "diana": 0, "hook": 0}
+@on_ranks(2)
+def test_what_a_user_clips_is_what_is_compressed():
+    model = network()
+    opt = rt.CompressedOptimizer(sgd(model), "identity", "ef21")
+    loss(model, 0, rank()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    opt.step()
+    assert float(memory(opt, "g").norm()) <= 1e-3
 
 
-def test_a_rank_without_gradients_takes_part(found):
-    apart, moved = found["nothing_to_send"]
-    assert apart == 0
-    assert moved > 0
+@on_ranks(2)
+def test_groups_of_parameters_keep_their_step_sizes():
+    """Schedulers reach them, without a warning."""
+    model = network()
+    first, second, third = model[0], model[2], model[4]
+    rest = [*second.parameters(), *third.parameters()]
+    groups = [{"params": first.parameters(), "lr": 0.0}, {"params": rest, "lr": 1e-2}]
+    inner = torch.optim.AdamW(groups)
+    opt = rt.CompressedOptimizer(inner, TOP)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+        for t in range(3):
+            steps(model, opt, rank(), [t])
+            schedule.step()
+    assert far(first.weight, network()[0].weight) == 0
+    assert [group["lr"] for group in inner.param_groups] == [0, 1e-2 / 8]
+    assert spread(model) == 0
 
 
-def test_sparse_gradients_are_as_dense_ones(found):
-    assert found["sparse"] < 1e-15
+@on_ranks(2)
+def test_small_tensors_are_sent_as_they_are():
+    """Sizes 600, 30, 900, 30, 150, 5; a message of 3 entries is not half as long as one of 5 values."""
+    cases = {
+        None: [False] * 5 + [True],
+        200: [False, True, False, True, True, True],
+        0: [False] * 6,
+    }
+    for least, exact in cases.items():
+        model = network()
+        opt = rt.CompressedOptimizer(sgd(model), "top_k:k=3", granularity="tensor", min_numel=least)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) * (rank() + 1)
+        opt.step()
+        assert [bool((p.grad == 1.5).all()) for p in model.parameters()] == exact
 
 
-def test_messages_of_varying_length_arrive(found):
-    apart, least, most = found["of_varying_length"]
-    assert apart == 0
-    assert least < most
+@on_ranks(2)
+def test_tensors_have_operators_by_name():
+    """With a hook, too, where a pattern has tensors in some parts only."""
+    settings: Any = {"groups": [("0.*", "identity")], "min_numel": 0}
+    model, other = network(), network()
+    names = list(model.named_parameters())
+    opt = rt.CompressedOptimizer(
+        sgd(model), "zero", "dcgd", "tensor", named_parameters=names, **settings
+    )
+    loss(model, 0, rank()).backward()
+    opt.step()
+    parallel = DistributedDataParallel(other)
+    rt.attach(parallel, "dcgd", "zero", "tensor", size=1, **settings)
+    loss(parallel, 0, rank()).backward()
+    for each in (model, other):
+        sent = [name for name, p in each.named_parameters() if bool(p.grad.any())]
+        assert sent == ["0.weight", "0.bias"]
+    third = DistributedDataParallel(network())
+    with pytest.raises(InputError, match="'x' names no tensor"):
+        rt.attach(third, "dcgd", "zero", "tensor", groups=[("x", "zero")])
 
 
-def test_a_step_that_one_scaler_skips_is_skipped_by_all(found):
-    moved, same, apart = found["scaled"]
-    assert moved[4] == 0
-    assert min(moved[:4] + moved[5:]) > 0
-    assert same < 1e-6  # factors are powers of two, but gradients of 32 bits
-    assert apart == 0
+@on_ranks(2)
+def test_local_steps_part_the_ranks_and_exchanges_join_them():
+    """H = 1 of SGD is data-parallel SGD."""
+    model, other = network(), network()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    opt = rt.CompressedOptimizer(inner, algorithm="diloco", local={"steps": 4})
+    for t in range(8):
+        steps(model, opt, rank(), [t])
+        assert (spread(model) == 0) == (t % 4 == 3)
+    assert opt.report().exchanges == 2
+    each = rt.CompressedOptimizer(sgd(other), None, "gd", local={"steps": 1})
+    steps(other, each, rank(), range(10))
+    assert far(vector(other), vector(plain())) < 1e-14
 
 
-def test_a_hook_that_knows_the_scaler_keeps_infinities_out_of_memories(found):
-    same, apart, steps = found["scaled_hook"]
-    assert same < 1e-6
-    assert apart == 0
-    assert steps == [8, 1]  # one of eight was skipped
+@on_ranks(2)
+def test_sending_while_the_backward_pass_goes_on_changes_nothing():
+    ends = [vector(hooked(overlap=on, size=1)[0]) for on in (True, False)]
+    assert far(*ends) == 0
 
 
-@pytest.mark.parametrize("way", ["optimizer", "delayed", "hook", "hook without overlap"])
-def test_a_nan_on_one_rank_is_as_if_the_step_had_not_been(found, way):
-    """Bit for bit, with an optimizer and a method that have memories; the hook has sent other parts by then."""
-    moved, apart, counts, (first, second), quiet = found["not_finite"][way]
-    assert moved == 0
-    assert apart == 0
-    assert counts == [9, 1, 8, 0]  # steps and skipped ones, with the NaN and without
-    assert len(first) == len(second) == 1
-    assert first[0].startswith("step 5: NaN or infinity in the gradients of 1 of 2 ranks (rank 1)")
-    assert "set_detect_anomaly" in first[0]
-    assert quiet == []
+@pytest.mark.thorough
+@on_ranks(2)
+def test_messages_are_added_up_on_the_way():
+    end = vector(plain())
+    model = trained("dcgd", "bf16", collective="reduce")[0]
+    assert 0 < far(end, vector(model)) < 1e-2
+    assert spread(model) == 0
+    parts = trained("dcgd", "identity", collective="all_to_all")[0]
+    assert far(end, vector(parts)) < 1e-14
 
 
-def test_a_scaler_that_the_hook_does_not_know_sees_what_is_skipped(found):
-    factors, skipped, apart = found["unknown_scaler"]
-    assert factors == [[8, 4, 4]] * 2
-    assert skipped == 1
-    assert apart == 0
+# Going on elsewhere ---------------------------------------------------------------------------------
+
+SAVED = pytest.mark.parametrize(
+    ("name", "kept"), [("ef21", "g"), ("ef14", "e"), ("dgc", "v"), ("power_sgd", "e")]
+)
 
 
-def test_local_steps_that_are_not_finite(found):
-    apart, alone, moved, counts = found["local_not_finite"]
-    assert apart == 0
-    assert alone == [0, 1]  # one rank leaves a local step out
-    assert moved == 0  # and all leave an exchange out
-    assert counts == [1, 2]
+def operator_of(name: str) -> str | None:
+    return {"dgc": "dgc:k=10%", "power_sgd": None}.get(name, TOP)
+
+
+def stored(value: Any) -> Any:
+    """Return a value as ``torch.load`` reads what ``torch.save`` has written, without pickled code."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@SAVED
+@on_ranks(2)
+def test_ranks_go_on_from_what_they_saved(name, kept):
+    model, opt = trained(name, operator_of(name), 5)
+    read = stored({"model": model.state_dict(), "opt": opt.state_dict()})
+    steps(model, opt, rank(), range(5, 10))
+    other = network(seed=7)
+    again = rt.CompressedOptimizer(sgd(other), operator_of(name), name)
+    other.load_state_dict(read["model"])
+    again.load_state_dict(read["opt"])
+    steps(other, again, rank(), range(5, 10))
+    assert far(vector(model), vector(other)) == 0
+    assert memory(opt, kept).shape == (1, 1, D)  # the same on every rank
+
+
+@on_ranks(2)
+def test_a_hook_goes_on_from_what_it_saved():
+    model, hook, parallel, optimizer = hooked(count=5)
+    state = hook.state_dict()
+    kept = deepcopy(model.state_dict())
+    steps(parallel, optimizer, rank(), range(5, 8))
+    end = vector(model)
+    hook.load_state_dict(state)
+    model.load_state_dict(kept)
+    steps(parallel, optimizer, rank(), range(5, 8))
+    assert far(end, vector(model)) == 0
+
+
+@SAVED
+@on_ranks(2)
+def test_one_rank_goes_on_from_two(name, kept):
+    """Of n' ranks after n: the means of all memories are kept, and so is x - mean e."""
+    alone = [dist.new_group([r]) for r in range(2)][rank()]
+    model, two = trained(name, operator_of(name), 5)
+    parts = [stored(part) for part in everyone(two.state_dict())]
+    opt = rt.CompressedOptimizer(sgd(model), operator_of(name), name, group=alone)
+    with pytest.raises(InputError, match="saved by 2 ranks, loaded by 1"):
+        opt.load_state_dict(parts[0])
+    with pytest.raises(InputError, match=r"parts of ranks \[1, 0\] of 2"):
+        rt.whole(parts[::-1])
+    opt.load_state_dict(rt.whole(parts))
+    before = torch.stack(everyone(memory(two, kept))).mean(0)
+    torch.testing.assert_close(memory(opt, kept), before, rtol=1e-14, atol=1e-16)
+    assert all(math.isfinite(f) for f in steps(model, opt, 0, range(5, 60)))
+
+
+PRESETS = {
+    "diloco": None,
+    "muloco": None,
+    "sparseloco": TOP,
+    "local_ef21": TOP,
+    "heavy_ball": None,
+    "momentum_sgd": None,
+    "ef21_hb": TOP,
+}
+"""All methods that bring local steps or an outer optimizer, with a compressor."""
+
+
+def local(model: nn.Module, name: str, operator: Any, **more: Any) -> Any:
+    """Return a preset around AdamW with three local steps, and an outer step that makes a second one visible."""
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    outer = {"step_size": 0.7}
+    return rt.CompressedOptimizer(inner, operator, name, local={"steps": 3}, outer=outer, **more)
+
+
+def test_presets_are_all_that_a_loop_accepts():
+    accepted = set()
+    for name in registry.names("algorithm"):
+        entry = registry.lookup("algorithm", name)
+        if getattr(entry.target, "presets", ()):
+            try:
+                check_loop(entry, {k: p.default for k, p in entry.params.items()}, local=True)
+            except InputError:
+                continue
+            accepted.add(name)
+    assert set(PRESETS) == accepted
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@on_ranks(2)
+def test_presets_go_on_as_if_they_had_not_stopped(name):
+    """In the middle of local steps bit for bit; with more or fewer ranks to rounding.
+
+    Another number of ranks has the same data on every rank and compressors without an error, so that the number of
+    ranks changes nothing but rounding.
+    """
+    operator = PRESETS[name]
+    model, other = network(), network(seed=7)
+    opt = local(model, name, operator)
+    steps(model, opt, rank(), range(4))
+    kept, state = deepcopy([model.state_dict(), opt.state_dict()])
+    steps(model, opt, rank(), range(4, 8))
+    again = local(other, name, operator)
+    other.load_state_dict(kept)
+    again.load_state_dict(state)
+    steps(other, again, rank(), range(4, 8))
+    assert far(vector(model), vector(other)) == 0
+    alone = [dist.new_group([r]) for r in range(2)][rank()]
+    for before, after in ((None, alone), (alone, None)):
+        model, other = network(), network()
+        opt = local(model, name, operator and "identity", group=before)
+        steps(model, opt, 0, range(3))
+        state = opt.state_dict()
+        other.load_state_dict(model.state_dict())
+        again = local(other, name, operator and "identity", group=after)
+        again.load_state_dict(rt.whole(everyone(state) if before is None else [deepcopy(state)]))
+        steps(model, opt, 0, range(3, 6))
+        steps(other, again, 0, range(3, 6))
+        assert far(vector(model), vector(other)) < 1e-12
+
+
+# Replicas that are not alike, and closures ----------------------------------------------------------
+
+
+def said(work: Any) -> str:
+    """Return what an error tells all ranks alike, "" where there is none."""
+    try:
+        work()
+        text = ""
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    assert everyone(text) == [text] * 2
+    return text
+
+
+def frozen(layer: int, here: bool = True) -> nn.Sequential:
+    """Return a network of which a layer is frozen."""
+    model = network()
+    model[layer].requires_grad_(not here)
+    return model
+
+
+def differing(what: str) -> dict[str, Any]:
+    """Return the settings of a rank of which rank 1 has others than rank 0."""
+    first, second = {
+        "compressor": (TOP, "top_k:k=20%"),
+        "a wrong compressor": (TOP, "topk"),
+        "algorithm": ("ef21", "ef21_sgdm"),
+        "seed": (0, 1),
+        "lr": (0.1, 1.1),
+        "shapes": (nn.Linear(3, 2), nn.Linear(3, 3)),
+        "types": (network(), network(torch.float32)),
+        "requires_grad": (network(), frozen(2)),
+        "number": (network()[:3], network()),
+    }[what]
+    key = {"a wrong compressor": "compressor"}.get(what, what)
+    key = key if key in ("compressor", "algorithm", "seed", "lr") else "model"
+    return {key: second if rank() else first}
+
+
+def wrapped(
+    model: Any = None, lr: float = 0.1, compressor: Any = TOP, algorithm: str = "ef21", **more: Any
+) -> Any:
+    inner = sgd(network() if model is None else model, lr)
+    return rt.CompressedOptimizer(inner, compressor, algorithm, **more)
+
+
+def attached(compressor: Any = TOP, **more: Any) -> Any:
+    return rt.attach(DistributedDataParallel(network()), "ef21", compressor, **more)
 
 
 ALIKE = {
@@ -153,185 +442,122 @@ ALIKE = {
     "requires_grad": "rank 1 0.2 (30, 30) torch.float64, requires_grad=False",
     "number": "parameter 4: rank 0 has nothing, rank 1 0.4 (5, 30) torch.float64",
     "lr": "param_groups[0].lr: rank 0 has 0.1, rank 1 1.1",
-    "hook, seed": "seed: rank 0 has 0, rank 1 1",
-    "hook, compressor": "compressor: rank 0 has top_k:k=10%, rank 1 top_k:k=20%",
 }
 
 
 @pytest.mark.parametrize("what", ALIKE)
-def test_what_differs_between_ranks_ends_with_one_message_on_all(found, what):
-    first, second = found["not_alike"][what]
-    assert first == second
-    assert first.startswith("InputError: ")
-    assert ALIKE[what] in first
-    assert len(first.splitlines()) == 2
+@on_ranks(2)
+def test_what_differs_between_ranks_ends_with_one_message_on_all(what):
+    ways = [wrapped, attached] if what in ("seed", "compressor") else [wrapped]
+    for way in ways:
+        text = said(lambda way=way: way(**differing(what)))
+        assert text.startswith("InputError: ")
+        assert ALIKE[what] in text
+        assert len(text.splitlines()) == 2
 
 
-def test_ranks_may_take_local_steps_in_their_own_ways(found):
-    assert found["not_alike"]["local steps may differ"] == ["", ""]
+@on_ranks(2)
+def test_ranks_may_take_local_steps_in_their_own_ways():
+    assert said(lambda: wrapped(local={"steps": 2}, **differing("lr"))) == ""
 
 
 @pytest.mark.parametrize("way", ["optimizer", "hook"])
 @pytest.mark.parametrize("who", [[1], [0, 1]])
-def test_parameters_that_are_unfrozen_later_are_refused_on_all_ranks(found, way, who):
-    first, second = found["changed"][f"{way} {who}"]
-    assert first == second
-    said = f"InputError: requires_grad: that of 2.weight has become True on rank {who[0]}\n"
-    assert first.startswith(said)
+@on_ranks(2)
+def test_parameters_that_are_unfrozen_later_are_refused_on_all_ranks(way, who):
+    model = frozen(2)
+    optimizer: Any = sgd(model)
+    module: Any = model
+    if way == "hook":
+        module = DistributedDataParallel(model)
+        hook = rt.attach(module, "ef21", TOP)
+    else:
+        optimizer = rt.CompressedOptimizer(
+            optimizer, TOP, named_parameters=model.named_parameters()
+        )
+    steps(module, optimizer, rank(), [0, 1])
+    model[2].requires_grad_(rank() in who)
+    text = said(lambda: steps(module, optimizer, rank(), [2]))
+    if way == "hook":
+        hook.detach()
+    start = f"InputError: requires_grad: that of 2.weight has become True on rank {who[0]}\n"
+    assert text.startswith(start)
 
 
-def test_ranks_go_on_from_the_same_step(found):
-    first, second = found["changed"]["one rank goes on from a checkpoint"]
-    assert first == second
-    assert "different numbers of exchanges: rank 0 2, rank 1 0" in first
+@on_ranks(2)
+def test_ranks_go_on_from_the_same_step():
+    model = network()
+    opt = rt.CompressedOptimizer(sgd(model), TOP)
+    kept = opt.state_dict()
+    steps(model, opt, rank(), [0, 1])
+    if rank() == 1:
+        opt.load_state_dict(kept)
+    text = said(lambda: steps(model, opt, rank(), [2]))
+    assert "different numbers of exchanges: rank 0 2, rank 1 0" in text
 
 
-@pytest.mark.parametrize(
-    ("way", "step", "name"),
-    [("optimizer", 6, "2.bias"), ("hook", 6, "2.bias"), ("local", 9, "0.0")],
-)
-def test_parameters_that_drift_apart_are_named_at_the_next_comparison(found, way, step, name):
-    *before, (first, second) = found["drifted"][way]
-    assert before == [["", ""]] * len(before)
-    assert first == second
-    assert first.startswith(
-        f"RuntimeError: step {step}: the replicas have drifted apart: {name} of rank 1 "
-    )
+@pytest.mark.parametrize("way", ["optimizer", "hook", "local"])
+@on_ranks(2)
+def test_parameters_that_drift_apart_are_named_at_the_next_comparison(way):
+    """Those that differ in one bit; with local steps, of the shared point."""
+    model = network()
+    module: Any = model
+    optimizer: Any = sgd(model)
+    if way == "hook":
+        module = DistributedDataParallel(model)
+        hook = rt.attach(module, "ef21", TOP, check_every=2)
+    elif way == "optimizer":
+        names = list(model.named_parameters())
+        optimizer = wrapped(model, check_every=2, named_parameters=names)
+    else:
+        optimizer = wrapped(
+            model, compressor=None, algorithm="gd", local={"steps": 3}, check_every=2
+        )
+    at, name = (9, "0.0") if way == "local" else (6, "2.bias")
+    begin = 6 if way == "local" else 4
+    steps(module, optimizer, rank(), range(begin))
+    if rank() == 1 and way == "local":
+        optimizer._local.x[7] += 1e-9
+    elif rank() == 1:
+        model[2].bias.data[3] += 1e-15
+    for t in range(begin, at - 1):
+        assert said(lambda t=t: steps(module, optimizer, rank(), [t])) == ""
+    text = said(lambda: steps(module, optimizer, rank(), [at - 1]))
+    if way == "hook":
+        hook.detach()
+    start = f"RuntimeError: step {at}: the replicas have drifted apart: {name} of rank 1 "
+    assert text.startswith(start)
 
 
-def test_gradients_that_were_averaged_already_are_noticed(found):
-    (averaged, other), separate = found["averaged_twice"]
-    assert len(averaged) == 1
-    assert "attach" in averaged[0]
-    assert [other, separate] == [[], [[], []]]
+@on_ranks(2)
+def test_gradients_that_were_averaged_already_are_noticed():
+    for wraps in (True, False):
+        model = network()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            opt = rt.CompressedOptimizer(sgd(model), TOP)
+            steps(DistributedDataParallel(model) if wraps else model, opt, rank(), range(2))
+        texts = [str(w.message) for w in caught if "very same" in str(w.message)]
+        assert len(texts) == (wraps and rank() == 0)
+        assert all("attach" in text for text in texts)
 
 
-def test_a_closure_is_what_its_body_would_be(found):
-    moved, same_losses, graded, local, hooked, search = found["closures"]
-    assert moved == 0
-    assert same_losses
-    assert graded == [True] * 5
-    assert local < 1e-14
-    assert hooked == 0
-    assert "LBFGS searches along a line, on each rank by its own loss" in search[0]
-
-
-def test_a_line_search_decides_alike_on_all_ranks(found):
-    """LBFGS over two ranks is LBFGS of the mean loss; compressed it is the same on both, and descends."""
-    moved, apart, steps, exchanges, evaluations, compressed, before, after = found["line_searches"]
-    assert moved < 1e-9
-    assert apart == compressed == 0
-    assert steps == 3
-    assert exchanges == evaluations > 6
-    assert after < before / 2
-
-
-def test_a_line_search_that_meets_a_nan_goes_back(found):
-    moved, skipped, calls, before, after, apart = found["lost_line_search"]
-    assert moved == 0
-    assert [skipped, calls] == [1, 2]
-    assert after < before
-    assert apart == 0
-
-
-@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
-def test_gradients_of_16_bits_have_memories_of_32(found, dtype):
-    apart, kind, first, last = found["narrow"][dtype]
-    assert apart == 0
-    assert kind == "torch.float32"
-    assert last < first
-    assert found["narrow"]["hook"] == 0
-
-
-def test_a_compiled_model_trains_as_one_that_is_not(found):
-    assert found["compiled"] < 1e-12
-
-
-def test_what_a_user_clips_is_what_is_compressed(found):
-    assert found["clipping"] <= 1e-3
-
-
-def test_groups_of_parameters_keep_their_step_sizes(found):
-    moved, rates, apart = found["parameter_groups"]
-    assert moved == 0
-    assert rates == [0, 1e-2 / 8]
-    assert apart == 0
-
-
-def test_small_tensors_are_sent_as_they_are(found):
-    # sizes 600, 30, 900, 30, 150, 5; a message of 3 entries is not half as long as one of 5 values
-    assert found["small_tensors"] == {
-        "auto": [False] * 5 + [True],
-        "200": [False, True, False, True, True, True],
-        "0": [False] * 6,
-    }
-
-
-def test_tensors_have_operators_by_name(found):
-    assert found["by_groups"] == ["0.weight", "0.bias"]
-    sent, said = found["by_groups_in_parts"]
-    assert sent == ["0.weight", "0.bias"]
-    assert "'x' names no tensor" in said
-
-
-def test_local_steps_part_the_ranks_and_exchanges_join_them(found):
-    apart, exchanges, plain = found["diloco"]
-    assert [a == 0 for a in apart] == [False, False, False, True] * 2
-    assert exchanges == 2
-    assert plain < 1e-14
-
-
-def test_sending_while_the_backward_pass_goes_on_changes_nothing(found):
-    assert found["overlap"] == 0
-
-
-def test_messages_are_added_up_on_the_way(found):
-    halves, parts, apart = found["collectives"]
-    assert 0 < halves < 1e-2
-    assert parts < 1e-14
-    assert apart == 0
-
-
-@pytest.mark.parametrize("name", ["ef21", "ef14", "power_sgd", "dgc", "hook"])
-def test_ranks_go_on_from_what_they_saved(found, name):
-    moved, shapes = found["saved"][name]
-    assert moved == 0
-    assert all(shape == [1, 1, 1715] for shape in shapes)  # the same on every rank
-
-
-def test_presets_go_on_as_if_they_had_not_stopped(found):
-    """On as many ranks bit for bit; from two ranks to one and from one to two to rounding."""
-    accepted = set()
-    for name in registry.names("algorithm"):
-        entry = registry.lookup("algorithm", name)
-        if getattr(entry.target, "presets", ()):
-            try:
-                check_loop(entry, {k: p.default for k, p in entry.params.items()}, local=True)
-            except InputError:
-                continue
-            accepted.add(name)
-    assert set(found["presets"]) == accepted
-    for name, (same, fewer, more) in found["presets"].items():
-        assert same == 0, name
-        assert max(fewer, more) < 1e-12, name
+# Process groups, killed processes, and the same cells of sweeps ---------------------------------------
 
 
 def test_nothing_here_keeps_a_process_group_alive(tmp_path):
     """A group that is held beyond its end goes on running threads, which abort a process that ends."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/a", rank=0, world_size=1)
     own = dist.new_group([0], timeout=timedelta(seconds=77))
-    opts = [
-        rt.CompressedOptimizer(loop_kit.sgd(loop_kit.network()), "top_k:k=10%", group=group)
-        for group in (None, own)
-    ]
-    model = DistributedDataParallel(loop_kit.network(), process_group=own)
+    opts = [rt.CompressedOptimizer(sgd(network()), TOP, group=group) for group in (None, own)]
+    model = DistributedDataParallel(network(), process_group=own)
     count = len(dist.distributed_c10d._world.pg_map)
-    with rt.attach(model, "ef21", "top_k:k=10%"):
+    with rt.attach(model, "ef21", TOP):
         groups = [weakref.ref(g) for g in dist.distributed_c10d._world.pg_map]
         timeouts = [g()._get_backend(torch.device("cpu")).options._timeout for g in groups]
         assert [t.total_seconds() for t in timeouts] == [1800, 77, 77]
     assert len(dist.distributed_c10d._world.pg_map) == count == 2
-    second = rt.attach(model, "ef21", "top_k:k=10%")
+    second = rt.attach(model, "ef21", TOP)
     assert len(dist.distributed_c10d._world.pg_map) == 3
     del model, own
     dist.destroy_process_group()
@@ -342,52 +568,29 @@ def test_nothing_here_keeps_a_process_group_alive(tmp_path):
         opts[1].step()
 
 
-@pytest.mark.parametrize(
-    ("name", "memory", "error"), [("ef21", "g", False), ("ef14", "e", True), ("dgc", "v", True)]
-)
-def test_one_rank_goes_on_from_two(found, folder, name, memory, error):
-    """Of n' ranks after n: the means of all memories are kept, and so is x - mean e."""
-    parts = [torch.load(folder / f"{name}.{r}.pt", weights_only=True) for r in range(2)]
-    model = loop_kit.network()
-    operator = "dgc:k=10%" if name == "dgc" else "top_k:k=10%"
-    opt = rt.CompressedOptimizer(loop_kit.sgd(model), operator, name)
-    whole = rt.whole([part["opt"] for part in parts])
-    with pytest.raises(InputError, match="saved by 2 ranks, loaded by 1"):
-        opt.load_state_dict(parts[0]["opt"])
-    with pytest.raises(InputError, match=r"parts of ranks \[1, 0\] of 2"):
-        rt.whole([parts[1]["opt"], parts[0]["opt"]])
-    opt.load_state_dict(whole)
-    model.load_state_dict(parts[0]["model"])
-    before = [p["opt"]["raybench"]["parts"][0]["exchanges"][0]["c"][memory] for p in parts]
-    after = opt.state_dict()["raybench"]["parts"][0]["exchanges"][0]["c"][memory]
-    torch.testing.assert_close(after, torch.stack(before).mean(0), rtol=1e-14, atol=1e-16)
-    losses = loop_kit.steps(model, opt, 0, range(5, 60))
-    assert all(math.isfinite(f) for f in losses)
-
-
 @pytest.mark.thorough
-def test_a_killed_loop_goes_on_with_the_same_losses(folder):
+def test_a_killed_loop_goes_on_with_the_same_losses(tmp_path):
     """Both ranks are killed after step 12, and started again: losses as undisturbed, bit for bit."""
-    (folder / "a").mkdir()
-    (folder / "b").mkdir()
-    want = loop_kit.results("loop_killed.py", 2, folder / "a", "lives")
-    for process in loop_kit.start("loop_killed.py", 2, folder / "b", "dies"):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    want = results("loop_killed.py", 2, tmp_path / "a", "lives")
+    for process in start("loop_killed.py", 2, tmp_path / "b", "dies"):
         assert process.wait(timeout=120) == -9
-    got = loop_kit.results("loop_killed.py", 2, folder / "b", "lives")
+    got = results("loop_killed.py", 2, tmp_path / "b", "lives")
     assert got == want
     assert len(got[0]["losses"]) == 30
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the parameters at which loops ended."""
     return tmp_path_factory.mktemp("cells")
 
 
 @pytest.fixture(scope="module")
-def cells(trained: Path) -> dict[str, float]:
+def cells(ends: Path) -> dict[str, float]:
     """How far they are from those of the same cells of sweeps, in one process."""
-    return loop_kit.results("loop_cells.py", 2, trained, "float64", "float32")[0]
+    return results("loop_cells.py", 2, ends, "float64", "float32")[0]
 
 
 @pytest.mark.thorough
@@ -405,7 +608,7 @@ def test_a_loop_ends_where_the_same_cell_of_a_sweep_does(cells, name, batch):
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_loop_ends_where_a_sweep_on_ray_train_does(cells, trained, tmp_path, dtype, capsys):
+def test_a_loop_ends_where_a_sweep_on_ray_train_does(cells, ends, tmp_path, dtype, capsys):
     """The same cells as a real sweep: two workers of Ray Train, their weights kept at the end.
 
     In float32 sums of another order may choose other coordinates or signs: the differences are printed.
@@ -432,7 +635,7 @@ def test_a_loop_ends_where_a_sweep_on_ray_train_does(cells, trained, tmp_path, d
     for name in names:
         kept = torch.load(tmp_path / "out" / "weights" / f"{done[name]}.pt", weights_only=True)
         swept = torch.cat([value.flatten() for value in kept.values()])
-        looped = torch.load(trained / f"{name}.8.{dtype}.pt", weights_only=True)
+        looped = torch.load(ends / f"{name}.8.{dtype}.pt", weights_only=True)
         found[name] = float((swept - looped).abs().max())
     with capsys.disabled():
         said = ", ".join(f"{name} {far:.1e}" for name, far in found.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from toys import (
     FAR,
     P1,
-    SAMPLES,
     TOP,
     VALUES,
     each_round,
@@ -44,18 +42,6 @@ class Tensors(Quadratic):
         super().__init__(torch.from_numpy(A), torch.from_numpy(b), layout=self.layout_of)
 
 
-class Median(Quadratic):
-    """f_i = (x_j - b_ij)^2/2 summed over j, b_i = 0, 0, 3: x* = 1 and the majority pulls to 0.
-
-    The last coordinate is the same for all clients: x* = 1 there too, and the majority is right.
-    """
-
-    def __init__(self) -> None:
-        A = torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
-        b = torch.tensor([[0.0, 0, 1], [0, 0, 1], [3, 3, 1]], dtype=torch.float64)
-        super().__init__(A, b)
-
-
 class Idle(Quadratic):
     """f_i = sum over the first two coordinates of (x_j - b_ij)^2/2; the third has no gradient ever."""
 
@@ -66,7 +52,7 @@ class Idle(Quadratic):
 
 @pytest.fixture(scope="module", autouse=True)
 def problems():
-    with registered("problem", tensors=Tensors, scalar=WithScalar, median=Median, idle=Idle):
+    with registered("problem", tensors=Tensors, scalar=WithScalar, idle=Idle):
         yield
 
 
@@ -107,22 +93,6 @@ def test_a_scalar_is_a_tensor_too(name):
 
 
 # Deep gradient compression --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("compressor", [TOP, {"name": "dgc", "k": 3, "sample": "50%"}, "natural"])
-def test_dgc_without_masking_conserves_momentum(compressor, nesterov):
-    method = on_p1("dgc", compressor, 50, 0.02, masking=False, nesterov=nesterov)
-
-    def look(r):
-        return r.s.x.clone(), r.c.u.mean(1), r.c.v.mean(1), full_gradients(r).mean(1)
-
-    seen = each_round(started(method.batch((1.0, 2.0), (0, 1))), look)
-    gammas, total = torch.tensor([[0.02], [0.04]], dtype=torch.float64), torch.zeros(2, 12).double()
-    for (_, _, _, grad), (x, u, v, _) in pairwise(seen):
-        total = total + u + (grad if nesterov else 0.0)
-        assert largest((seen[0][0] - x) / gammas + v, total) < 1e-9
-    assert float(seen[-1][2].abs().max()) > 1e-3
 
 
 def test_tensors_are_clipped_one_by_one():
@@ -233,45 +203,12 @@ def test_ties_by_coin():
     assert torch.equal(-run.s.x[~tie], g[:, 0][~tie].sign())
 
 
-@pytest.mark.parametrize("name", ["sign_sgd", "signum"])
-def test_the_majority_stalls_on_heterogeneous_data(name):
-    """Negative control: it goes to the median of the clients' minimisers at any step; descent does not."""
-    args = {"problem": {"name": "median"}, "rounds": 1500}
-    run = finished(Method(name, {}, None, step=0.1, **args).batch((1.0, 0.1, 0.01)), every=1500)
-    for x, gamma in zip(run.s.x, (0.1, 0.01, 0.001), strict=True):
-        assert (x[:2].abs() <= 20 * gamma).all()  # not 1
-        assert abs(float(x[2]) - 1) <= 20 * gamma
-    star = finished(Method("gd", {}, None, step=0.1, **args).batch(), every=1500).s.x
-    assert largest(star, np.ones(3)) < 1e-12
-
-
 def test_a_gradient_that_is_not_finite_stops_its_own_cell_only():
     run = started(on_p1("sign_sgd").batch((1.0, 0.5), (0, 1)))
     run.advance(3)
     run.s.x[0, 2] = torch.nan
     run.advance(60)
     assert run.status.tolist() == ["diverged", "ok"]
-
-
-# Local steps ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("params", [{}, {"p": 0.5}, {"momentum": 0.5}, {"server": 0.5}])
-def test_scaffold_removes_it(params):
-    problem, params = {**P1, "mu": 0.3}, {"tau": 4, **params}
-    method = Method("scaffold", params, None, problem, step=0.1, rounds=1000, more=FAR)
-    run = finished(method.batch((1.0, 0.5)), every=1000)
-    assert largest(run.s.x, run.problem.minimizer().expand(2, -1)) < 1e-9
-    assert largest(run.c.h, full_gradients(run)) < 1e-8
-
-
-def test_fedavg_minimises_the_mean_over_all_samples():
-    problem = {**SAMPLES, "split": {"dirichlet": 0.3}, "regularizer": "l2", "lambda": 0.1}
-    method = Method("fedavg", {"tau": 1}, None, problem, step=0.05, rounds=3000)
-    run = finished(method.batch(), every=3000)
-    N, grads = torch.tensor(run.problem.samples).double(), run.problem.grad(run.s.x)[0]
-    assert float(((N / N.sum())[:, None] * grads).sum(0).norm()) < 1e-8
-    assert float(grads.mean(0).norm()) > 1e-3  # no minimum of f, whose clients weigh the same
 
 
 # 1-bit Adam -----------------------------------------------------------------------------------

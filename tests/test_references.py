@@ -299,16 +299,6 @@ def dasha(w, x, gamma, alpha, kind="", p=None, batch=None, momentum=None, big=0)
         h = new
 
 
-# The comparison -------------------------------------------------------------------------------
-
-
-def with_kind(reference, **fixed):
-    return lambda *args, **numbers: reference(*args, **fixed, **numbers)
-
-
-# Local steps and compressed exchanges, clipping -----------------------------------------------
-
-
 # Both ways -----------------------------------------------------------------------------------
 
 
@@ -357,7 +347,6 @@ def ef21_p_diana(w, x, gamma, alpha):
 
 SPARSE = {"name": "random_sparsification", "p": 0.3}
 UNBIASED_DOWN = {"name": "rand_k", "k": 4}
-OWN = {"name": "rand_k", "k": 4}
 
 
 def coins(w, p):
@@ -441,6 +430,13 @@ def ef21_normalized(w, x, gamma, eta, batch, init):
         x = x - gamma * g.mean(0) / np.linalg.norm(g.mean(0))
         v = (1 - eta) * v + eta * gradient()
         g = g + w.C(v - g)
+
+
+# The comparison -------------------------------------------------------------------------------
+
+
+def with_kind(reference, **fixed):
+    return lambda *args, **numbers: reference(*args, **fixed, **numbers)
 
 
 OWN = {"lam": 0.1, "rho": 0.6, "eta": 0.2}

@@ -111,7 +111,7 @@ def test_the_step_of_a_preset_is_that_of_the_honest_clients_and_of_the_rule():
 def sweep(**more):
     return spec.load(
         {
-            "problem": {"name": "quadratic", "dim": 1000, "clients": 50},
+            "problem": {"name": "quadratic", "dim": 100, "clients": 50},
             "algorithm": {"name": "ef21", "compressor": TOP},
             "step_size": {"value": [0.1, 0.2]},
             "rounds": 2,
@@ -123,7 +123,7 @@ def sweep(**more):
 def test_the_plan_knows_what_the_server_keeps():
     """n d values of 8 bytes for each of the two cells of the batch; nothing where a mean is all that it needs."""
     need = need_of(make_plan(sweep(robust={"rule": "median"})))
-    assert need.server == 2 * 50 * 1000 * 8
+    assert need.server == 2 * 50 * 100 * 8
     plain = need_of(make_plan(sweep()))
     assert plain.server == 0
     assert need.tensors == plain.tensors + need.server
@@ -135,7 +135,7 @@ def test_the_plan_says_it(tmp_path):
     file.write_text(sweep(robust={"rule": "median"}).text)
     said = cli("plan", file, "--out", tmp_path / "out")
     line = next(line for line in said.out.splitlines() if "robust server" in line)
-    assert line.strip().startswith("781 KiB of a batch are n d values a cell")
+    assert line.strip().startswith("78.1 KiB of a batch are n d values a cell")
 
 
 def test_how_many_attack_tells_problems_apart_and_not_methods(tmp_path):

@@ -66,13 +66,6 @@ def test_a_rule_is_what_it_is_by_hand(rule, n, f):
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_the_order_of_clients_does_not_matter(rule):
-    x = vectors(3)
-    order = torch.from_numpy(np.random.default_rng(0).permutation(7))
-    torch.testing.assert_close(RULES[rule](x, 2), RULES[rule](x[:, order], 2), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
 def test_it_moves_and_scales_with_all_and_is_what_all_are(rule):
     x, away = vectors(4), torch.arange(4.0, dtype=torch.float64)
     moved, still = RULES[rule](3 * x + away, 2), 3 * RULES[rule](x, 2) + away

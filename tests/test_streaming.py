@@ -8,7 +8,6 @@ import torch
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.testing.trial import Method, finished, recorded, started
-from raybench.wire.transport import on_virtual_ranks
 
 pytestmark = pytest.mark.thorough
 
@@ -98,17 +97,6 @@ def test_a_round_costs_its_fragment():
     found = recorded(finished(method({"steps": 2}, rounds=4).batch()))
     assert found["values_up"][0].tolist() == [0, 384, 460, 844, 920]
     assert found["values_down"][0].tolist() == [0, 384, 460, 844, 920]
-
-
-def test_ranks_give_the_same():
-    def own(transport):
-        run = started(method({"steps": 3, "late": 1, "mix": 0.5}).batch(), transport=transport)
-        run.advance(7)
-        return run.s.x
-
-    alone = own(None)
-    for x in on_virtual_ranks(2, own):
-        torch.testing.assert_close(x, alone, rtol=1e-11, atol=1e-13)
 
 
 def test_what_is_late_arrives_within_the_round():

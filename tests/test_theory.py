@@ -53,19 +53,6 @@ def test_step_by_hand(name, rule, given, want):
     assert steps_of(name).step(setting(**given), rule) == pytest.approx(want, rel=1e-12)
 
 
-def test_what_steps_rest_on():
-    ef21 = steps_of("ef21")
-    assert ef21.kind("nonconvex") == "theorem"
-    assert ef21.kind("released") == "released code"
-    assert not ef21.under("nonconvex").recalled
-    assert any(
-        steps_of(name).kind(rule) == "rule of thumb"
-        for name in ("dcgd", "gossip", "dgd")
-        for rule in theory.RULES
-        if steps_of(name).under(rule) is not None
-    )
-
-
 def test_an_operator_that_may_send_nothing_is_not_contractive():
     assert theory.CONTRACTIVE.holds(setting(alpha=1e-9))
     assert not theory.CONTRACTIVE.holds(setting(alpha=0.0))
@@ -267,23 +254,6 @@ def test_contraction_solves_its_equations(alpha):
     assert theta * (2 - theta) == pytest.approx(alpha, rel=1e-9)
     assert beta == pytest.approx((1 - alpha) / theta)
     assert math.sqrt(beta / theta) <= (2 / alpha - 1) * (1 + 1e-9)
-
-
-@given(
-    st.sampled_from(
-        ["ef21", "marina", "diana", "ef21_pp", "vr_marina", "vr_diana", "dcgd", "ef14"]
-    ),
-    st.floats(1e-3, 1.0),
-    st.integers(1, 50),
-)
-@settings(max_examples=100)
-def test_steps_never_beat_gradient_descent(name, alpha, n):
-    omega = 1 / alpha - 1
-    numbers = {"p": alpha, "batch": 2, "a": alpha}
-    k = setting(n=n, omega=omega, alpha=alpha, **numbers)
-    for rule in ("nonconvex", "pl"):
-        if steps_of(name).under(rule) is not None:
-            assert 0 < steps_of(name).step(k, rule) <= 1 / C.L
 
 
 @given(st.floats(0.0, 100.0), st.integers(1, 50), st.floats(1.0, 200.0))

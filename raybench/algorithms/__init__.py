@@ -1,4 +1,4 @@
-"""Algorithms, one per file; importing the package registers all of them."""
+"""Algorithms, a family per file; importing the package registers all of them."""
 
 from __future__ import annotations
 

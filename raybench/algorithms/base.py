@@ -27,16 +27,7 @@ from raybench.core.cells import PerCell, State, chosen
 from raybench.core.errors import InputError
 from raybench.core.layout import clipped, matrices
 from raybench.core.parts import Delay, Local, Outer, Robust
-from raybench.core.registry import (
-    Choice,
-    Count,
-    Flag,
-    Integer,
-    List,
-    Number,
-    Operator,
-    Text,
-)
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
 
 if TYPE_CHECKING:
     from raybench.compressors import Compressor

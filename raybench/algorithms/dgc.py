@@ -1,6 +1,9 @@
-"""Deep gradient compression: momentum and clipping at the clients, before what is sent is selected."""
+"""Memories at the clients before messages are chosen: deep gradient compression, DeMo and LoCo."""
+
+import torch
 
 from raybench.algorithms.base import (
+    Any_,
     Choice,
     Contractive,
     Dense,
@@ -83,3 +86,90 @@ class DGC(Estimator):
         if a.masking:  # only tensors that are sent compressed have their momentum masked
             c.u = where(a.split.join(sent != 0, zeros_like(narrow).bool()), 0.0, c.u)
         return mean
+
+
+@algorithm(
+    "demo",
+    title="DeMo",
+    up=Contractive,
+    averaged=False,  # it may ask who sent what
+    theory=None,
+    beta=Number(0.999, low=0, high=1, per_cell=True, help="what is kept of the momentum"),
+    decay=Number(0.0, low=0, per_cell=True, help="decoupled weight decay"),
+    combine=Choice(
+        "mean", "senders", help="senders: over those that sent a coefficient, as in its code"
+    ),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class DeMo(Estimator):
+    """m_i <- beta m_i + gamma g_i; c_i = C(m_i); m_i <- m_i - c_i; x <- (1 - gamma decay) x - gamma sign(mean c_i).
+
+    C is meant to be ``dct_top_k``: the k largest cosine coefficients of every chunk of 64 x 64. What is sent
+    leaves the momentum, the rest accumulates; clients step themselves. ``senders`` divides each coefficient by
+    the number of those that sent it. Up: one message. Down: what all sent. No guarantee here. Source: Peng,
+    Quesnelle, Kingma 2024, DeMo, algorithm 1.
+    """
+
+    broadcasts_model = False
+    in_steps = True
+    errors = ("m",)
+    left_to_loops = {"decay": "the weight_decay of your optimizer"}
+
+    def setup(a, wire, s, c):
+        c.m = wire.zeros()
+
+    def estimate(a, wire, s, c, grad):
+        m = a.beta * c.m + a.gamma * grad
+        sent = a.C(m, wire.stream("up"))
+        c.m = m - sent.decode()
+        got = wire.all_gather(sent)
+        return a.gamma * torch.sign(got.mean() if a.combine == "mean" else got.mean_of_senders())
+
+    def outer_step(a, s, g):
+        return g + a.gamma * a.decay * s.x
+
+
+@algorithm(
+    "loco",
+    title="LoCo",
+    up=Any_,
+    theory=None,
+    beta=Number(0.8, low=0, high=1, per_cell=True, help="what is kept of the error before"),
+    reset=Integer(1024, low=1, help="rounds after which the error is forgotten"),
+    levels=Integer(
+        127, low=1, words=("off",), help="of the error kept, up to its largest entry; off: exact"
+    ),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class LoCo(Estimator):
+    """v_i = g_i + e_i; c_i = C(v_i); e_i <- beta e_i + (1 - beta) (v_i - c_i); x <- x - gamma mean c_i.
+
+    e_i is kept coarsely, every tensor rounded to ``levels`` multiples up to its largest entry (127: one byte an
+    entry), and forgotten every ``reset`` rounds. C is meant to be a quantiser to 16 values. beta = 0, exact, is EF14 with a
+    memory of gradients. Up: one message. Down: d values. No guarantee here. Source: Xie, Lin, Toh, Zhou 2024,
+    LoCo, algorithm 1; defaults as in DeepSpeed's.
+    """
+
+    errors = ("e",)
+
+    def setup(a, wire, s, c):
+        c.e = wire.zeros()
+
+    def estimate(a, wire, s, c, grad):
+        v = grad + c.e
+        m = a.C(v, wire.stream("up"))
+        e = a.beta * c.e + (1 - a.beta) * (v - m.decode())
+        if a.levels != "off":
+            e = rounded(e, a.levels, wire.layout)
+        c.e = wire.zeros() if wire.t % a.reset == 0 else e
+        return wire.up(m).mean()
+
+
+def rounded(e, levels, layout):
+    """Return e (.., d) with every tensor's entries rounded to multiples of its largest/levels."""
+    out = []
+    for part in layout.views(e):
+        flat = part.flatten(e.ndim - 1)
+        unit = flat.abs().amax(-1, keepdim=True) / levels
+        out.append(torch.round(flat / unit.where(unit > 0, 1.0)) * unit)
+    return torch.cat(out, -1)

@@ -1,8 +1,19 @@
-"""Error feedback, the classic form, and what differs from it by a compressor or by minibatches."""
+"""Error feedback, the classic form; with shifts, with a strength of its own, in both directions."""
 
 from math import inf, sqrt
 
-from raybench.algorithms.base import Choice, Contractive, Estimator, Integer, algorithm, theory
+from raybench.algorithms.base import (
+    Choice,
+    Contractive,
+    Estimator,
+    Integer,
+    Number,
+    Operator,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
 from raybench.algorithms.ef21 import RELEASED
 
 
@@ -153,3 +164,220 @@ class ECSGD(EF14):
     Floor: gradient noise and heterogeneity, growing with gamma. Up: one message. Down: d values.
     Source: Stich et al. 2018, Sparsified SGD with Memory.
     """
+
+
+def rate(k: theory.Setting) -> float:
+    """Return 1/(1 + omega) of the second compressor."""
+    return 1 / (1 + k.operator("shift").omega)
+
+
+@algorithm(
+    "ec_diana",
+    up=Contractive,
+    theory=None,
+    auto={"alpha": rate},
+    operators={"shift": Unbiased},
+    shift=Operator("rand_k:k=10%", help="unbiased compressor of the second message"),
+    alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class ECDiana(EF14):
+    """EF14 on g_i - h_i + h, and a second message q_i = Q(g_i - h_i): h_i <- h_i + alpha q_i, h = mean h_i.
+
+    alpha = auto is 1/(1 + omega) of ``shift``, Q. With full gradients it has no floor; gamma =
+    1/(8 L_max) times the contraction converges, without a theorem here. Up: both messages. Down: d
+    values twice, x and h. Source: Gorbunov et al. 2020, EC-SGD-DIANA.
+    """
+
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        c.h, s.h = wire.zeros(), wire.zero()
+
+    def shifted(a, wire, s, c, grad):
+        left = grad - c.h
+        v = left + s.h[:, None]
+        m = a.shift(left, wire.stream("shift"))
+        c.h += a.alpha * m.decode()
+        s.h = wire.model(s.h + a.alpha * wire.up(m).mean())
+        return v
+
+
+def known_shift_step(k: theory.Setting) -> float:
+    """min{1/(4L), sqrt(s/(48 L L_max))}, s = theta/beta: EF14's proof with D = 0.
+
+    mean||grad f_i(x) - grad f_i(x*)||^2 <= 2 L_max (f(x) - f*), as f_i is convex.
+    """
+    L = k.need("L")
+    return min(1 / (4 * L), sqrt(spread(k) / (48 * L * k.need("L_max"))))
+
+
+KNOWN_SHIFT_STEPS = theory.StepSizes(
+    pl=theory.Theorem(
+        known_shift_step,
+        "E||x^t - mean e_i^t - x*||^2 + (6 L gamma/theta) mean E||e_i^t||^2 <= (1 - gamma mu/2)^t ||x^0 - x*||^2",
+        CONVEX,
+        "derived here; method: Gorbunov, Kovalev, Makarenko, Richtarik 2020",
+    )
+)
+
+
+@algorithm(
+    "ec_gd_star",
+    title="EC-GD*",
+    up=Contractive,
+    minimizer=True,
+    theory=KNOWN_SHIFT_STEPS,
+)
+class ECGDStar(EF14):
+    """EF14 on grad f_i(x) - grad f_i(x*): an oracle's method, to see what shifts could do.
+
+    Needs a problem whose minimiser has a closed form. No floor. Up: one message. Down: d values.
+    Source: Gorbunov, Kovalev, Makarenko, Richtarik 2020, Linearly Converging Error Compensated SGD.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.h = net.oracle.at_minimizer()
+
+    def shifted(a, wire, s, c, grad):
+        return grad - c.h
+
+
+def refresh(k: theory.Setting) -> float:
+    """Return p = 1/m, m the samples of a client."""
+    return 1 / k.m
+
+
+@algorithm(
+    "ec_lsvrg",
+    up=Contractive,
+    robust=True,
+    theory=None,
+    auto={"p": refresh},
+    p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
+    batch=Integer(1, low=1, help="samples per client and round"),
+)
+class ECLSVRG(EF14):
+    """EF14 on g_i = grad f_i(x; J) - grad f_i(w_i; J) + grad f_i(w_i); w_i <- x with probability p.
+
+    Own coin per client; p = auto is 1/m. The gradient noise vanishes, the floor of heterogeneity
+    stays. Gradients per round and client: 2 b, and m with probability p. Up: one message. Down: d
+    values. Source: Gorbunov et al. 2020, EC-LSVRG.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.full = net.grad(s.x)
+        c.w = s.x[:, None].expand_as(c.full)
+
+    def source(a, net, s, c):
+        J, coin = net.sample("batch", a.batch), net.coins("refresh", a.p)
+        g = net.grad(s.x, J) - net.grad(c.w, J) + c.full
+        c.full = where(coin[..., None], net.grad(s.x, clients=coin), c.full)
+        c.w = where(coin[..., None], s.x[:, None], c.w)
+        return g
+
+
+def strength(k: theory.Setting) -> float:
+    """Return theta/4, near the eta with the largest step of ``controlled_recursion``; theta/2 would be the last stable one."""
+    theta, _ = theory.contraction(k.need("alpha"))
+    return theta / 4
+
+
+def controlled_recursion(k: theory.Setting) -> theory.Rate:
+    """G = q^2 (V + c E)^2: rho the smaller root of y^2 - (1+eta) theta y + eta (theta - 2 eta w), B = q^2 L_tilde^2/rho.
+
+    V, E: roots of mean E||eta e_i + grad f_i - h_i||^2 and mean E||e_i||^2; w = sqrt(1 - alpha) = 1 - theta, c =
+    (theta - rho)/w - eta, q = max(w, eta/c). What is left of a message, v - C(v), has at most w V, so
+    V+ <= (1+eta) w V + eta^2 E + L_tilde ||x+ - x||, E+ <= (1-eta) E + w V, ||g - grad f|| <= w V + eta E;
+    (1, c) is the left eigenvector of that matrix, 1 - rho its largest eigenvalue. eta = 0 is EF21: rho = theta,
+    B = beta L_tilde^2. Needs 2 eta w < theta.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    eta, left = k.number("eta"), 1 - theta
+    if eta == 0 or left == 0:
+        return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
+    if 2 * eta * left >= theta:
+        raise theory.NoTheory(
+            f"eta = {eta:.3g} feeds back more than the compressor can shrink: it must be below "
+            f"theta/(2 sqrt(1 - alpha)) = {theta / (2 * left):.3g}"
+        )
+    b, q = (1 + eta) * theta, eta * (theta - 2 * eta * left)
+    rho = 2 * q / (b + sqrt(b * b - 4 * q))
+    weight = (theta - rho) / left - eta
+    factor = max(left, eta / weight)
+    return theory.Rate(rho=rho, B=(factor * k.need("L_tilde")) ** 2 / rho)
+
+
+CONTROLLED_STEPS = theory.recursive(
+    controlled_recursion,
+    "derived here; method: Gao, Islamov, Stich 2024",
+    theory.CONTRACTIVE,
+    theory.FULL,
+)
+
+
+@algorithm(
+    "econtrol",
+    title="EControl",
+    up=Contractive,
+    proximal=True,
+    theory=CONTROLLED_STEPS,
+    auto={"eta": strength},
+    eta=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="weight of the error"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class EControl(Estimator):
+    """c_i = C(eta e_i + g_i - h_i); e_i <- e_i + g_i - h_i - c_i; h_i <- h_i + c_i; x <- x - gamma h.
+
+    The server's h equals mean h_i, and mean e_i is the sum of all mean g_i - h so far. eta = 0 is EF21-SGD
+    that steps after its update; eta = 1 with h held at 0 is EF14. auto is theta/4. The theorem here is for full
+    gradients; on minibatches, for which the method was made, give steps by ``value``. Up: one message.
+    Down: d values. Source: Gao, Islamov, Stich 2024, EControl.
+    """
+
+    errors = ("e",)
+
+    def setup(a, wire, s, c):
+        c.e, c.h, s.h = wire.zeros(), wire.zeros(), wire.zero()
+
+    def estimate(a, wire, s, c, grad):
+        u = grad - c.h
+        m = a.C(a.eta * c.e + u, wire.stream("up"))
+        sent = m.decode()
+        c.e += u - sent
+        c.h += sent
+        s.h = s.h + wire.up(m).mean()
+        return s.h
+
+
+@algorithm(
+    "double_squeeze",
+    title="DoubleSqueeze",
+    up=Contractive,
+    down=Contractive,
+    theory=None,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class DoubleSqueeze(Estimator):
+    """c_i = C(g_i + e_i), e_i <- g_i + e_i - c_i; q = D(mean c_i + E), E <- mean c_i + E - q; x <- x - gamma q.
+
+    x - gamma (E + mean e_i) follows uncompressed steps for constant gamma. The model is never sent:
+    every client steps itself. Floor as EF14. Up: one message of C. Down: one of D. Source: Tang et
+    al. 2019, algorithm 1.
+    """
+
+    broadcasts_model = False
+    errors = ("e",)
+
+    def setup(a, wire, s, c):
+        c.e, s.E = wire.zeros(), wire.zero()
+
+    def estimate(a, wire, s, c, grad):
+        v = grad + c.e
+        m = a.C(v, wire.stream("up"))
+        c.e = v.sub_(m.decode())  # messages share no memory with what they are made of
+        u = wire.up(m).mean() + s.E
+        q = a.broadcast(wire, u)
+        s.E = u - q
+        return q

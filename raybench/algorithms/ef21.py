@@ -1,12 +1,17 @@
-"""EF21: error feedback by compressed differences."""
+"""EF21: error feedback by compressed differences; weighted, with a choice, by some clients, in both directions."""
+
+from math import sqrt
 
 from raybench.algorithms.base import (
     Choice,
     Contractive,
     Dense,
     Estimator,
+    Number,
     algorithm,
+    choose,
     theory,
+    where,
 )
 
 
@@ -111,3 +116,174 @@ class EF21Prox(EF21):
     gamma as in EF21; recorded is the gradient mapping. Without psi it is EF21. Up: one message. Down: d
     values. Source: Fatkhullin, Sokolov, Gorbunov, Li, Richtarik 2021, EF21 with Bells & Whistles.
     """
+
+
+W_STEPS = theory.recursive(
+    weighted,
+    "Richtarik, Gasanov, Burlachenko 2024, Error Feedback Reloaded; derived here",
+    theory.CONTRACTIVE,
+    as_in_paper=True,
+)
+
+
+@algorithm(
+    "ef21_w",
+    up=Contractive,
+    averaged=False,  # its mean is weighted
+    proximal=True,
+    theory=W_STEPS,
+)
+class EF21W(EF21):
+    """EF21 with c_i = C((grad f_i(x) - g_i)/(n w_i)), g_i <- g_i + n w_i c_i, g <- g + sum_i w_i c_i.
+
+    w_i = L_i/sum_j L_j, known to all as the step size is. gamma = 1/(L + L_AM sqrt(beta/theta)), L_AM =
+    mean L_i <= L_tilde. Where C(t x) = t C(x), as for top-k, the iterates are EF21's at the same
+    step. Up: one message. Down: d values. Source: Richtarik, Gasanov, Burlachenko 2024, Error
+    Feedback Reloaded, algorithm 3.
+    """
+
+    def start(a, net, s, c):
+        L = net.oracle.smoothness()
+        L = L.clamp(min=LEAST_WEIGHT * float(L.max()))
+        s.w = (L / L.sum()).expand(len(s.x), -1)
+        c.nw = net.n * net.here(s.w)[..., None]
+        super().start(net, s, c)
+
+    def send(a, wire, s, c, grad, dense=False):
+        v = (grad - c.g) / c.nw
+        m = Dense(v) if dense else a.C(v, wire.stream("up"))
+        c.g += c.nw * m.decode()
+        return wire.up(m).weighted(s.w)
+
+
+@algorithm(
+    "ef21_plus",
+    up=Contractive,
+    averaged=False,  # a flag says which of two meanings a message has
+    relay=False,  # some messages replace a g_i, so their sum is not the change of g
+    proximal=True,
+    theory=STEPS,  # EF21's recursion holds, since the smaller of the two errors is kept
+)
+class EF21Plus(Estimator):
+    """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
+
+    A flag bit says which; as the second replaces g_i, the server keeps every g_i (s.G, n d values).
+    Step size and rate as EF21. Up: one message and a bit. Down: d values; the sum of
+    the messages (``downlink: aggregate``) would not do. Source: Richtarik, Sokolov, Fatkhullin 2021,
+    algorithm 3.
+    """
+
+    opens = True
+
+    def open(a, wire, s, c, grad):
+        m = a.C(grad, wire.stream("up"))
+        c.g, s.G = m.decode(), wire.up(m).decode()
+        return s.G.mean(1)
+
+    def estimate(a, wire, s, c, grad):
+        q = wire.stream("up")
+        step, anew = a.C(grad - c.g, q), a.C(grad, q)
+        moved, fresh = c.g + step.decode(), anew.decode()
+        replace = (fresh - grad).square().sum(-1) < (moved - grad).square().sum(-1)
+        c.g = where(replace[..., None], fresh, moved)
+
+        got = wire.up(choose(replace, anew, step))
+        s.G = where(got.flags[..., None], got.decode(), s.G + got.decode())
+        return s.G.mean(1)
+
+
+def partial_recursion(k: theory.Setting) -> theory.Rate:
+    """rho = p theta - (1-p) r, B = (p beta + (1-p)(1 + 1/r)) L_tilde^2, r = p theta/(2(1-p)); p = 1: EF21.
+
+    A participant's error obeys EF21's recursion; an absent one's only drifts, ||grad f_i(x+) - g_i||^2 <=
+    (1 + r)||grad f_i(x) - g_i||^2 + (1 + 1/r) L_i^2 ||x+ - x||^2, r > 0 being free.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    p = k.number("p")
+    if p == 1:
+        return recursion(k)
+    r = p * theta / (2 * (1 - p))
+    drift = p * beta + (1 - p) * (1 + 1 / r)
+    return theory.Rate(rho=p * theta - (1 - p) * r, B=drift * k.need("L_tilde") ** 2)
+
+
+@algorithm(
+    "ef21_pp",
+    up=Contractive,
+    proximal=True,
+    participation="p",
+    robust=True,
+    theory=theory.recursive(
+        partial_recursion,
+        "Fatkhullin et al. 2021; r chosen here",
+        theory.CONTRACTIVE,
+        released=PLAIN,
+    ),
+    p=Number(0.5, low=0, high=1, open_low=True, per_cell=True, help="chance to take part"),
+)
+class EF21PP(EF21):
+    """EF21 in which each client takes part in a round with probability p; the others send nothing.
+
+    g <- g + (1/n) sum over participants of c_i (n, not their number), so g = mean g_i still holds.
+    Up: p messages on average. Down: d values. Source: Fatkhullin et al. 2021, EF21 with Bells &
+    Whistles, algorithm 4.
+    """
+
+    left_to_loops = {}
+
+    def source(a, net, s, c):
+        return net.grad(s.x, clients=net.participants(a.p)) if net.t else net.grad(s.x)
+
+    def estimate(a, wire, s, c, grad):
+        m = a.C(grad - c.g, wire.stream("up")).masked(wire.participants(a.p))
+        m.add_to(c.g)
+        return s.g + wire.up(m).mean()
+
+
+def two_way_step(k: theory.Setting) -> float:
+    """1/(L + L_tilde sqrt(2 [(1 + s) b_w/t_w + s])), s = 8 b_M/t_M; t, b are theta, beta of the clients' (w)
+    and the server's (M) compressor.
+
+    P = mean||g_i - grad f_i||^2 (the clients') obeys EF21's recursion, and Q = ||g - w||^2 obeys Q+ <= (1-t_M) Q
+    + b_M ||w+ - w||^2 with E||w+ - w||^2 <= 4 mean||grad f_i(x+) - g_i||^2 <= 8 (P + L_tilde^2 R), as
+    E||C(v)||^2 <= 4 ||v||^2; ||g - grad f||^2 <= 2 P + 2 Q.
+    """
+    theta_w, beta_w = theory.contraction(k.need("alpha"))
+    theta_m, beta_m = theory.contraction(k.need("down_alpha"))
+    server = 8 * beta_m / theta_m
+    root = sqrt(2 * ((1 + server) * beta_w / theta_w + server))
+    return 1 / (k.need("L") + k.need("L_tilde") * root)
+
+
+BC_STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(
+        two_way_step,
+        "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 2 (Delta0 + gamma (1 + s) P^0/t_w + gamma Q^0/t_M)/(gamma T)",
+        (theory.SMOOTH, theory.CONTRACTIVE),
+        "derived here; method: Fatkhullin et al. 2021",
+    ),
+    released=PLAIN,
+)
+
+
+@algorithm("ef21_bc", up=Contractive, down=Contractive, theory=BC_STEPS)
+class EF21BC(EF21):
+    """EF21 at the clients (its mean is s.w), and again from server to clients: g <- g + D(w - g).
+
+    Every client keeps x and g itself, x <- x - gamma g, so the model is never broadcast. Up: one
+    message of C. Down: one of D. Source: Fatkhullin et al. 2021, algorithm 5.
+    """
+
+    broadcasts_model = False
+
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        s.w = wire.zero()
+
+    def open(a, wire, s, c, grad):
+        s.w = super().open(wire, s, c, grad)
+        return a.broadcast(wire, s.w)
+
+    def estimate(a, wire, s, c, grad):
+        s.w = s.w + a.send(wire, s, c, grad)
+        return s.g + a.broadcast(wire, s.w - s.g)

@@ -1,6 +1,16 @@
-"""Gradient descent, and on minibatches."""
+"""Gradient descent, on minibatches, with momentum at the server, and with compressed gradients."""
 
-from raybench.algorithms.base import Dense, Estimator, Integer, algorithm, theory
+from raybench.algorithms.base import (
+    Any_,
+    Dense,
+    Estimator,
+    Flag,
+    Integer,
+    Number,
+    Outer,
+    algorithm,
+    theory,
+)
 
 
 def exact(k: theory.Setting) -> theory.Rate:
@@ -98,3 +108,131 @@ class SGD(GD):
     With unbiased variance sigma^2 per client: mean E||grad f||^2 <= 2 Delta0/(gamma T) +
     gamma L sigma^2/n. Up: d values per client. Down: d values. Source: Robbins, Monro 1951.
     """
+
+
+def heavy_ball(k: theory.Setting) -> theory.Rate:
+    """(1-eta)^2/L, eta the momentum: the average m = (1-eta) v follows the gradient, and x+ = x - h m.
+
+    M = ||m - grad f(x)||^2 obeys M+ <= eta M + eta^2/(1-eta) L^2 R: the generic rule for h =
+    gamma/(1-eta), with rho = 1-eta. M^0 = eta^2 ||grad f(x^0)||^2. On minibatches M gains N =
+    (1-eta)^2 sigma^2/n a round. In the bounds h takes the place of gamma.
+    """
+    if k.numbers.get("nesterov"):
+        raise theory.NoTheory("Nesterov's form has none here")
+    eta, L = k.number("momentum"), k.need("L")
+    return theory.Rate(rho=1 - eta, B=eta**2 / (1 - eta) * L**2, scale=1 - eta)
+
+
+def undamped(k: theory.Setting) -> float:
+    """1/L, whatever the momentum."""
+    return 1 / k.need("L")
+
+
+DERIVED = "derived here"
+CODE = theory.Convention(undamped, "IgorSokoloff/ef21_b-w_experiements_source_code, hb.py")
+
+
+@algorithm(
+    "heavy_ball",
+    title="heavy ball",
+    version="2",
+    up=None,
+    proximal=True,
+    robust=True,
+    theory=theory.recursive(heavy_ball, DERIVED, released=CODE),
+    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta"),
+    nesterov=Flag(help="step along g + eta v in place of v"),
+)
+class HeavyBall(GD):
+    """v <- eta v + mean_i grad f_i(x); x <- x - gamma v; Nesterov: x <- x - gamma (g + eta v).
+
+    gamma multiplies the undamped v: gamma/(1 - eta) is the step that gradients take in the long run,
+    and that of the prox, so that minimisers of f + psi are fixed points. gamma = (1-eta)^2/L, eta =
+    ``momentum``; Nesterov's form has no theory here. Up: d values per client. Down: d values. Source:
+    Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
+    """
+
+    presets = ("outer",)
+
+    def setup(a, wire, s, c):
+        a.outer = Outer("nesterov" if a.nesterov else "momentum", a.momentum)
+        s.outer = wire.zero()
+
+    def step(a, net, s, u):
+        x = s.x if a.D is None else s.y
+        a.broadcast_model(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
+
+
+@algorithm(
+    "momentum_sgd",
+    title="momentum SGD",
+    version="2",
+    up=None,
+    proximal=True,
+    robust=True,
+    theory=theory.recursive(
+        heavy_ball,
+        DERIVED,
+        theory.BOUNDED_NOISE,
+        floor=("(1-eta) sigma^2/n", "(1-eta) sigma^2/(n mu)"),
+    ),
+    batch=Integer(1, low=1, help="samples per client and round"),
+)
+class MomentumSGD(HeavyBall):
+    """Heavy ball on minibatches: v <- eta v + mean_i g_i; x <- x - gamma v.
+
+    g_i is the gradient of ``batch`` samples drawn with replacement. Reaches a floor of order
+    gamma L sigma^2/((1-eta) n). Up: d values per client. Down: d values. Source: as for heavy_ball.
+    """
+
+
+def compressed_step(k: theory.Setting) -> float:
+    """min{1/L, 1/sqrt(L A T)}, A = L_max omega/n, T the rounds: the variance of g is expected smooth.
+
+    E||g - grad f||^2 <= (omega/n) mean||grad f_i||^2 and ||grad f_i||^2 <= 2 L_i (f_i - inf f_i), so with
+    f_low = mean inf f_i it is at most 2 A (f - f_low). With one mask for all clients omega takes the
+    place of omega/n. Where some f_i has no lower bound it says nothing: with Hessians 11 I and -9 I,
+    Rand-1 and d = 2 the step 1/(L + 2 A) of the convex case lets E||x||^2 grow by 1.19 a round.
+    """
+    return theory.expected_nonconvex(k, k.mean_omega * k.need("L_max"))
+
+
+def compressed_linear_step(k: theory.Setting) -> float:
+    """1/(L + 2 A), A = L_max omega/n: (omega/n) mean||grad f_i||^2 is at most twice that of differences to x*,
+    each at most 2 L_i D_i as f_i is convex, plus 2 S, S = (omega/n) mean||grad f_i(x*)||^2.
+    """
+    return theory.expected_strong(k, k.mean_omega * k.need("L_max"))
+
+
+COMPRESSED_STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(
+        compressed_step,
+        f"{theory.EXPECTED_NONCONVEX}, f_low = mean inf f_i",
+        (theory.SMOOTH, theory.UNBIASED, theory.BOUNDED_CLIENTS),
+        "Khaled, Richtarik 2020, Better Theory for SGD in the Nonconvex World; derived here",
+    ),
+    pl=theory.Theorem(
+        compressed_linear_step,
+        f"{theory.EXPECTED_STRONG}, S = (omega/n) mean||grad f_i(x*)||^2",
+        (theory.PROXIMABLE, theory.UNBIASED, theory.STRONGLY_CONVEX, theory.CONVEX_CLIENTS),
+        "Khirirat, Feyzmahdavian, Johansson 2018; Gorbunov, Hanzely, Richtarik 2020; derived here",
+    ),
+)
+
+
+@algorithm(
+    "dcgd",
+    up=Any_,
+    proximal=True,
+    robust=True,
+    theory=COMPRESSED_STEPS,
+)
+class DCGD(Estimator):
+    """x^{t+1} = x^t - gamma mean_i C_i(grad f_i(x^t)): no memory.
+
+    Unbiased C: to a floor of order gamma omega mean||grad f_i(x*)||^2/n. Biased C may diverge for every
+    step size. Up: one message. Down: d values. Source: Khirirat et al. 2018.
+    """
+
+    def estimate(a, wire, s, c, grad):
+        return wire.up(a.C(grad, wire.stream("up"))).mean()

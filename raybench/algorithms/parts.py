@@ -90,12 +90,12 @@ def _step(local: Local, g: Tensor, eta: float, layout: Layout, c: State) -> Tens
 
 
 def _adam(
-    local: Local, beta1: float, g: Tensor, m: Tensor, v: Tensor, count: Tensor
+    of: Local | Outer, beta1: PerCell | float, g: Tensor, m: Tensor, v: Tensor, count: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Return Adam's memory after the gradient g, and its step without eta."""
-    m, v = beta1 * m + (1 - beta1) * g, local.beta2 * v + (1 - local.beta2) * g.square()
+    m, v = beta1 * m + (1 - beta1) * g, of.beta2 * v + (1 - of.beta2) * g.square()
     t = count + 1
-    scale = (v / (1 - local.beta2**t)).sqrt() + local.epsilon
+    scale = (v / (1 - of.beta2**t)).sqrt() + of.epsilon
     return [m, v, t], m / (1 - beta1**t) / scale
 
 
@@ -123,13 +123,9 @@ def outer_step(outer: Outer, s: State, g: Tensor, gamma: PerCell | float) -> Ten
         return g
     if outer.optimizer == "adam":
         zeros = torch.zeros_like(g)
-        m, v, t = vars(s).get("outer") or [zeros, zeros, g.new_zeros(len(g), 1)]
-        m = outer.momentum * m + (1 - outer.momentum) * g
-        v = outer.beta2 * v + (1 - outer.beta2) * g.square()
-        t = t + 1
-        s.outer = [m, v, t]
-        scale = (v / (1 - outer.beta2**t)).sqrt() + outer.epsilon
-        return m / (1 - outer.momentum**t) / scale
+        before = vars(s).get("outer") or [zeros, zeros, g.new_zeros(len(g), 1)]
+        s.outer, step = _adam(outer, outer.momentum, g, *before)
+        return step
     if outer.in_steps:
         g = gamma * g
     before = vars(s).get("outer")

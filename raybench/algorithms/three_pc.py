@@ -1,4 +1,4 @@
-"""Three point compressors: what the methods share, and the variants 1, 2, 4 and 5."""
+"""Three point compressors: variants 1, 2, 4 and 5, and lazy aggregation (CLAG, LAG)."""
 
 from raybench.algorithms.base import (
     Contractive,
@@ -180,3 +180,46 @@ class ThreePCv5(ThreePC):
         coin, q, left, change = wire.coin("sync", a.p), wire.stream("up"), x - c.g, x - c.y
         m = wire.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
         return a.add(wire, c, m)
+
+
+def lazy(k: theory.Setting) -> tuple[float, float]:
+    """A = theta, B = max(beta, z); LAG, alpha = 1: A = 1, B = z.
+
+    A client that fires is EF21's; the error of one that does not is at most z ||grad f_i(x+) - grad f_i(x)||^2.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theta, max(beta, k.number("z"))
+
+
+LAZY_STEPS = three_point(lazy).with_rules(released=None)
+
+
+@algorithm(
+    "clag",
+    up=Contractive,
+    proximal=True,
+    robust=True,
+    theory=LAZY_STEPS,
+    z=Number(1.0, low=0, per_cell=True, help="how much staler than one step g_i may be"),
+)
+class CLAG(ThreePC):
+    """g_i <- g_i + C(grad f_i(x) - g_i) if ||grad f_i(x) - g_i||^2 > z ||grad f_i(x) - y||^2, else g_i.
+
+    y = grad f_i at the x before. z = 0 is EF21; z large: nobody sends, x moves along g^0. gamma =
+    1/(L + L_plus sqrt(max(beta, z)/theta)). Up: a bit, and one message if the client fired. Down: d
+    values. Source: Richtarik et al. 2022, 3PC, algorithm CLAG.
+    """
+
+    def update(a, wire, s, c, x):
+        left, moved = (x - c.g).square().sum(-1), (x - c.y).square().sum(-1)
+        wire.charge(1)  # one bit says whether the client sends a message
+        return a.add(wire, c, a.C(x - c.g, wire.stream("up")).masked(left > a.z * moved))
+
+
+@algorithm("lag", own="identity", up=None, proximal=True, theory=LAZY_STEPS)
+class LAG(CLAG):
+    """CLAG with the identity: g_i <- grad f_i(x) if the client fires, else g_i.
+
+    z = 0 is gradient descent. gamma = 1/(L + L_plus sqrt(z)). Up: a bit, and d values if the client
+    fired. Down: d values. Source: Chen, Giannakis, Sun, Yin 2018, LAG; Richtarik et al. 2022, 3PC.
+    """

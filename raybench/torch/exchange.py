@@ -19,6 +19,7 @@ from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied
 from raybench.core.clock import Clock
+from raybench.core.counts import Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
@@ -26,7 +27,7 @@ from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
 from raybench.torch import saved
 from raybench.torch.replicas import Met, Replica, compare
-from raybench.torch.report import Log
+from raybench.torch.report import bits, row
 from raybench.wire import Message
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 from raybench.wire.transport import Transport
@@ -158,23 +159,31 @@ def _literal(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
+@dataclass
+class Watch:
+    """Whether a step measures norms, which costs a pass, and how far its message is from what it stands for."""
+
+    on: bool = False
+    error: float = math.nan
+
+
 @dataclass(frozen=True)
 class Watched(Applied):
-    """A compressor that says how far its messages are from what they stand for, when asked."""
+    """A compressor that measures its messages, when asked."""
 
-    log: Log | None = None
+    watch: Watch = field(default_factory=Watch)
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
         message = super().__call__(x, source)
-        if self.log is not None and self.log.watching:
+        if self.watch.on:
             size = x.square().sum()
             left = (message.decode() - x).square().sum()
-            self.log.error = float(left / size) if size > 0 else 0.0
+            self.watch.error = float(left / size) if size > 0 else 0.0
         return message
 
     def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
         one = super().fitted(layout, share)
-        return Watched(one.bound, one.clock, one.declared, one.n, self.log)
+        return Watched(one.bound, one.clock, one.declared, one.n, self.watch)
 
 
 class Exchange:
@@ -201,7 +210,8 @@ class Exchange:
         transport = replica.transport
         n, rank = transport.size, transport.rank
         self.n, self.rank, self.met = n, rank, Met([], math.nan)
-        self.clock, self.log = Clock(), Log(n)
+        self.clock, self.watch = Clock(), Watch()
+        self.rows: list[dict[str, float]] = []  # of all exchanges, for ``report``
         vectors = Vectors(n, range(rank, rank + 1), layout, layout.dim, like.dtype, like.device)
         roots = stream([plan.seed], like.device)
         if plan.collective != GATHER and not entry.facts.averaged:
@@ -212,12 +222,11 @@ class Exchange:
         free = plan.allow_unproven
         self.a = a = method(entry, params, operators, n, layout, self.clock, like, free)
         if entry.facts.up is not None or entry.facts.own is not None:
-            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self.log)
+            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self.watch)
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
-        # what the last call found, where it may be undone
-        self._before: tuple[State, State] | None = None
+        self._before: tuple[State, State] | None = None  # the last call, where it may be undone
         self._begin()
 
     def _begin(self) -> None:
@@ -252,19 +261,39 @@ class Exchange:
         began, parts = perf_counter(), self.clock.parts
         self.met = self.replica.meet(grad, self.steps, loss)
         if self.met.bad:
-            self.log.skip()
+            self.skip()
             return None
         self._before = (copied(self._shared()), copied(self.c)) if undoable else None
-        up, down = self.wire.ledger.up[:, 0].copy(), self.wire.ledger.down[:, 0].copy()
-        self.log.begin(self.steps, self.plan.watch)
+        ledger = self.wire.ledger
+        before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
+        self.watch.on, self.watch.error = self.steps % self.plan.watch == 0, math.nan
         dense = self.steps < self.plan.start_after
         u = self._mean(grad) if dense else self._direction(grad, gamma)
         self.steps += 1
-        spent = [after - before for after, before in zip(self.clock.parts, parts, strict=True)]
-        sent = self.wire.ledger.up[:, 0] - up, self.wire.ledger.down[:, 0] - down
-        residual = self._residual() if self.log.watching and not dense else None
-        self.log.end(sent, spent, perf_counter() - began, dense, self._like.dtype, residual)
+        up = Counts(*(ledger.up[:, 0] - before[0]))
+        down = Counts(*(ledger.down[:, 0] - before[1]))
+        _, encode, send = (now - then for now, then in zip(self.clock.parts, parts, strict=True))
+        residual = self._residual() if self.watch.on and not dense else None
+        cost = row(
+            len(self.rows),
+            dense=float(dense),
+            bits_up=bits(up, self.dtype),
+            bytes_up=float(up.bytes),
+            bits_down=bits(down, self.dtype),
+            bytes_down=float(down.bytes),
+            messages_up=float(up.messages),
+            seconds_encode=encode,
+            seconds_send=send,
+            seconds_decode=max(0.0, perf_counter() - began - encode - send),
+            residual_norm=math.nan if residual is None else residual,
+            compression_error=self.watch.error,
+        )
+        self.rows.append(cost)
         return u
+
+    def skip(self) -> None:
+        """Count a step in which nothing was sent."""
+        self.rows.append(row(len(self.rows), skipped=1.0))
 
     def undo(self) -> None:
         """Be as before the last call, which was ``undoable``; what it has sent stays counted."""
@@ -273,7 +302,7 @@ class Exchange:
         before.x = self.s.x
         self.s, self._before = before, None
         self.steps -= 1
-        self.log.undo()
+        self.rows[-1]["skipped"] = 1.0
 
     def _shared(self) -> State:
         """Return what all ranks remember alike; x is always 0."""

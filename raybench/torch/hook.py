@@ -126,7 +126,7 @@ class Attached:
         The memories of all parts are then as they were before the pass.
         """
         if self.skipped_at == self.rounds:
-            exchange.log.skip()
+            exchange.skip()
             return None
         u = exchange(grad, undoable=undoable)
         if u is None:
@@ -157,8 +157,8 @@ class Attached:
 
     def report(self) -> Report:
         """Return what the messages cost and did so far; ``print`` gives a line."""
-        logs = [exchange.log for exchange in self.exchanges]
-        return report(logs, self.plan.names, self.rounds, self.skipped, self.dense)
+        rows, ranks = [e.rows for e in self.exchanges], self.replica.transport.size
+        return report(rows, ranks, self.plan.names, self.rounds, self.skipped, self.dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers, of the same shapes on every rank; each saves its own.

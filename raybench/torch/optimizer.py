@@ -325,8 +325,9 @@ class CompressedOptimizer(torch.optim.Optimizer):
 
     def report(self) -> Report:
         """Return what the messages cost and did so far; ``print`` gives a line."""
-        dense = self._evaluations * self._flat.nbytes
-        return report([self._exchange.log], self._plan.names, self._steps, self._skipped, dense)
+        exchange, dense = self._exchange, self._evaluations * self._flat.nbytes
+        rows, names = [exchange.rows], self._plan.names
+        return report(rows, exchange.n, names, self._steps, self._skipped, dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers: the optimizer's state, and the method's, of the same shapes everywhere.

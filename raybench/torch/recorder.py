@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -91,12 +90,7 @@ class record:
     def __enter__(self) -> record:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _claim(self) -> None:
@@ -111,8 +105,7 @@ class record:
 
     def _write(self) -> None:
         arrays = {name: _grad(p) for name, p in self.parameters}
-        whole = partial(_savez, arrays=arrays)
-        _place(self.folder / step_file(self._at), whole)
+        _place(self.folder / step_file(self._at), partial(_savez, arrays=arrays))
         self.steps.append(self._at)
         self._describe()
 

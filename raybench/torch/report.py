@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,63 +18,10 @@ NORMS = ("residual_norm", "compression_error")
 COLUMNS = ("step", "dense", *MEANS, *SECONDS, *NORMS, "skipped")
 
 
-class Log:
-    """A row for every step of one exchange. watching: whether this step measures norms, which costs a pass."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
-        self.watching, self.error = False, math.nan
-
-    def begin(self, step: int, every: int) -> None:
-        """Start a step."""
-        self.watching, self.error = step % every == 0, math.nan
-
-    def skip(self) -> None:
-        """Count a step in which nothing was sent."""
-        self._add(skipped=1.0)
-
-    def undo(self) -> None:
-        """Count the newest step as skipped, with what it has sent."""
-        self.columns["skipped"][-1] = 1.0
-
-    def _add(self, **values: float) -> None:
-        values["step"] = float(len(self))
-        for name, column in self.columns.items():
-            column.append(values.get(name, math.nan if name in NORMS else 0.0))
-
-    def __len__(self) -> int:
-        return len(self.columns["step"])
-
-    def end(
-        self,
-        sent: tuple[np.ndarray, np.ndarray],
-        spent: Sequence[float],
-        total: float,
-        dense: bool,
-        dtype: torch.dtype,
-        residual: float | None,
-    ) -> None:
-        """End a step: counts up and down, seconds of a clock's parts and of all."""
-        up, down = Counts(*sent[0]), Counts(*sent[1])
-        _, encode, send = spent
-        self._add(
-            dense=float(dense),
-            bits_up=bits(up, dtype),
-            bytes_up=float(up.bytes),
-            bits_down=bits(down, dtype),
-            bytes_down=float(down.bytes),
-            messages_up=float(up.messages),
-            seconds_encode=encode,
-            seconds_send=send,
-            seconds_decode=max(0.0, total - encode - send),
-            residual_norm=math.nan if residual is None else residual,
-            compression_error=self.error,
-        )
-
-    def column(self, name: str, count: int | None = None) -> np.ndarray:
-        """Return one column, of the first so many steps."""
-        return np.array(self.columns[name][:count])
+def row(step: int, **values: float) -> dict[str, float]:
+    """Return what is kept of an exchange; of one in which nothing was sent by default."""
+    blank = {name: math.nan if name in NORMS else 0.0 for name in COLUMNS}
+    return {**blank, "step": float(step), **values}
 
 
 def bits(counts: Counts, dtype: torch.dtype) -> float:
@@ -145,36 +92,41 @@ class Report:
 
 
 def report(
-    logs: Sequence[Log], names: tuple[str, str], steps: int, skipped: int, bytes_dense: float
+    logs: Sequence[Sequence[Mapping[str, float]]],
+    ranks: int,
+    names: tuple[str, str],
+    steps: int,
+    skipped: int,
+    bytes_dense: float,
 ) -> Report:
-    """Return the report of exchanges that take the parts of one gradient.
+    """Return the report of exchanges that take the parts of one gradient, of each a row for every exchange.
 
     steps: of the optimizer, with those ``skipped``. bytes_dense: of the gradients of all these steps as they are.
     """
     count = min(map(len, logs), default=0)
 
     def together(name: str) -> np.ndarray:
-        every = np.array([log.column(name, count) for log in logs]).reshape(len(logs), count)
+        every = np.array([[r[name] for r in log[:count]] for log in logs]).reshape(len(logs), count)
         if name in ("step", "dense", "skipped"):
             return every.max(0, initial=0.0)
         if name == "residual_norm":
             return np.sqrt((every**2).sum(0))
         # of the errors of several messages the mean, each by itself being relative
-        return every.mean(0) if name == "compression_error" and logs else every.sum(0)
+        return every.mean(0) if name == "compression_error" else every.sum(0)
 
     rows = {name: together(name) for name in COLUMNS} if logs else {}
 
     def mean(name: str) -> float:
-        return sum(float(log.column(name).sum()) for log in logs) / max(steps, 1)
+        return sum(r[name] for log in logs for r in log) / max(steps, 1)
 
     def newest(name: str) -> float | None:
-        known = rows[name][~np.isnan(rows[name])] if count else []
-        return float(known[-1]) if len(known) else None
+        measured = rows[name][~np.isnan(rows[name])] if count else []
+        return float(measured[-1]) if len(measured) else None
 
     return Report(
         algorithm=names[0],
         compressor=names[1],
-        ranks=logs[0].n if logs else 1,
+        ranks=ranks,
         steps=steps,
         exchanges=count,
         skipped=skipped,
