@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 from raybench.core import facts, params
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, CompressorFacts, Facts, MetricFacts, ProblemFacts
-from raybench.core.params import (
+from raybench.core.params import (  # noqa: F401 - plug-ins import declarations from here
     REQUIRED,
     Choice,
     Count,
@@ -37,30 +37,6 @@ from raybench.core.params import (
     Param,
     Text,
 )
-
-__all__ = [
-    "REQUIRED",
-    "Choice",
-    "Count",
-    "Entry",
-    "Flag",
-    "Integer",
-    "List",
-    "Number",
-    "Operator",
-    "Param",
-    "Text",
-    "algorithm",
-    "compressor",
-    "load_plugin",
-    "lookup",
-    "metric",
-    "module_of",
-    "names",
-    "problem",
-    "state",
-    "title",
-]
 
 OURS = "raybench"  # the package whose plug-ins come with it
 BUILTIN_PACKAGES = {

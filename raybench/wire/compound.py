@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.base import KINDS, Message
+from raybench.wire.base import KINDS, Message, within
 from raybench.wire.fields import Field, Header, Symbols, finite, is_list_of, natural
 
 
@@ -51,11 +51,8 @@ class _Compound(Message):
         return cost._replace(messages=one)
 
     def describe(self) -> Header:
-        return {
-            "kind": self.kind,
-            **self.known(),
-            "parts": [part.describe() for part in self.parts],
-        }
+        parts = [part.describe() for part in self.parts]
+        return {"kind": self.kind, **self.known(), "parts": parts}
 
     @classmethod
     def _parts(cls, head: Header, leaves: Iterator[Message]) -> list[Message]:
@@ -106,16 +103,8 @@ class CasesMessage(_Compound):
         return self._joined(lambda part: part.sum_clients()) * self.scale
 
     def _cost(self) -> Counts:
-        costs = {id(part): part.cost for part in self.parts}  # once, for parts may be nested
-
-        def column(j: int) -> Tensor:
-            return self._joined(
-                lambda part: torch.as_tensor(
-                    costs[id(part)][j], dtype=torch.float64, device=self.device
-                ).expand(part.lead)
-            )
-
-        return Counts(*(column(j) for j in range(len(Counts._fields))))
+        stacks = [part.cost.stacked(part.lead, self.device) for part in self.parts]
+        return Counts(*self.in_order(stacks).unbind(-1))
 
     def _size(self) -> Tensor:
         return self._joined(
@@ -123,21 +112,15 @@ class CasesMessage(_Compound):
         )
 
     def _payload(self) -> Tensor:
-        sizes = self._size()
+        payloads, sizes = [part.payload() for part in self.parts], self._size()
         wide = int(sizes.max()) if sizes.numel() else 0
-
-        def padded(part: Message) -> Tensor:
-            own = part.payload()
-            return torch.nn.functional.pad(own, (0, wide - own.shape[-1]))
-
-        return self._joined(padded)
+        return self.in_order(
+            [torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in payloads]
+        )
 
     def union(self) -> Counts:
-        out = torch.empty(len(Counts._fields), self.lead[0], dtype=torch.float64)
-        for cells, part in zip(self.cells, self.parts, strict=True):
-            for j, count in enumerate(part.union()):
-                out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()
-        return Counts(*out)
+        stacks = [part.union().stacked(part.lead[:1], self.device) for part in self.parts]
+        return Counts(*self.in_order(stacks).unbind(-1))
 
     def known(self) -> Header:
         return {**super().known(), "cells": [c.tolist() for c in self.cells]}
@@ -145,18 +128,16 @@ class CasesMessage(_Compound):
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
-        if not isinstance(head["cells"], list) or not all(
-            is_list_of(c, int) for c in head["cells"]
-        ):
+        given, inner = head["cells"], parts[0].lead[1:]
+        if not isinstance(given, list) or not all(is_list_of(c, int) for c in given):
             raise ValueError("cells are lists of integers")
-        every = sorted(cell for own in head["cells"] for cell in own)
-        if every != list(range(len(every))):
+        every = [cell for own in given for cell in own]
+        if sorted(every) != list(range(len(every))):
             raise ValueError("cells that are there twice, or missing")
-        for own, part in zip(head["cells"], parts, strict=True):
-            first = parts[0]
-            if (*part.lead, part.d) != (len(own), *first.lead[1:], head["d"]):
+        for own, part in zip(given, parts, strict=True):
+            if (*part.lead, part.d) != (len(own), *inner, head["d"]):
                 raise ValueError("parts that are not of the shape of their cells")
-        cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
+        cells = [torch.tensor(c, dtype=torch.int64) for c in given]
         return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
@@ -212,10 +193,7 @@ class ConcatMessage(_Compound):
         return target
 
     def _cost(self) -> Counts:
-        total = Counts()
-        for part in self.parts:
-            total = total.plus(part.cost)
-        return total
+        return Counts.total(part.cost for part in self.parts)
 
     def _size(self) -> int | Tensor:
         return sum(part.nbytes for part in self.parts)
@@ -227,10 +205,7 @@ class ConcatMessage(_Compound):
         return torch.cat([part.mean_of_senders() for part in self._weighted()], -1)
 
     def union(self) -> Counts:
-        total = Counts()
-        for part in self.parts:
-            total = total.plus(part.union())
-        return total._replace(messages=1)
+        return Counts.total(part.union() for part in self.parts)._replace(messages=1)
 
     def _payload(self) -> Tensor:
         pieces = [part.payload() for part in self.parts]
@@ -238,9 +213,7 @@ class ConcatMessage(_Compound):
         if isinstance(sizes, int):
             return data
         live = [
-            (torch.arange(piece.shape[-1], device=self.device) < _column(part.nbytes)).expand_as(
-                piece
-            )
+            within(torch.as_tensor(part.nbytes).expand(self.lead), piece.shape[-1])
             for piece, part in zip(pieces, self.parts, strict=True)
         ]
         # close the gaps behind the shorter rows of a part
@@ -268,10 +241,6 @@ class ConcatMessage(_Compound):
 
     def row(self, *at: int) -> Message:
         return replace(self, parts=[p.row(*at) for p in self.parts])
-
-
-def _column(size: int | Tensor) -> int | Tensor:
-    return size[..., None] if isinstance(size, Tensor) else size
 
 
 @dataclass(eq=False)
@@ -406,13 +375,12 @@ class PartsMessage(Message):
     @property
     def cost(self) -> Counts:
         n, cost = self.inner.lead[-2], self.inner.cost
-        if not any(isinstance(count, Tensor) for count in cost):
+        if not cost.varies:
             return cost.times(n - 1)
         owners = torch.arange(n, device=self.device)
         sent = owners[:, None].ne(torch.as_tensor(self.source.ids)).double()
-        return Counts(
-            *((torch.as_tensor(count, device=self.device) * sent).sum(-2) for count in cost)
-        )
+        each = cost.stacked(self.inner.lead, self.device) * sent[..., None]
+        return Counts(*each.sum(-3).unbind(-1))
 
     @property
     def nbytes(self) -> int | Tensor:
@@ -458,8 +426,7 @@ class MeansMessage(Message):
     @property
     def cost(self) -> Counts:
         n, cost = self.inner.lead[-1], self.inner.cost
-        if any(isinstance(count, Tensor) for count in cost):
-            lead, device = self.inner.lead, self.device
-            every = (torch.as_tensor(c, device=device).double().expand(lead) for c in cost)
-            return Counts(*(count.sum(-1) * ((n - 1) / n) for count in every))
-        return cost.times(n - 1)
+        if not cost.varies:
+            return cost.times(n - 1)
+        each = cost.stacked(self.inner.lead, self.device)
+        return Counts(*(each.sum(-2) * ((n - 1) / n)).unbind(-1))

@@ -124,10 +124,7 @@ class Field(NamedTuple):
 
 def row_cost(fields: Sequence[Field]) -> Counts:
     """Return what a row of these fields costs."""
-    total = Counts()
-    for field in fields:
-        total = total.plus(field.coding.cost(field.entries))
-    return total
+    return Counts.total(field.coding.cost(field.entries) for field in fields)
 
 
 def row_size(fields: Sequence[Field]) -> int:
