@@ -270,4 +270,4 @@ def test_a_flag_is_a_bit_in_a_byte_of_its_own():
     m = choose(mask, sparse, sparse)
     assert (m.bits == sparse.bits + 1).all()
     assert m.nbytes == sparse.nbytes + 1
-    assert m.payload()[..., 0].tolist() == mask.tolist()
+    assert m.leaves()[0].payload()[..., 0].tolist() == mask.tolist()

@@ -373,7 +373,8 @@ def test_operators_send_the_same_bytes(launched, monkeypatch, name, dtype):
         back = unpack(message.pack())
         target = torch.ones_like(x).float()
         sums_ = message.sum_clients(), message.mean_of_senders(), message.add_to(target)
-        return message.payload(), message.decode(), back.decode().to(HERE), *sums_
+        rows = [leaf.payload() for leaf in message.leaves()]
+        return *rows, message.decode(), back.decode().to(HERE), *sums_
 
     ours = made()
     assert OPERATORS.get(name, set()) <= launched

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.base import KINDS, Message, within
+from raybench.wire.base import KINDS, Message
 from raybench.wire.fields import Field, Header, Symbols, finite, is_list_of, natural
 
 
 class _Compound(Message):
     """A message with parts; what is known of it is the list of its parts' headers.
 
-    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes.
+    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes. What
+    is packed and sent are the leaves.
     """
 
     parts: list[Message]
@@ -50,6 +51,11 @@ class _Compound(Message):
         one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
         return cost._replace(messages=one)
 
+    @property
+    def nbytes(self) -> int | Tensor:
+        size = self._cost().bytes
+        return size.long() if isinstance(size, Tensor) else size
+
     def describe(self) -> Header:
         parts = [part.describe() for part in self.parts]
         return {"kind": self.kind, **self.known(), "parts": parts}
@@ -80,10 +86,6 @@ class CasesMessage(_Compound):
     def lead(self) -> torch.Size:
         return torch.Size((sum(len(c) for c in self.cells), *self.parts[0].lead[1:]))
 
-    def _joined(self, of_part: Callable[[Message], Tensor]) -> Tensor:
-        """Return the parts' tensors with rows put back in the order of the cells."""
-        return self.in_order([of_part(part) for part in self.parts])
-
     def in_order(self, pieces: list[Tensor]) -> Tensor:
         """Return tensors, one for each part, with rows put back in the order of the cells."""
         out = pieces[0].new_empty(sum(map(len, self.cells)), *pieces[0].shape[1:])
@@ -97,26 +99,14 @@ class CasesMessage(_Compound):
 
     def _write(self, out: Tensor) -> None:
         # the factor goes into the parts, as it does for a row alone: the same rounding
-        out.copy_(self._joined(lambda part: part.scaled(self.scale).decode()))
+        out.copy_(self.in_order([part.scaled(self.scale).decode() for part in self.parts]))
 
     def _sum(self) -> Tensor:
-        return self._joined(lambda part: part.sum_clients()) * self.scale
+        return self.in_order([part.sum_clients() for part in self.parts]) * self.scale
 
     def _cost(self) -> Counts:
         stacks = [part.cost.stacked(part.lead, self.device) for part in self.parts]
         return Counts(*self.in_order(stacks).unbind(-1))
-
-    def _size(self) -> Tensor:
-        return self._joined(
-            lambda part: torch.as_tensor(part.nbytes, device=self.device).expand(part.lead)
-        )
-
-    def _payload(self) -> Tensor:
-        payloads, sizes = [part.payload() for part in self.parts], self._size()
-        wide = int(sizes.max()) if sizes.numel() else 0
-        return self.in_order(
-            [torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in payloads]
-        )
 
     def union(self) -> Counts:
         stacks = [part.union().stacked(part.lead[:1], self.device) for part in self.parts]
@@ -195,9 +185,6 @@ class ConcatMessage(_Compound):
     def _cost(self) -> Counts:
         return Counts.total(part.cost for part in self.parts)
 
-    def _size(self) -> int | Tensor:
-        return sum(part.nbytes for part in self.parts)
-
     def _sum(self) -> Tensor:
         return torch.cat([part.sum_clients() for part in self._weighted()], -1)
 
@@ -206,19 +193,6 @@ class ConcatMessage(_Compound):
 
     def union(self) -> Counts:
         return Counts.total(part.union() for part in self.parts)._replace(messages=1)
-
-    def _payload(self) -> Tensor:
-        pieces = [part.payload() for part in self.parts]
-        data, sizes = torch.cat(pieces, -1), self._size()
-        if isinstance(sizes, int):
-            return data
-        live = [
-            within(torch.as_tensor(part.nbytes).expand(self.lead), piece.shape[-1])
-            for piece, part in zip(pieces, self.parts, strict=True)
-        ]
-        # close the gaps behind the shorter rows of a part
-        order = torch.cat(live, -1).byte().argsort(dim=-1, descending=True, stable=True)
-        return data.gather(-1, order)[..., : int(sizes.max()) if sizes.numel() else 0]
 
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
