@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 
 from raybench.core import facts, params
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.facts import AlgorithmFacts, CompressorFacts, Facts, MetricFacts, ProblemFacts
+from raybench.core.facts import AlgorithmFacts, Facts
 from raybench.core.params import (  # noqa: F401 - plug-ins import declarations from here
     REQUIRED,
     Choice,
@@ -196,19 +196,7 @@ def lookup(kind: Literal["algorithm"], name: str, where: str = "") -> Entry[Algo
 
 
 @overload
-def lookup(kind: Literal["compressor"], name: str, where: str = "") -> Entry[CompressorFacts]: ...
-
-
-@overload
-def lookup(kind: Literal["problem"], name: str, where: str = "") -> Entry[ProblemFacts]: ...
-
-
-@overload
-def lookup(kind: Literal["metric"], name: str, where: str = "") -> Entry[MetricFacts]: ...
-
-
-@overload
-def lookup(kind: str, name: str, where: str = "") -> Entry[Facts]: ...
+def lookup(kind: str, name: str, where: str = "") -> Entry[Any]: ...
 
 
 def lookup(kind: str, name: str, where: str = "") -> Entry[Any]:

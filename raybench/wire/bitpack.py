@@ -71,21 +71,16 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)  # a narrow code may be negative
-    often = 32 if width <= 32 else 8  # bits that are written together
     for j in range(codes.shape[0]):
         held |= (np.uint64(codes[j]) & mask) << np.uint64(filled)
         filled += width
-        while filled >= often:
-            for i in range(often // 8):
-                out[at + i] = U8(held >> np.uint64(8 * i))
-            held >>= np.uint64(often)
-            filled -= often
-            at += often // 8
-    while filled > 0:
+        while filled >= 8:
+            out[at] = U8(held)
+            held >>= np.uint64(8)
+            filled -= 8
+            at += 1
+    if filled > 0:
         out[at] = U8(held)
-        held >>= np.uint64(8)
-        filled -= 8
-        at += 1
 
 
 @compiled
@@ -94,15 +89,9 @@ def _unplain(data, width, out):
     held, filled, at = np.uint64(0), 0, 0
     for j in range(out.shape[0]):
         while filled < width:
-            if width <= 32 and at + 4 <= data.shape[0]:
-                for i in range(4):
-                    held |= np.uint64(data[at + i]) << np.uint64(filled + 8 * i)
-                filled += 32
-                at += 4
-            else:
-                held |= np.uint64(data[at]) << np.uint64(filled)
-                filled += 8
-                at += 1
+            held |= np.uint64(data[at]) << np.uint64(filled)
+            filled += 8
+            at += 1
         out[j] = held & mask
         held >>= np.uint64(width)
         filled -= width

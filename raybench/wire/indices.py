@@ -205,7 +205,7 @@ def _run(
 def _encode(indices, starts, counts, kinds, widths, bits, d, out):
     for r in range(indices.shape[0]):
         to = out[r, starts[r] : starts[r] + (bits[r] + 7) // 8]
-        if not encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
+        if not _encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
             return False
     return True
 
@@ -214,13 +214,13 @@ def _encode(indices, starts, counts, kinds, widths, bits, d, out):
 def _decode(data, starts, counts, kinds, widths, bits, d, out):
     for r in range(out.shape[0]):
         sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
-        if not decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
+        if not _decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
             return False
     return True
 
 
 @compiled
-def decode_or_absent(sent, kind, width, bits, d, found):
+def _decode_or_absent(sent, kind, width, bits, d, found):
     """Read a row's indices, or 0, 1, .. of an absent row's zero bytes; return whether it is either."""
     if _decode_row(sent, kind, width, bits, d, found):
         return True
@@ -245,48 +245,28 @@ def _ascending(indices, d):
 
 
 @compiled
-def _flush(held, out, at):
-    four = out[at : at + 4]
-    for i in range(4):
-        four[i] = np.uint8((held >> np.uint64(8 * i)) & np.uint64(255))
-    return held >> np.uint64(32)
-
-
-@compiled
-def encode_row(indices, kind, width, d, out):
-    """Write the code of a row's indices into all bytes of ``out``; return whether they ascend."""
+def _encode_row(indices, kind, width, d, out):
+    """Write the code of a row's indices into ``out``, which is zero; return whether they ascend."""
     if not _ascending(indices, d):
         return False
     k, held, filled, at = indices.shape[0], np.uint64(0), 0, 0
     if width > 0:
         mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-        word = np.uint64(2**32 - 1)
         for j in range(k):
-            low, left = np.uint64(indices[j]) & mask, width
-            if width > 32:
-                held = _flush(held | ((low & word) << np.uint64(filled)), out, at)
-                low >>= np.uint64(32)
-                left -= 32
-                at += 4
-            held |= low << np.uint64(filled)
-            filled += left
-            if filled >= 32:
-                held = _flush(held, out, at)
-                filled -= 32
-                at += 4
+            held |= (np.uint64(indices[j]) & mask) << np.uint64(filled)
+            filled += width
+            while filled >= 8:
+                out[at] = np.uint8(held & np.uint64(255))
+                held >>= np.uint64(8)
+                filled -= 8
+                at += 1
+        if filled > 0:
+            out[at] = np.uint8(held)
     if kind != LIST:
-        step, start = (1 if kind == ELIAS else 0), k * width - 8 * at
+        step = 1 if kind == ELIAS else 0
         for j in range(k):
-            p = start + (indices[j] >> width) + step * j
-            while p >= 32:
-                held = _flush(held, out, at)
-                p -= 32
-                start -= 32
-                at += 4
-            held |= np.uint64(1) << np.uint64(p)
-    for i in range(at, out.shape[0]):
-        out[i] = np.uint8(held & np.uint64(255))
-        held >>= np.uint64(8)
+            p = k * width + (indices[j] >> width) + step * j
+            out[p >> 3] |= np.uint8(1 << (p & 7))
     return True
 
 
