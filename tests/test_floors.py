@@ -381,18 +381,24 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
 # Gradient differences ---------------------------------------------------------------------------
 
 
+NOISY = [
+    ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
+    ("dasha_mvr", {"momentum": 1.0}),
+    ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
+    ("vr_marina", {"big": 1, "p": 0.3, "batch": 2}),
+    ("vr_marina", {"big": 6, "p": 0.1, "batch": 2}),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "params"),
-    first_of_each(
-        [
-            ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
-            ("dasha_mvr", {"momentum": 1.0}),
-            ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
-        ]
-    ),
+    ("name", "params"), first_of_each(NOISY, lambda case: case[0].split("_")[0])
 )
-def test_dasha_with_noise_has_a_floor(name, params):
-    """MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b; SYNC-MVR (1 + 1/(p T)) sigma^2/(gamma L n big)."""
+def test_gradient_differences_with_noise_have_a_floor(name, params):
+    """2 Delta0/(gamma T) + floor, sigma^2 the largest variance of a sample along the path.
+
+    MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b. VR-MARINA: (1 + 1/(p T)) sigma^2/(n big),
+    and SYNC-MVR that over gamma L.
+    """
     method = on(name, RAND, 150, LOGISTIC, params=params)
     assert method.cell().theory_step is not None
     run = started(method.batch((1.0,), range(32)))
@@ -401,31 +407,18 @@ def test_dasha_with_noise_has_a_floor(name, params):
     F = 2 * method.cell().omega * (2 * method.cell().omega + 1) / n
     q = params.get("momentum", 0.0)
     norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    for T in (1, 10, 150):
+    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
+    for T in (1, 10, 50, 150):
         if name == "dasha_mvr":
             root = np.sqrt(6 * F * q * q) + np.sqrt(2 * q / ((2 - q) * n))
             floor = root**2 * sigma2 / params.get("batch", 1)
         else:
             floor = (1 + 1 / (params["p"] * T)) * sigma2 / (n * params["big"])
-        gap = run.recorder.column("loss")[:, 0].mean()
-        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor / (gamma * c.L)
-
-
-@pytest.mark.parametrize(("big", "p"), first_of_each([(1, 0.3), (6, 0.1)]))
-def test_online_bound_has_a_floor(big, p):
-    """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
-    method = on("vr_marina", RAND, 150, LOGISTIC, params={"big": big, "p": p, "batch": 2})
-    assert method.cell().theory_step is not None
-    run = started(method.batch((1.0,), range(32)))
-    n = run.problem.n
-    sigma2 = torch.stack(each_round(run, variance)[:-1]).mean(1)
-    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
-    for T in (1, 10, 50, 150):
-        floor = (1 + 1 / (p * T)) * float(sigma2[:T].max()) / (n * big)
-        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) + floor
-    error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
-    assert float(error) > 0.1 * float(sigma2[-1]) / (n * big)  # the noise is of that order
+        floor /= 1.0 if name == "vr_marina" else gamma * c.L
+        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor
+    if name == "vr_marina":  # the noise is of that order
+        error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
+        assert float(error) > 0.05 * sigma2 / (n * params["big"])
 
 
 def last_norm(name, **params) -> float:

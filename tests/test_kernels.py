@@ -139,16 +139,6 @@ def test_threads_change_no_bit(monkeypatch, threads):
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def test_batch_changes_a_cell_by_rounding_only():
-    ours = SparseMargins(rows(), "logistic", torch.float64)
-    x = points(40, 37)
-    grads, losses = ours.oracle(x, None, True)
-    for b in (0, 17, 39):
-        alone = ours.oracle(x[b : b + 1], None, True)
-        assert close(alone[0][0], grads[b], 1e-14)
-        assert close(alone[1][0], losses[b], 1e-13)
-
-
 def test_wide_rows_use_wide_indices():
     random = np.random.default_rng(0)
     A = scipy.sparse.random_array((40, 70_000), density=1e-3, rng=random, format="csr")

@@ -241,16 +241,6 @@ def test_two_means_have_their_own_rows():
     assert torch.equal(m.joined(m.nbytes), torch.cat(alone))
 
 
-@pytest.mark.parametrize("d", [1, 24, codes.MOST_TABLED, codes.MOST_TABLED + 1, 9000])
-def test_codes_of_many_counts(d):
-    counts = torch.tensor([[0, 1, d], [d // 2, d // 50, d - 1]])
-    want = [[code_of(d, k) for k in row] for row in counts.tolist()]
-    assert torch.equal(codes.codes_of(counts, d), torch.tensor(want).movedim(-1, 0))
-    for wrong in (-1, d + 1):
-        with pytest.raises(ValueError, match=f"{wrong} of {d} coordinates"):
-            codes.codes_of(torch.tensor([1, wrong]), d)
-
-
 def test_nothing_beyond_the_count_is_sent():
     where = of([1, 3, 0, 0], [0, 2, 4, 8])
     value = torch.tensor([[1.0, 2.0, -0.0, -0.0], [3.0, 4.0, 5.0, 6.0]])
