@@ -78,7 +78,7 @@ def _added(message: Message, n: int, transport: Transport) -> Message:
 
 def _mean_here(leaf: Additive, n: int) -> Tensor:
     """Return what the clients here add to the mean of all n, (B, m), in the format of a message."""
-    own = leaf.summands()
+    own = leaf.values
     wide = own.float() if own.dtype in HALVES else own
     if leaf.present is not None:
         wide = zero_absent(wide, leaf.present)
