@@ -85,7 +85,9 @@ def tensors(result: Any) -> list[Tensor]:
     """Return copies of the tensors of a result: itself, several, or a message's bytes."""
     if isinstance(result, Tensor):
         return [result.clone()]
-    return list(result) if isinstance(result, tuple) else [result.payload()]
+    if isinstance(result, tuple):
+        return list(result)
+    return [leaf.payload() for leaf in result.leaves()]
 
 
 def milliseconds(action: Callable[[], Any]) -> float:

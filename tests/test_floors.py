@@ -58,15 +58,6 @@ def convex():
 # Convex f_i: DIANA, and EF21 with the arithmetic mean -------------------------------------------
 
 
-def test_the_quadratics_are_hard():
-    """Single f_i are nonconvex, f is strongly convex and the clients differ."""
-    problem = problem_of(Method("gd", problem=P2).cell().cell.problem)
-    lowest = np.linalg.eigvalsh(problem.A.numpy())[:, 0]
-    assert lowest.min() < -0.01
-    assert problem.constants.mu == pytest.approx(0.05)
-    assert problem.constants.L_pm > 0.2 * problem.constants.L
-
-
 @pytest.fixture(scope="module")
 def stretched():
     with registered("problem", stretched=Stretched):
@@ -293,11 +284,11 @@ def test_ec_gd_star_converges_linearly(convex):
     assert have[-1].max() < 0.9 * have[0].min()
 
 
-def last_norms(method: Method, multiples=(1.0,), seeds=(0,), name="grad_norm_sq") -> np.ndarray:
-    """Return the mean of the last ten recorded values, per cell."""
+def last_norms(method: Method, multiples=(1.0,), seeds=(0,)) -> np.ndarray:
+    """Return the mean of the last ten recorded squares of the gradient's norm, per cell."""
     run = finished(method.batch(multiples, seeds), every=20)
     assert (run.status == "ok").all(), method.name
-    return run.recorder.column(name)[:, -10:].mean(1)
+    return run.recorder.column("grad_norm_sq")[:, -10:].mean(1)
 
 
 @pytest.mark.thorough
@@ -326,7 +317,7 @@ def test_who_has_a_floor_on_unlike_clients(convex, name, params, floor):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ef21", "ef21_sgdm", "ef21_hb", "ef21_page", "ef14"])
 def test_scaled_rand_k_is_rescaled(name):
-    """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
+    """With the factor d/K of unscaled roles the members diverge; the contractive role takes it out."""
     params = {"ef21_sgdm": {"eta": 1.0}, "ef21_hb": {"eta": 0.5}}.get(name, {})
     step = on("ef21", TOP, problem=P2).cell().step_size
     one = {"name": "rand_k", "k": 1}
@@ -337,17 +328,6 @@ def test_scaled_rand_k_is_rescaled(name):
     run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
     run.advance(400)
     assert run.status[0] == "diverged"
-
-
-@pytest.mark.thorough
-def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
-    """Why unbiased compressors are rescaled: unscaled roles keep the factor d/K."""
-    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
-    run = started(method.batch((1.0,), (0,)))
-    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
-    run.advance(400)
-    assert run.status[0] == "diverged"
-    assert finished(method.batch()).status[0] == "ok"
 
 
 @pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
@@ -401,18 +381,24 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
 # Gradient differences ---------------------------------------------------------------------------
 
 
+NOISY = [
+    ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
+    ("dasha_mvr", {"momentum": 1.0}),
+    ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
+    ("vr_marina", {"big": 1, "p": 0.3, "batch": 2}),
+    ("vr_marina", {"big": 6, "p": 0.1, "batch": 2}),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "params"),
-    first_of_each(
-        [
-            ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
-            ("dasha_mvr", {"momentum": 1.0}),
-            ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
-        ]
-    ),
+    ("name", "params"), first_of_each(NOISY, lambda case: case[0].split("_")[0])
 )
-def test_dasha_with_noise_has_a_floor(name, params):
-    """MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b; SYNC-MVR (1 + 1/(p T)) sigma^2/(gamma L n big)."""
+def test_gradient_differences_with_noise_have_a_floor(name, params):
+    """2 Delta0/(gamma T) + floor, sigma^2 the largest variance of a sample along the path.
+
+    MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b. VR-MARINA: (1 + 1/(p T)) sigma^2/(n big),
+    and SYNC-MVR that over gamma L.
+    """
     method = on(name, RAND, 150, LOGISTIC, params=params)
     assert method.cell().theory_step is not None
     run = started(method.batch((1.0,), range(32)))
@@ -421,38 +407,23 @@ def test_dasha_with_noise_has_a_floor(name, params):
     F = 2 * method.cell().omega * (2 * method.cell().omega + 1) / n
     q = params.get("momentum", 0.0)
     norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    for T in (1, 10, 150):
+    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
+    for T in (1, 10, 50, 150):
         if name == "dasha_mvr":
             root = np.sqrt(6 * F * q * q) + np.sqrt(2 * q / ((2 - q) * n))
             floor = root**2 * sigma2 / params.get("batch", 1)
         else:
             floor = (1 + 1 / (params["p"] * T)) * sigma2 / (n * params["big"])
-        gap = run.recorder.column("loss")[:, 0].mean()
-        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor / (gamma * c.L)
+        floor /= 1.0 if name == "vr_marina" else gamma * c.L
+        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor
+    if name == "vr_marina":  # the noise is of that order
+        error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
+        assert float(error) > 0.05 * sigma2 / (n * params["big"])
 
 
-@pytest.mark.parametrize(("big", "p"), first_of_each([(1, 0.3), (6, 0.1)]))
-def test_online_bound_has_a_floor(big, p):
-    """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
-    method = on("vr_marina", RAND, 150, LOGISTIC, params={"big": big, "p": p, "batch": 2})
-    assert method.cell().theory_step is not None
-    run = started(method.batch((1.0,), range(32)))
-    n = run.problem.n
-    sigma2 = torch.stack(each_round(run, variance)[:-1]).mean(1)
-    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
-    for T in (1, 10, 50, 150):
-        floor = (1 + 1 / (p * T)) * float(sigma2[:T].max()) / (n * big)
-        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) + floor
-    error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
-    assert float(error) > 0.1 * float(sigma2[-1]) / (n * big)  # the noise is of that order
-
-
-def last_norm(name, rounds=700, **params) -> float:
-    method = on(name, RAND, rounds, RIDGE_ROWS, params=params, step=0.03)
-    run = finished(method.batch((1.0,), range(2)), every=50)
-    assert (run.status == "ok").all()
-    return float(run.recorder.column("grad_norm_sq")[:, -4:].mean())
+def last_norm(name, **params) -> float:
+    method = on(name, RAND, 700, RIDGE_ROWS, params=params, step=0.03)
+    return float(last_norms(method, seeds=(0, 1)).mean())
 
 
 @pytest.mark.thorough

@@ -127,16 +127,6 @@ def test_small_floats_round_as_torch_and_numpy_do(name, dtype):
 # Uniform 8 bits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 2, 24, 1000])
-def test_int8_reaches_its_alpha(d):
-    q = raybench.compressor("int8")
-    x = torch.ones(d, dtype=torch.float64)
-    x[0] = 254.0
-    lost = (q.compress(x).decode() - x).square().sum() / x.square().sum()
-    assert float(lost) == pytest.approx(1 - q.alpha(d), rel=1e-12, abs=1e-15)
-    assert q.alpha(d) == pytest.approx(1 / (1 + (d - 1) / 64516), rel=1e-12)
-
-
 def test_int8_keeps_the_largest_of_every_bucket():
     x = gaussian(4, 1000, dtype=torch.float32)
     for rounding in ("nearest", "stochastic"):
@@ -211,6 +201,7 @@ WORST = {  # the largest of a block and what all others are, at which the consta
     "nf4": (1.0, blocks.normal_float()[6] / 2),
     "mxfp4": (5.0, 0.25),
     "mxfp8": (512.0 - 2.0**-30, 512.0 - 2.0**-30),
+    "int8": (254.0, 1.0),
 }
 
 
@@ -218,7 +209,7 @@ WORST = {  # the largest of a block and what all others are, at which the consta
 def test_block_formats_reach_their_alpha(name):
     op = raybench.compressor(name)
     top, rest = WORST[name]
-    x = torch.full((op.block,), rest, dtype=torch.float64)
+    x = torch.full((getattr(op, "block", 1000),), rest, dtype=torch.float64)
     x[3] = top
     assert float(lost(op, x)) == pytest.approx(1 - op.alpha(1000), rel=1e-6)
 
@@ -302,9 +293,3 @@ def test_mx_beyond_the_range_of_its_scale(name):
     near = torch.full((32,), torch.finfo(torch.float32).max)
     assert op.compress(near).decode().isfinite().all()
     assert not op.compress(torch.zeros(5)).decode().any()
-
-
-def test_a_cut_message_is_refused():
-    m = raybench.compressor("int8").compress(gaussian(40, dtype=torch.float32))
-    with pytest.raises(ValueError, match="cut short"):
-        type(m).read(m.known(), m.payload()[..., :30], None)

@@ -241,31 +241,3 @@ def test_nothing_is_taken_back(bits, down):
         ledger.charge(bits, down)
     assert not ledger.up.any()
     assert not ledger.down.any()
-
-
-BOOKINGS = st.one_of(
-    st.tuples(st.just("charge"), st.floats(0, 1e6), st.booleans()),
-    st.tuples(
-        st.sampled_from(["book_up", "book_each", "book_all", "book_union"]), st.integers(1, D)
-    ),
-    st.tuples(st.just("book_down"), st.integers(1, D)),
-    st.tuples(st.just("begin")),
-)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(BOOKINGS, max_size=12))
-def test_no_booking_lets_a_count_fall(bookings):
-    ledger = Ledger(CELLS)
-    before = np.zeros((2, len(Counts._fields), CELLS)), np.zeros(CELLS)
-    for name, *how in bookings:
-        if name in ("charge", "begin"):
-            getattr(ledger, name)(*how)
-        else:
-            message = sparse(*how)
-            getattr(ledger, name)(message.row(0, 0) if name == "book_down" else message)
-        now = np.stack([ledger.up, ledger.down]), ledger.bytes_up_max
-        for counts, earlier in zip(now, before, strict=True):
-            assert np.isfinite(counts).all()
-            assert (counts >= earlier).all()
-        before = now[0].copy(), now[1].copy()

@@ -21,10 +21,15 @@ from raybench.compressors.composed import (
 from raybench.core.streams import stream
 from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
+from raybench.wire import (
+    CasesMessage,
+    Dense,
+    DenseMessage,
+    SeededMessage,
+    SparseMessage,
+    index_cost,
+)
 from raybench.wire.transport import on_virtual_ranks, share_of
-
-pytestmark = pytest.mark.thorough
 
 D = 24
 
@@ -36,6 +41,14 @@ def op(text, **params):
 # Messages ------------------------------------------------------------------------------------------
 
 KINDS = {
+    **{
+        text: text
+        for text in ("identity", "zero", "top_k:k=3", "rand_k:k=3", "rand_k:k=3,mask=common")
+    },
+    **{
+        text: text
+        for text in ("natural", "dithering:s=3", "natural_dithering", "terngrad", "scaled_sign")
+    },
     "nested": "chain:first=(top_k:k=40%),then=natural",
     "nested in nested": "chain:first=(top_k:k=50%),then=(chain:first=(rand_k:k=50%),then=natural)",
     "seeded": "chain:first=(rand_k:k=40%),then=(dithering:s=3)",
@@ -47,6 +60,9 @@ KINDS = {
 }
 
 
+COMPOUNDS = [name for name in KINDS if name != KINDS[name]]
+
+
 def sent(name, seed=0, here=range(4), dtype=torch.float64, d=20, cells=3, most=4):
     """A message of a kind for the clients here, the factors of a role and of a sum in it."""
     x = gaussian(cells, most, d, seed=seed, dtype=dtype)[:, here.start : here.stop]
@@ -54,33 +70,56 @@ def sent(name, seed=0, here=range(4), dtype=torch.float64, d=20, cells=3, most=4
     return op(KINDS[name]).bind(d).operator.compress(x, q).scaled(0.5)
 
 
-@pytest.mark.parametrize("name", KINDS)
+def of_two_kinds(here=range(4), **how):
+    """Cell 1 sends a flag and dense values, cells 2 and 0 send few of them."""
+    dense = sent("identity", here=here, **how)
+    flags = dense.decode()[..., 0] > 0
+    both, few = (
+        choose(flags, dense, sent("identity", seed=1, here=here, **how)),
+        sent("top_k:k=3", here=here, **how),
+    )
+    cells = [torch.tensor([1]), torch.tensor([2, 0])]
+    parts = [part.select(own) for part, own in zip((both, few), cells)]
+    return CasesMessage(few.d, few.dtype, cells, parts, scale=0.5)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "cases"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_compounds_survive_packing_and_ranks(name, dtype):
-    whole = sent(name, dtype=dtype)
+def test_messages_survive_packing_and_ranks(name, dtype):
+    """What a rank gathers decodes to what all clients sent, bit for bit, at the same cost."""
+
+    def made(**where):
+        return (
+            of_two_kinds(dtype=dtype, **where)
+            if name == "cases"
+            else sent(name, dtype=dtype, **where)
+        )
+
+    whole = made()
     value = whole.decode()
     here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
     part = whole.masked(here)
-    assert same_bits(unpack(whole.pack()).decode(), value)
     assert same_bits(unpack(part.pack()).decode(), value * here[..., None])
     assert same_bits(unpack(whole.row(2, 1).pack()).decode(), value[2, 1])
     assert torch.equal(unpack(part.pack()).bits, part.bits)
 
     def work(transport):
         mine = share_of(transport.rank, 3, 4)
-        m = sent(name, here=mine, dtype=dtype)
-        return [
-            transport.gather(m, 4),
-            transport.gather(m.masked(here[:, mine.start : mine.stop]), 4),
-        ]
+        m = made(here=mine)
+        few = m.masked(here[:, mine.start : mine.stop])
+        return transport.gather(m, 4), transport.gather(few, 4)
 
     for gathered, masked in on_virtual_ranks(3, work):
         assert torch.equal(gathered.decode(), value)
-        assert torch.equal(gathered.bits, whole.bits)
+        assert torch.equal(gathered.sum_clients(), whole.sum_clients())
+        for got, want in ((gathered, whole), (masked, part)):
+            assert torch.equal(got.bits, want.bits)
+            sizes = (torch.as_tensor(m.nbytes).expand(m.lead) for m in (got, want))
+            assert torch.equal(*sizes)
         assert torch.equal(masked.sum_clients(), part.sum_clients())
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", COMPOUNDS)
 def test_choices_between_compounds(name):
     q = cells_and_clients(3, 4)
     own = op(KINDS[name]).bind(20).operator
@@ -108,6 +147,10 @@ def test_choices_need_messages_made_alike():
     for other in ("nested", "sum", "concat"):
         with pytest.raises(TypeError, match="same simple kind"):
             choose(mask, chain[0], op(KINDS[other]).compress(x, q))
+    dense = Dense(x)
+    for other in (dense.scaled(2.0), SeededMessage(20, x.dtype, x[..., :2], q)):
+        with pytest.raises(TypeError, match="same simple kind"):
+            choose(mask, dense, other)
     fewer = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)])
     more = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)] * 2)
     with pytest.raises(TypeError, match="as many parts"):

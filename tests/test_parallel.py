@@ -11,6 +11,13 @@ from raybench.core import parallel
 from raybench.testing.trial import Method, started
 
 
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def test_an_error_in_a_thread_is_raised(monkeypatch):
     monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -38,20 +45,16 @@ def test_every_item_is_worked_on_once(monkeypatch):
 
 
 def test_torch_gets_one_thread_for_small_tensors_and_the_kernels_keep_all():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        for entries, inside in ((1000, 1), (parallel.LEAST_ENTRIES_FOR_THREADS, 3)):
-            with parallel.narrow(entries):
-                assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
-                with parallel.wide(), parallel.wide():
-                    assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
-                with pytest.raises(ValueError), parallel.narrow(1), parallel.wide():
-                    raise ValueError
-                assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
-            assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)
+    for entries, inside in ((1000, 1), (parallel.LEAST_ENTRIES_FOR_THREADS, 3)):
+        with parallel.narrow(entries):
+            assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
+            with parallel.wide(), parallel.wide():
+                assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
+            with pytest.raises(ValueError), parallel.narrow(1), parallel.wide():
+                raise ValueError
+            assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
+        assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
 
 
 def test_threads_that_leave_in_another_order_than_they_came_keep_their_own_numbers():
@@ -64,21 +67,17 @@ def test_threads_that_leave_in_another_order_than_they_came_keep_their_own_numbe
             first_left.wait(60)
         left.append(parallel.threads())
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        other = threading.Thread(target=second)
-        with parallel.narrow(1):
-            other.start()
-            second_in.wait(60)
-        first_left.set()
-        other.join()
-        assert parallel.threads() == torch.get_num_threads() == 3
-        assert left[0] > 0
-        torch.set_num_threads(2)
-        assert parallel.threads() == 2  # nothing is remembered of what is over
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)
+    other = threading.Thread(target=second)
+    with parallel.narrow(1):
+        other.start()
+        second_in.wait(60)
+    first_left.set()
+    other.join()
+    assert parallel.threads() == torch.get_num_threads() == 3
+    assert left[0] > 0
+    torch.set_num_threads(2)
+    assert parallel.threads() == 2  # nothing is remembered of what is over
 
 
 def test_methods_see_one_thread_of_torch_and_problems_all(monkeypatch):
@@ -96,11 +95,7 @@ def test_methods_see_one_thread_of_torch_and_problems_all(monkeypatch):
 
     monkeypatch.setattr(run.a, "round", watched)
     monkeypatch.setattr(run.problem, "oracle", watched_oracle)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        run.advance(3)
-        assert seen == {"step": {1}, "gradient": {2}}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)
+    run.advance(3)
+    assert seen == {"step": {1}, "gradient": {2}}
+    assert torch.get_num_threads() == 2

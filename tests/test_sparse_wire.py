@@ -17,7 +17,6 @@ from raybench.wire import (
     SeededMessage,
     SparseMessage,
     bitpack,
-    index_cost,
     unpack,
 )
 from raybench.wire import indices as codes
@@ -37,24 +36,6 @@ def of(*sets):
 
 
 # Which code, how long ---------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.integers(1, 2**34), st.data())
-def test_the_code_is_the_shortest_and_no_shorter_than_the_entropy(d, data):
-    k = data.draw(st.one_of(st.integers(0, min(d, 4096)), st.integers(max(d - 4096, 0), d)))
-    code, cost = code_of(d, k), index_cost(d, k)
-    plain = cost.index_list_or_bitmask
-    assert cost.index_entropy <= code.bits == cost.index_auto <= plain
-    if code.kind == ELIAS:
-        assert code.bits <= k * (math.log2(d / k) + 2) + 1e-6
-        assert bitpack.bytes_of(code.bits) < bitpack.bytes_of(plain)
-    else:
-        assert code.bits == plain
-    if k:
-        low = max(0, math.floor(math.log2(d / k)))
-        rice = bitpack.bytes_of(k * (low + 1) + d // 2**low)
-        assert bitpack.bytes_of(code.bits) <= rice
 
 
 @pytest.mark.parametrize(
@@ -98,20 +79,28 @@ def test_list_and_bitmask_by_hand():
     assert encode(of([0, 1, 2, 4, 6, 8]), 9).tolist() == [[0b01010111, 1]]
 
 
-def check_round_trip(where, d, reference=True):
+def by_hand(where, d):
+    """Return the bytes of one row of indices: the docstring of ``indices`` in Python's integers."""
+    kind, width, _ = code_of(d, len(where))
+    low = sum((j & ((1 << width) - 1)) << (width * i) for i, j in enumerate(where))
+    high = [(j >> width) + (i if kind == ELIAS else 0) for i, j in enumerate(where)]
+    marks = 0 if kind == LIST else sum(1 << j for j in high)
+    size = bitpack.bytes_of(code_of(d, len(where)).bits)
+    return (low + (marks << (width * len(where)))).to_bytes(size, "little")
+
+
+def check_round_trip(where, d):
     k = where.shape[-1]
     data = encode(where, d)
-    assert data.dtype == torch.uint8
     assert data.shape == (*where.shape[:-1], bitpack.bytes_of(code_of(d, k).bits))
     assert torch.equal(decode(data, d, k), where)
-    if reference:
-        assert torch.equal(codes.encode_torch(where, d), data)
-        assert torch.equal(codes.decode_torch(data, d, k), where)
+    for row, sent in zip(where[None].flatten(0, -2), data[None].flatten(0, -2), strict=True):
+        assert bytes(sent.tolist()) == by_hand(row.tolist(), d)
 
 
 @settings(deadline=None, max_examples=300)
 @given(DIMS, st.lists(st.integers(0, 3), max_size=2), st.integers(0, 99), st.data())
-def test_round_trip_and_reference(d, lead, seed, data):
+def test_rows_are_coded_as_it_is_said(d, lead, seed, data):
     k = data.draw(
         st.integers(0, d) | st.integers(0, min(d, 9)) | st.sampled_from([max(d // 50, 1), d])
     )
@@ -123,7 +112,8 @@ def test_round_trip_and_reference(d, lead, seed, data):
 def test_round_trip_of_vast_dimensions(d, k):
     far = range(d - k, d)
     spread = [round(j * (d - 1) / max(k - 1, 1)) for j in range(k)]
-    check_round_trip(of(range(k), far, spread), d, reference=k < 1000)
+    where = of(range(k), far, spread)
+    assert torch.equal(decode(encode(where, d), d, k), where)
 
 
 # What is no support --------------------------------------------------------------------------------
@@ -141,19 +131,10 @@ def test_round_trip_of_vast_dimensions(d, k):
 def test_only_ascending_distinct_indices_are_coded(d, kind, bad):
     assert code_of(d, len(bad)).kind == kind
     where = of(range(len(bad)), bad)
-    for coder in (encode, codes.encode_torch):
-        with pytest.raises(ValueError, match="ascend, be distinct, and lie in"):
-            coder(where, d)
+    with pytest.raises(ValueError, match="ascend, be distinct, and lie in"):
+        encode(where, d)
     with pytest.raises(ValueError, match="ascend"):
         SparseMessage(d, torch.float64, where, gaussian(*where.shape)).pack()
-
-
-def test_decoding_in_memory_takes_any_order():
-    where, value = of([7, 2, 5]), gaussian(1, 3)
-    m = SparseMessage(9, value.dtype, where, value)
-    assert m.decode()[0, [7, 2, 5]].equal(value[0])
-    with pytest.raises(RuntimeError):  # beyond d there is nowhere to write
-        SparseMessage(6, value.dtype, where, value).decode()
 
 
 @settings(deadline=None, max_examples=300)
@@ -163,29 +144,21 @@ def test_any_bytes_give_a_support_or_an_error(d, data):
     size = bitpack.bytes_of(code_of(d, k).bits)
     byte = st.sampled_from([0, 0, 1, 3, 128, 255]) | st.integers(0, 255)
     sent = torch.tensor(data.draw(st.lists(byte, min_size=size, max_size=size)), dtype=torch.uint8)
-    found = []
-    for decoder in (decode, codes.decode_torch):
-        try:
-            found.append(decoder(sent, d, k).tolist())
-        except ValueError:
-            found.append(None)
-    assert found[0] == found[1]
-    if found[0] is not None:
-        assert found[0] == sorted(set(found[0]))
-        assert all(0 <= j < d for j in found[0])
+    try:
+        support = decode(sent, d, k).tolist()
+    except ValueError:
+        return
+    assert support == sorted(set(support))
+    assert all(0 <= j < d for j in support)
 
 
 @pytest.mark.parametrize(("d", "k"), [(20, 4), (12, 6), (100, 2), (9, 9)])
 def test_absent_rows_and_missing_bytes(d, k):
     sent = encode(of(range(k)), d)
     both = torch.cat((torch.zeros_like(sent), sent))
-    for decoder in (decode, codes.decode_torch):
-        assert decoder(both, d, k).tolist() == [list(range(k))] * 2
-        with pytest.raises(ValueError, match="cut short"):
-            decoder(sent[:, :-1], d, k)
-
-
-# Sizes of messages ---------------------------------------------------------------------------------
+    assert decode(both, d, k).tolist() == [list(range(k))] * 2
+    with pytest.raises(ValueError, match="cut short"):
+        decode(sent[:, :-1], d, k)
 
 
 # Decoding in place, sums -------------------------------------------------------------------------
@@ -213,18 +186,6 @@ def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
         assert torch.equal(m.decode(out=loose), want)
 
 
-def test_adding_touches_only_the_support():
-    where = supports((2, 3), 1000, 10)
-    m = SparseMessage(1000, torch.float64, where, gaussian(2, 3, 10)).scaled(0.5)
-    target = torch.full((2, 3, 1000), -0.0, dtype=torch.float64)
-    m.add_to(target)
-    assert torch.equal(target, m.decode())
-    beside = target.gather(-1, where) == 0
-    assert not beside.any()
-    untouched = torch.ones_like(target).scatter_(-1, where, 0).bool()
-    assert target[untouched].signbit().all()
-
-
 def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
     """Messages of n clients may stand alone, (n,), or in a batch of cells, (B, n)."""
     import raybench
@@ -245,20 +206,6 @@ def ragged(draw, dtype=torch.float64):
     order = stream(draw(st.integers(0, 99))).spread((n,)).subset(d, most)
     last = torch.where(live, order, d).sort(-1).values
     return RaggedMessage(d, dtype, counts, last * live, gaussian(n, most, dtype=dtype) * live)
-
-
-@settings(deadline=None, max_examples=150)
-@given(ragged(), st.integers(0, 5))
-def test_rows_are_coded_as_the_reference_does(m, gap):
-    starts = gap + torch.arange(len(m.counts))
-    wide = int((starts + (codes.codes_of(m.counts, m.d)[2] + 7) // 8).max()) + 1
-    out, want = (torch.zeros(len(starts), wide, dtype=torch.uint8) for _ in range(2))
-    codes.encode_rows(out, starts, m.indices, m.counts, m.d)
-    codes.encode_rows_torch(want, starts, m.indices, m.counts, m.d)
-    assert torch.equal(out, want)
-    most = int(m.counts.max())
-    for decoder in (codes.decode_rows, codes.decode_rows_torch):
-        assert torch.equal(decoder(out, starts, m.counts, m.d), m.indices[:, :most])
 
 
 @settings(deadline=None, max_examples=150)
@@ -294,28 +241,12 @@ def test_two_means_have_their_own_rows():
     assert torch.equal(m.joined(m.nbytes), torch.cat(alone))
 
 
-@pytest.mark.parametrize("d", [1, 24, codes.MOST_TABLED, codes.MOST_TABLED + 1, 9000])
-def test_codes_of_many_counts(d):
-    counts = torch.tensor([[0, 1, d], [d // 2, d // 50, d - 1]])
-    want = [[code_of(d, k) for k in row] for row in counts.tolist()]
-    assert torch.equal(codes.codes_of(counts, d), torch.tensor(want).movedim(-1, 0))
-    for wrong in (-1, d + 1):
-        with pytest.raises(ValueError, match=f"{wrong} of {d} coordinates"):
-            codes.codes_of(torch.tensor([1, wrong]), d)
-
-
 def test_nothing_beyond_the_count_is_sent():
     where = of([1, 3, 0, 0], [0, 2, 4, 8])
     value = torch.tensor([[1.0, 2.0, -0.0, -0.0], [3.0, 4.0, 5.0, 6.0]])
     m = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value)
     clean = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value.abs())
     assert m.pack() == clean.pack()
-
-
-def test_ragged_indices_must_ascend_too():
-    m = RaggedMessage(9, torch.float64, torch.tensor([2]), of([3, 1]), gaussian(1, 2))
-    with pytest.raises(ValueError, match="ascend"):
-        m.pack()
 
 
 def test_a_count_beyond_its_row():

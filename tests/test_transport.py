@@ -8,28 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gloo_kit import run_processes, serve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.compressors import choose
-from raybench.core import registry
-from raybench.core.streams import stream
 from raybench.testing.trial import DATA, Method, finished
-from raybench.wire import CasesMessage
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of
-
-OPERATORS = [
-    ("identity", {}),
-    ("zero", {}),
-    ("top_k", {"k": 3}),
-    ("rand_k", {"k": 3}),
-    ("rand_k", {"k": 3, "mask": "common"}),
-    ("natural", {}),
-    ("dithering", {"s": 3}),
-    ("natural_dithering", {}),
-    ("terngrad", {}),
-    ("scaled_sign", {}),
-]
 
 
 @given(st.integers(1, 40), st.integers(1, 200))
@@ -39,54 +22,6 @@ def test_clients_are_dealt_evenly(size, n):
     lengths = [len(share) for share in shares]
     assert max(lengths) - min(lengths) <= 1
     assert lengths == sorted(lengths, reverse=True)  # rank 0 has most: the padding relies on it
-
-
-def messages(n: int, d: int, here: range, dtype: torch.dtype, seed: int) -> list[Any]:
-    """Return one message of each kind for the clients here, of two cells."""
-    x = stream(seed).fold("x").normal(2 * n * d).view(2, n, d).to(dtype)[:, here.start : here.stop]
-    y = x.flip(-1) * 1.5
-    q = stream([seed, seed + 1]).fold("up").each(list(here))
-    present = (stream(9).uniform(2 * n).view(2, n) < 0.6)[:, here.start : here.stop]
-    out = []
-    for name, params in OPERATORS:
-        op = registry.lookup("compressor", name).target(**params)
-        m = op.bind(d)(x, q)
-        out += [m, m.masked(present), m.scaled(0.3)]
-    top = registry.lookup("compressor", "top_k").target(k=2)
-    rand = registry.lookup("compressor", "rand_k").target(k=2)
-    dense = registry.lookup("compressor", "identity").target()
-    flags = x.sum(-1) > 0
-    out += [choose(flags, top.bind(d)(x, q), top.bind(d)(y, q))]
-    out += [choose(flags, rand.bind(d)(x, q), rand.bind(d)(y, q)).masked(present)]
-    cells = [torch.tensor([1]), torch.tensor([0])]
-    parts = [dense.bind(d)(x[[1]], q[cells[0]]), rand.bind(d)(x[[0]], q[cells[1]])]
-    out.append(CasesMessage(d, dtype, cells, parts))
-    return out
-
-
-@given(
-    st.integers(2, 4),
-    st.integers(4, 9),
-    st.integers(3, 20),
-    st.sampled_from([torch.float64, torch.float32]),
-    st.integers(0, 10**6),
-)
-@settings(max_examples=12, deadline=None)
-def test_every_kind_of_message_survives_the_wire(size, n, d, dtype, seed):
-    """What a rank gathers decodes to what all clients sent, bit for bit, at the same cost."""
-    whole = messages(n, d, range(n), dtype, seed)
-
-    def work(transport: Transport) -> list[Any]:
-        mine = messages(n, d, share_of(transport.rank, size, n), dtype, seed)
-        return [transport.gather(m, n) for m in mine]
-
-    for gathered in on_virtual_ranks(size, work):
-        for got, want in zip(gathered, whole, strict=True):
-            assert torch.equal(got.decode(), want.decode()), want.kind
-            assert torch.equal(got.bits, want.bits), want.kind
-            sizes = (torch.as_tensor(m.nbytes).expand(m.lead) for m in (got, want))
-            assert torch.equal(*sizes), want.kind
-            assert torch.equal(got.sum_clients(), want.sum_clients()), want.kind
 
 
 @pytest.mark.parametrize(("size", "n"), [(2, 5), (3, 7), (4, 4)])

@@ -13,23 +13,63 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from triton_cases import HALF, HERE, MODULES, SINGLE, gaussian, same
-from triton_cases import launched as _launched  # noqa: F401
 
 import raybench
+from raybench.compressors import by_size
 from raybench.compressors import dithering as codes
 from raybench.compressors import rounding as exponents
+from raybench.compressors import selection as threshold
 from raybench.core import gpu, registry
-from raybench.core.gpu import streams
 from raybench.core.streams import FEISTEL_ROUNDS, MOST_SORTED, Stream, stream
 from raybench.measure.timing import named
 from raybench.wire import RaggedMessage, SparseMessage, bitpack, unpack
 from raybench.wire.levels import code_dtype
 
+pytest.importorskip("triton", reason="the kernels for GPUs need Triton")
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+if HERE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET is not 1", allow_module_level=True)
+
+from raybench.core.gpu import packing, quantisers, selection, streams, sums  # noqa: E402
+
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parent.parent
 KERNEL = re.compile(r"^def (\w+_kernel)\(", re.MULTILINE)
+
+
+MODULES = (packing, quantisers, selection, streams, sums)
+SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+
+
+def gaussian(*shape, seed=0, dtype=SINGLE):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype).to(HERE)
+
+
+def same(a, b):
+    """Equal in type, shape and every number, NaN being equal to NaN."""
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(0), b.nan_to_num(0))
+    )
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that were launched; tensors of this machine go to the kernels."""
+    monkeypatch.setattr(gpu, "usable", lambda x: True)
+    names = set()
+    for module in MODULES:
+
+        def launch(kernel, programs, /, *args, run=module.launch, **constants):
+            names.add(kernel.__name__)
+            run(kernel, programs, *args, **constants)
+
+        monkeypatch.setattr(module, "launch", launch)
+    return names
 
 
 # Where they are used ------------------------------------------------------------------------------
@@ -138,23 +178,137 @@ def test_cut(launched, dtype, p):
 
 
 @pytest.mark.parametrize("count", [0, 7, 512, 2600])
-def test_packing(launched, count):
+def test_packing(launched, monkeypatch, count):
     random = torch.Generator().manual_seed(0)
-    for width in (1, 3, 8, 11, 16, 17):
-        given = torch.randint(0, 2**width, (2, 1, count), generator=random).to(HERE)
-        given = given.to(code_dtype(2**width))
-        packed = bitpack.pack(given, width)
-        assert torch.equal(packed, bitpack.pack_torch(given, width))
-        shifted = torch.nn.functional.pad(packed, (3, 2))
-        assert torch.equal(bitpack.unpack(shifted, width, count, given.dtype, 3), given)
-    trits = torch.randint(0, 3, (2, 1, count), generator=random, dtype=torch.uint8).to(HERE)
-    packed = bitpack.pack(trits, bitpack.TRIT)
-    assert torch.equal(packed, bitpack.pack_torch(trits, bitpack.TRIT))
-    assert torch.equal(bitpack.unpack(packed, bitpack.TRIT, count, torch.uint8), trits)
     never_made = torch.full((1, -(-count // 5)), 255, dtype=torch.uint8, device=HERE)
-    want = bitpack.unpack_torch(never_made, bitpack.TRIT, count)
-    assert torch.equal(bitpack.unpack(never_made, bitpack.TRIT, count), want)
+
+    def made():
+        yield bitpack.unpack(never_made, bitpack.TRIT, count)
+        for width, symbols in given.items():
+            packed = bitpack.pack(symbols, width)
+            shifted = torch.nn.functional.pad(packed, (3, 2))
+            yield packed
+            yield bitpack.unpack(shifted, width, count, symbols.dtype, 3)
+
+    tops = {width: 2**width for width in (1, 3, 8, 11, 16, 17)} | {bitpack.TRIT: 3}
+    given = {
+        width: torch.randint(0, top, (2, 1, count), generator=random).to(HERE, code_dtype(top))
+        for width, top in tops.items()
+    }
+    ours = list(made())
     assert len(launched) == 4
+    assert all(map(same, ours[2::2], given.values()))
+    monkeypatch.setattr(gpu, "usable", lambda x: False)
+    assert all(map(same, ours, made()))
+
+
+# Selection --------------------------------------------------------------------------------------
+
+
+def check_largest(x, k):
+    where, values = selection.largest(x, k)
+    assert torch.equal(where, by_size.largest_torch(x, k))
+    assert same(values, x.gather(-1, where))
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF, BRAIN])
+@pytest.mark.parametrize("d", [1, 5, 112, 4096])
+def test_largest_of_short_rows(d, dtype):
+    for k in {1, -(-d // 10), d // 2 + 1, d}:
+        check_largest(gaussian(2, 2, d, dtype=dtype), min(k, d))
+
+
+@pytest.mark.parametrize(
+    ("d", "k"),
+    [(4097, 1), (4097, 4097), (9000, 90), (9000, 8999), (20480, 5000)],
+)
+def test_largest_of_long_rows(d, k):
+    check_largest(gaussian(2, d), k)
+
+
+def test_strides_are_heard():
+    x = gaussian(3, 5000)
+    for part in (x[:, :300], x[:, 1:4998], x[:, ::2], x[:, :4].T):
+        check_largest(part, 4 if part.shape[-1] > 3 else 2)
+        cuts = torch.full((len(part),), 0x3F800000, dtype=torch.int32, device=HERE)
+        counts = selection.above(part, cuts)[0]
+        assert torch.equal(counts, (part.abs() > 1).sum(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 300, 3000, 30000, 299_999, 300_000])
+def test_largest_of_longer_rows(k):
+    check_largest(gaussian(300_000), k)
+
+
+HARD = {
+    "zeros": lambda x: x.zero_(),
+    "equal": lambda x: x.fill_(-3.0),
+    "few values": lambda x: x.round_(),
+    "mostly zero": lambda x: x.masked_fill_(x.abs() < 2.5, -0.0),
+    "infinities and NaN": lambda x: x.masked_fill_(x > 2, torch.inf).masked_fill_(
+        x < -2, torch.nan
+    ),
+    "denormal": lambda x: x.mul_(1e-40),
+    "huge": lambda x: x.mul_(1e38),
+    "ascending": lambda x: x.copy_(x.sort().values),
+    "all in a tile": lambda x: x[:, :500].mul_(1e3),
+    "every 64th": lambda x: x[:, ::64].mul_(1e3),
+    "16 bits": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("what", HARD)
+@pytest.mark.parametrize("d", [700, 9000])
+def test_largest_of_hard_rows(d, what):
+    x = gaussian(2, d)
+    HARD[what](x)
+    if what == "16 bits":
+        x = torch.stack((x.half(), x.round().half()))
+    for k in (d // 100, d // 3):
+        check_largest(x, k)
+
+
+@pytest.mark.parametrize("cut", [-1, 0, 0x3F800000, 0x40400000, 0x7F7FFFFF, 0x7F800000])
+def test_the_guess_changes_nothing(monkeypatch, cut):
+    """Of what is marked: all, all but zeros, a third, too few, none."""
+    own = [cut, 0x40000000]  # beside a row whose guess is good
+    guessed = torch.tensor(own, dtype=torch.int32, device=HERE)
+    monkeypatch.setattr(selection, "_guess", lambda x, k: guessed)
+    check_largest(gaussian(2, 9000), 90)
+
+
+def test_a_full_slot_and_a_failed_guess_are_met(monkeypatch):
+    marked = []
+
+    class Marks(selection._Marks):
+        def __init__(self, *given):
+            super().__init__(*given)
+            marked.append(self)
+
+    monkeypatch.setattr(selection, "_Marks", Marks)
+    x = gaussian(2, 20480)
+    x[0, 4096:6500] *= 100  # k of them in a tile, more than its slot holds
+    at = torch.arange(20480 // 64, device=HERE)
+    x[1, at * 64 + at * 7919 % 64] *= 1e6  # the sample sees these alone
+    check_largest(x, 1800)
+    (marks,) = marked
+    assert (marks.counts[0] > marks.slot).sum() == 1
+    assert marks.sound.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("d", [1, 300, 9000])
+@pytest.mark.parametrize("cut", [0.0, 1e-45, 1.0, 3.0, 100.0, torch.inf])
+def test_threshold(launched, monkeypatch, d, cut):
+    x = gaussian(2, 2, d)
+    x[0, 0, 0], x[1, 1, -1], x[1, 0] = torch.nan, -torch.inf, 0.0
+    cuts = torch.full((2, 2), cut, device=HERE)
+    ours = threshold.at_least(x, cuts)
+    assert launched == {"mark_kernel", "emit_kernel"}
+    size = by_size.sizes_torch(x)
+    want = by_size.ragged(x, (size >= cuts[..., None]) & (size > 0))
+    for a, b in zip((ours.counts, ours.indices, ours.values), want, strict=True):
+        assert same(a, b)
 
 
 # Sums ---------------------------------------------------------------------------------------------
@@ -203,42 +357,30 @@ OPERATORS = {
     "rand_k:k=5%": {"keys_kernel"},
 }
 IN_HALVES = ("top_k:k=5%", "hard_threshold:threshold=2", "dithering:s=5", "natural")
-CASES = [(name, SINGLE) for name in OPERATORS] + [(name, HALF) for name in IN_HALVES]
+OTHERS = [name for name in registry.names("compressor") if name not in OPERATORS]
+CASES = [(name, SINGLE) for name in (*OPERATORS, *OTHERS)] + [(name, HALF) for name in IN_HALVES]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_operators_send_the_same_bytes(launched, monkeypatch, name, dtype):
-    x = gaussian(1, 2, 700, dtype=dtype)
+    """Those of the list by the kernels that it names; no other one is changed by them."""
+    d = 700 if name in OPERATORS else 150
+    x, operator = gaussian(1, 2, d, dtype=dtype), named(name)[1].fit(d, 2)
     x[0, 0, :5], x[0, 1] = 0.0, x[0, 1].round()
 
     def made():
-        operator = raybench.compressor(name)
         message = operator.compress(x, stream(range(1), HERE).fold("up").each(range(2)))
         back = unpack(message.pack())
         target = torch.ones_like(x).float()
         sums_ = message.sum_clients(), message.mean_of_senders(), message.add_to(target)
-        return message.payload(), message.decode(), back.decode().to(HERE), *sums_
+        rows = [leaf.payload() for leaf in message.leaves()]
+        return *rows, message.decode(), back.decode().to(HERE), *sums_
 
     ours = made()
-    assert OPERATORS[name] <= launched
+    assert OPERATORS.get(name, set()) <= launched
     monkeypatch.setattr(gpu, "usable", lambda x: False)
     for a, b in zip(ours, made(), strict=True):
         assert same(a, b)
-
-
-@pytest.mark.parametrize("name", registry.names("compressor"))
-def test_no_operator_is_changed(launched, monkeypatch, name):
-    x = gaussian(1, 2, 150)
-    x[0, 0, :3] = 0.0
-    operator = named(name)[1].fit(150, 2)
-
-    def made():
-        message = operator.compress(x, stream([3], HERE).fold("up").each(range(2)))
-        return message.payload(), message.decode(), message.sum_clients()
-
-    ours = made()
-    monkeypatch.setattr(gpu, "usable", lambda x: False)
-    assert all(map(same, ours, made()))
 
 
 def test_float64_and_what_has_no_kernel_fall_back(launched):

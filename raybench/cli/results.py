@@ -262,7 +262,7 @@ def verify(folder: shared.Folder) -> None:
     from rich.text import Text
 
     from raybench.store import reader
-    from raybench.store.log import FIXES, HARMLESS, verified
+    from raybench.store.log import HARMLESS, verified
 
     files = reader.open_results(folder)
     state = verified(files)

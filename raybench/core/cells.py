@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 
 # The operand decides what an operation with numbers per cell gives: a tensor of its shape where it is
-# one, numbers per cell otherwise. That is more than a type can say, so the compressors below return Any.
+# one, numbers per cell otherwise. That is more than a type can say, so the operations below return Any.
 Operand: TypeAlias = "Tensor | PerCell | float"
+
+
+def _operation(op: Callable[..., Tensor]) -> Callable[[PerCell, Operand], Any]:
+    def method(self: PerCell, other: Operand) -> Any:
+        if isinstance(other, PerCell):
+            return PerCell(op(self.values, other.values))
+        if isinstance(other, Tensor) and other.ndim:
+            return op(self.like(other), other)
+        return PerCell(op(self.values, other))
+
+    return method
 
 
 class PerCell:
@@ -32,34 +43,12 @@ class PerCell:
     def __getitem__(self, cells: Tensor | slice) -> PerCell:
         return PerCell(self.values[cells])
 
-    def _with(self, other: Operand, op: Callable[..., Tensor]) -> Any:
-        if isinstance(other, PerCell):
-            return PerCell(op(self.values, other.values))
-        if isinstance(other, Tensor) and other.ndim:
-            return op(self.like(other), other)
-        return PerCell(op(self.values, other))
-
-    def __mul__(self, other: Operand) -> Any:
-        return self._with(other, torch.mul)
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: Operand) -> Any:
-        return self._with(other, torch.add)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Operand) -> Any:
-        return self._with(other, torch.sub)
-
-    def __rsub__(self, other: Operand) -> Any:
-        return self._with(other, lambda x, y: y - x)
-
-    def __truediv__(self, other: Operand) -> Any:
-        return self._with(other, torch.true_divide)
-
-    def __rtruediv__(self, other: Operand) -> Any:
-        return self._with(other, lambda x, y: y / x)
+    __mul__ = __rmul__ = _operation(torch.mul)
+    __add__ = __radd__ = _operation(torch.add)
+    __sub__ = _operation(torch.sub)
+    __rsub__ = _operation(lambda x, y: y - x)
+    __truediv__ = _operation(torch.true_divide)
+    __rtruediv__ = _operation(lambda x, y: y / x)
 
     def __neg__(self) -> PerCell:
         return PerCell(-self.values)
@@ -112,26 +101,23 @@ class State:
         return {name: _plain(value, name) for name, value in self}
 
 
+def mapped(value: object, of_tensor: Callable[[Any], Any]) -> object:
+    """Return a value (as ``State`` has them) with a function applied to its tensors."""
+    if isinstance(value, Tensor | PerCell):
+        return of_tensor(value)
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(v, of_tensor) for v in value)
+    return value
+
+
 def chosen(value: object, cells: Tensor) -> object:
     """Return the part of a value (as ``State`` has them) that belongs to some cells."""
-    if isinstance(value, Tensor | PerCell):
-        return value[cells]
-    if isinstance(value, list | tuple):
-        return type(value)(chosen(v, cells) for v in value)
-    return value
+    return mapped(value, lambda x: x[cells])
 
 
 def copied(state: State) -> State:
     """Return a state of the same values, whose tensors have memory of their own."""
-    return State.of({name: _copied(value) for name, value in state})
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(v) for v in value)
-    return value
+    return State.of({name: mapped(value, torch.clone) for name, value in state})
 
 
 def _plain(value: object, name: str) -> object:
@@ -141,9 +127,8 @@ def _plain(value: object, name: str) -> object:
         return [_plain(v, name) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(
-        f"state {name} is a {type(value).__name__}: tensors, lists and numbers can be saved"
-    )
+    what = f"a {type(value).__name__}: tensors, lists and numbers can be saved"
+    raise TypeError(f"state {name} is {what}")
 
 
 def joined(values: Sequence[Any]) -> Any:

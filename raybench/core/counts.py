@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Size, Tensor, device
 
 Amount: TypeAlias = Any  # a number, a torch tensor or a numpy array
 
@@ -29,6 +34,23 @@ class Counts(NamedTuple):
         """Return the sum of two counts."""
         pairs = zip(self, other, strict=True)
         return Counts(*(b if _is_zero(a) else a if _is_zero(b) else a + b for a, b in pairs))
+
+    @classmethod
+    def total(cls, every: Iterable[Counts]) -> Counts:
+        """Return the sum of counts."""
+        return reduce(cls.plus, every, cls())
+
+    @property
+    def varies(self) -> bool:
+        """Whether any count is a tensor, which differs from row to row, and not a number."""
+        return any(hasattr(count, "shape") for count in self)
+
+    def stacked(self, lead: Size, device: device | str) -> Tensor:
+        """Return numbers and tensors that broadcast to ``lead`` as one tensor, float64 (*lead, counts)."""
+        import torch
+
+        columns = (torch.as_tensor(c, dtype=torch.float64, device=device) for c in self)
+        return torch.stack([column.expand(lead) for column in columns], -1)
 
     def times(self, factor: Amount) -> Counts:
         """Return the counts multiplied by a number or a tensor of their shape."""

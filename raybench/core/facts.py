@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.params import Param, bare, undeclared
@@ -42,60 +42,35 @@ Rule = Callable[[Any], float]
 Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
 
 
-# Checks by type of fact: each returns the typed value or raises ValueError with what is expected ------
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("True or False")
-    return value
-
-
-def _text(value: object) -> str | None:
-    if value is not None and not (isinstance(value, str) and value):
-        raise ValueError("a name")
-    return value
-
-
-def _start(value: object) -> str:
-    if value not in ("zeros", "problem"):
-        raise ValueError("'zeros' or 'problem'")
-    return str(value)
-
-
-def _role(value: object) -> Role | None:
-    try:
-        return None if value is None else Role(str(value))
-    except ValueError:
-        raise ValueError("Contractive, Unbiased, Any_ or None") from None
-
-
-def _roles(value: Any) -> dict[str, Role]:
-    try:
-        return {str(name): Role(role) for name, role in dict(value).items()}
-    except (TypeError, ValueError):
-        raise ValueError("roles by parameter, such as {'shift': Unbiased}") from None
-
-
-def _rules(value: object) -> dict[str, Rule]:
-    if not isinstance(value, Mapping) or not all(map(callable, value.values())):
-        raise ValueError("functions of a Setting by parameter, such as {'p': sync_probability}")
-    return dict(value)
-
-
-def _as_it_is(value: object) -> object:
-    return value
-
-
-CHECKS: Mapping[object, Callable[[object], object]] = {
-    bool: _flag,
-    str | None: _text,
-    Literal["zeros", "problem"]: _start,
-    Role | None: _role,
-    Mapping[str, Role]: _roles,
-    Mapping[str, Rule]: _rules,
-    Any: _as_it_is,
+# What a fact of each type may be, in the words of complaints
+EXPECTED: Mapping[object, str] = {
+    bool: "True or False",
+    str | None: "a name",
+    Literal["zeros", "problem"]: "'zeros' or 'problem'",
+    Role | None: "Contractive, Unbiased, Any_ or None",
+    Mapping[str, Role]: "roles by parameter, such as {'shift': Unbiased}",
+    Mapping[str, Rule]: "functions of a Setting by parameter, such as {'p': sync_probability}",
+    Any: "anything",
 }
+
+
+def _typed(kind: object, value: Any) -> object:
+    """Return a fact's value in its type. Raises TypeError or ValueError where it is of another."""
+    if kind == Role | None:
+        return None if value is None else Role(str(value))
+    if kind == Mapping[str, Role]:
+        return {str(name): Role(role) for name, role in dict(value).items()}
+    if kind == Mapping[str, Rule]:
+        fits = isinstance(value, Mapping) and all(map(callable, value.values()))
+    elif kind == str | None:
+        fits = value is None or (isinstance(value, str) and value != "")
+    elif get_origin(kind) is Literal:
+        fits = value in get_args(kind)
+    else:
+        fits = kind is Any or isinstance(value, bool)
+    if not fits:
+        raise ValueError
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 # The records ---------------------------------------------------------------------------------------
@@ -170,7 +145,6 @@ class AlgorithmFacts(Facts):
         return self.role(way) is not None or (way == "down" and self.broadcast is not None)
 
     def contradictions(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
-        """Yield what cannot be true together, among the facts and with the parameters."""
         if self.decentralised and self.vertical:
             yield "vertical", "contradicts decentralised", "vertical methods have a server"
         if self.decentralised and self.compresses("down"):
@@ -178,17 +152,11 @@ class AlgorithmFacts(Facts):
             yield fact, "contradicts decentralised", "without a server nothing is sent down"
         if self.own is not None and self.up is not None:
             yield "own", "contradicts up", "say up=None: the sweep's compressor is not used"
-        yield from self._of_operators(params)
-        yield from self._of_numbers(params)
-
-    def _of_operators(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
         held = [name for name, param in params.items() if param.kind == "operator"]
         for name in self.operators:
             if name not in held:
                 fix = nearest(name, held) or f"declare {name}=Operator('rand_k:k=10%')"
                 yield "operators", f"{name!r} is no parameter that is a compressor", fix
-
-    def _of_numbers(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
         automatic = [name for name, param in params.items() if "auto" in param.words]
         for name in self.auto:
             if name not in params:
@@ -270,9 +238,10 @@ def facts_of(
             wrong.append(Complaint(where, f"unknown fact {fact!r}", fix))
             continue
         try:
-            typed[fact] = CHECKS[known[fact][0]](value)
-        except ValueError as error:
-            wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], f"expected {error}"))
+            typed[fact] = _typed(known[fact][0], value)
+        except (TypeError, ValueError):
+            fix = f"expected {EXPECTED[known[fact][0]]}"
+            wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
     fix = "give the parameter another name"
     wrong += [Complaint(where, f"{param!r} is a fact", fix) for param in params if param in known]
     if not wrong:
@@ -284,9 +253,8 @@ def facts_of(
     raise InputError(wrong)
 
 
-_bases: dict[
-    str, tuple[type, frozenset[str]]
-] = {}  # by kind: the base class, and its attributes that a parameter may replace
+# By kind: the base class, and its attributes that a parameter may replace
+_bases: dict[str, tuple[type, frozenset[str]]] = {}
 C = TypeVar("C", bound=type)
 
 
@@ -309,15 +277,10 @@ def check_names(kind: str, name: str, target: object, params: Mapping[str, Param
     if kind not in _bases or not inspect.isclass(target):
         return
     taken = _attributes(target, *_bases[kind])
-    hidden = [param for param in params if param in taken]
+    where, fix = f"{kind} {name}", "give it another name"
+    hidden = [f"parameter {p!r} hides {taken[p]}.{p}" for p in params if p in taken]
     if hidden:
-        fix = "give it another name"
-        raise InputError(
-            [
-                Complaint(f"{kind} {name}", f"parameter {p!r} hides {taken[p]}.{p}", fix)
-                for p in hidden
-            ]
-        )
+        raise InputError([Complaint(where, what, fix) for what in hidden])
 
 
 def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str]:
@@ -327,17 +290,12 @@ def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str
     """
     taken: dict[str, str] = {}
     for part in reversed(target.__mro__[:-1]):
-        names = {
-            n for n, v in vars(part).items() if isinstance(v, property) or inspect.isroutine(v)
-        }
+        held = vars(part)
+        names = {n for n, v in held.items() if isinstance(v, property) or inspect.isroutine(v)}
         if part is not target:
-            open_ = {
-                *free,
-                *vars(part).get("__params__", {}),
-                *getattr(part, "__dataclass_fields__", {}),
-            }
-            names |= {n for n in vars(part) if not n.startswith("_")} - open_
+            declared = {*held.get("__params__", {}), *getattr(part, "__dataclass_fields__", {})}
+            names |= {n for n in held if not n.startswith("_")} - declared - free
         if part is root:
-            names |= {*vars(part).get("__annotations__", {})} - free
+            names |= {*held.get("__annotations__", {})} - free
         taken |= dict.fromkeys(names, part.__name__)
     return taken

@@ -14,7 +14,6 @@ none: the function is compiled, and the file replaced.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import pickle
 import sys
@@ -85,16 +84,13 @@ class _Kept(NullCache):
 
 
 def _stamp(function: Callable[..., Any]) -> str | None:
-    """Return a digest of the file or text that a function was written in; None where neither is there."""
+    """Return a digest of the file that a function was written in; None where there is none."""
     path = function.__code__.co_filename
     try:
         state = os.stat(path)
         return _digest_of(path, state.st_mtime_ns, state.st_size)
     except OSError:
-        try:
-            return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
-        except (OSError, TypeError):
-            return None
+        return None
 
 
 @lru_cache(maxsize=1024)

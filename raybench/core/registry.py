@@ -24,8 +24,8 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 
 from raybench.core import facts, params
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.facts import AlgorithmFacts, CompressorFacts, Facts, MetricFacts, ProblemFacts
-from raybench.core.params import (
+from raybench.core.facts import AlgorithmFacts, Facts
+from raybench.core.params import (  # noqa: F401 - plug-ins import declarations from here
     REQUIRED,
     Choice,
     Count,
@@ -37,30 +37,6 @@ from raybench.core.params import (
     Param,
     Text,
 )
-
-__all__ = [
-    "REQUIRED",
-    "Choice",
-    "Count",
-    "Entry",
-    "Flag",
-    "Integer",
-    "List",
-    "Number",
-    "Operator",
-    "Param",
-    "Text",
-    "algorithm",
-    "compressor",
-    "load_plugin",
-    "lookup",
-    "metric",
-    "module_of",
-    "names",
-    "problem",
-    "state",
-    "title",
-]
 
 OURS = "raybench"  # the package whose plug-ins come with it
 BUILTIN_PACKAGES = {
@@ -220,19 +196,7 @@ def lookup(kind: Literal["algorithm"], name: str, where: str = "") -> Entry[Algo
 
 
 @overload
-def lookup(kind: Literal["compressor"], name: str, where: str = "") -> Entry[CompressorFacts]: ...
-
-
-@overload
-def lookup(kind: Literal["problem"], name: str, where: str = "") -> Entry[ProblemFacts]: ...
-
-
-@overload
-def lookup(kind: Literal["metric"], name: str, where: str = "") -> Entry[MetricFacts]: ...
-
-
-@overload
-def lookup(kind: str, name: str, where: str = "") -> Entry[Facts]: ...
+def lookup(kind: str, name: str, where: str = "") -> Entry[Any]: ...
 
 
 def lookup(kind: str, name: str, where: str = "") -> Entry[Any]:

@@ -2,8 +2,8 @@
 
 A stream is a tensor of 64-bit keys. ``fold(tag)`` derives a child, so a number depends only on the
 path seed / purpose / round / client / slot that leads to it: not on packing, workers, retries or
-resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Integers are bit-equal on every device:
-numba kernels on CPU, Triton on GPUs, plain torch elsewhere (and as the reference of both).
+resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Numbers are bit-equal on every device: Triton
+draws them on a GPU, numba in main memory, from where they are brought to a GPU without Triton.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -23,12 +23,8 @@ from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared, run_tiled
 
-GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
-MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-MOST_SORTED = (
-    4096  # dimension up to which subsets come from sorting hashes, not from a Feistel network
-)
+# dimension up to which subsets come from sorting hashes, not from a Feistel network
+MOST_SORTED = 4096
 FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
 BLOCK = 512  # counters that go through a round together, in the first-level cache
 
@@ -39,22 +35,6 @@ def tag_of(tag: int | str) -> int:
     if isinstance(tag, str):
         return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") - 2**63
     return (int(tag) + 2**63) % 2**64 - 2**63
-
-
-def _shift(x: Tensor, by: int) -> Tensor:
-    return (x >> by) & ((1 << (64 - by)) - 1)  # torch's >> on int64 is arithmetic
-
-
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * MIX1
-    z = (z ^ _shift(z, 27)) * MIX2
-    return z ^ _shift(z, 31)
-
-
-def hash_torch(keys: Tensor, counters: Tensor | int) -> Tensor:
-    """Return splitmix64(key, counter), int64, elementwise with broadcasting (the reference)."""
-    step = (counters + 1) * GOLDEN
-    return _mix(keys + (step if isinstance(step, Tensor) else (step + 2**63) % 2**64 - 2**63))
 
 
 @compiled(inline="always")
@@ -181,12 +161,8 @@ def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), 
                 todo = outside
 
 
-def _on_cpu(keys: Tensor) -> bool:
-    return keys.device.type == "cpu"
-
-
 def _numpy(keys: Tensor) -> np.ndarray:
-    return keys.contiguous().view(-1).numpy().view(np.uint64)
+    return keys.cpu().contiguous().view(-1).numpy().view(np.uint64)
 
 
 class Stream:
@@ -208,25 +184,18 @@ class Stream:
     def keys(self) -> Tensor:
         """The keys, int64 of shape root.shape + ids.shape."""
         if self._keys is None:
-            keys = self.root
-            if gpu.usable(keys):
+            root = self.root
+            if gpu.usable(root):
                 from raybench.core.gpu.streams import keys_of
 
-                self._keys = keys_of(keys, self.tags, self.ids)
-            elif _on_cpu(keys):
-                ids = keys.new_empty(0) if self.ids is None else self.ids
+                self._keys = keys_of(root, self.tags, self.ids)
+            else:
                 out = torch.empty(self.shape, dtype=torch.int64)
                 if out.numel():
+                    ids = np.empty(0, np.uint64) if self.ids is None else _numpy(self.ids)
                     tags = np.array(self.tags, np.int64).view(np.uint64)
-                    raw = _numpy(out).reshape(keys.numel(), -1)
-                    _keys_kernel(_numpy(keys), tags, _numpy(ids), raw)
-                self._keys = out
-            else:
-                for tag in self.tags:
-                    keys = hash_torch(keys, tag)
-                if self.ids is not None:
-                    keys = hash_torch(keys[..., None], self.ids)
-                self._keys = keys
+                    _keys_kernel(_numpy(root), tags, ids, _numpy(out).reshape(root.numel(), -1))
+                self._keys = out.to(root.device)
         return self._keys
 
     @property
@@ -283,28 +252,22 @@ class Stream:
 
     def bits(self, count: int) -> Tensor:
         """Return 64 random bits each, int64 of shape (..., count)."""
-        return self._draw(count, torch.int64, _bits_kernel, lambda h: h)
+        return self._draw(count, torch.int64, _bits_kernel)
 
     def uniform(self, count: int) -> Tensor:
         """Return numbers uniform on [0, 1), float64 of shape (..., count), multiples of 2^-53."""
-        return self._draw(
-            count, torch.float64, _uniform_kernel, lambda h: _shift(h, 11).double() * 2.0**-53
-        )
+        return self._draw(count, torch.float64, _uniform_kernel)
 
-    def _draw(
-        self, count: int, dtype: torch.dtype, kernel: Any, reference: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _draw(self, count: int, dtype: torch.dtype, kernel: Any) -> Tensor:
         keys = self.keys
         if gpu.usable(keys):
             from raybench.core.gpu.streams import draws
 
             return draws(keys, count, dtype)
-        if not _on_cpu(keys):
-            return reference(hash_torch(keys[..., None], torch.arange(count, device=keys.device)))
         out = torch.empty(keys.numel(), count, dtype=dtype)
         raw = out.numpy()
         kernel(_numpy(keys), raw.view(np.uint64) if dtype == torch.int64 else raw)
-        return out.view(*keys.shape, count)
+        return out.view(*keys.shape, count).to(keys.device)
 
     def integers(self, count: int, high: int | Tensor) -> Tensor:
         """Return integers uniform on [0, high), int64 (..., count); high < 2^53 may vary by row."""
@@ -338,13 +301,13 @@ class Stream:
             return torch.arange(d, device=keys.device).expand(*keys.shape, d)
         if d > MOST_SORTED:
             return self._feistel(d, k)
-        if not _on_cpu(keys):
+        if gpu.usable(keys):
             return self._shuffled(d)[..., :k].sort(dim=-1).values
         out = torch.empty(keys.numel(), k, dtype=torch.int64)
         flat, raw = _numpy(keys), out.numpy()
         cost = len(flat) * d * 4.0
         run_shared(lambda a, b: _subset_kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
-        return out.view(*keys.shape, k)
+        return out.view(*keys.shape, k).to(keys.device)
 
     def images(self, d: int, first: Tensor, count: int) -> Tensor:
         """Return pi(first), .., pi(first + count - 1), pi a random permutation of 0..d-1 per key.
@@ -362,13 +325,13 @@ class Stream:
     def _shuffled(self, d: int) -> Tensor:
         """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
         keys = self.keys
-        if not _on_cpu(keys):
+        if gpu.usable(keys):
             hashes = self.bits(d) ^ (-(2**63))  # ordered as unsigned numbers
             return hashes.argsort(dim=-1, stable=True)
         out = torch.empty(*keys.shape, d, dtype=torch.int64)
         flat, raw = _numpy(keys), out.view(-1, d).numpy()
         run_shared(lambda a, b: _order_kernel(flat[a:b], d, raw[a:b]), len(flat), 64.0 * raw.size)
-        return out
+        return out.to(keys.device)
 
     def _feistel(self, d: int, count: int, first: Tensor | None = None) -> Tensor:
         keys = self.keys
@@ -379,31 +342,18 @@ class Stream:
             from raybench.core.gpu.streams import images
 
             return images(keys, start, d, count, FEISTEL_ROUNDS)
-        if _on_cpu(keys):
-            out = torch.empty(keys.numel(), count, dtype=torch.int64)
-            flat, begin, raw = _numpy(keys), start.reshape(-1).numpy(), out.numpy()
+        out = torch.empty(keys.numel(), count, dtype=torch.int64)
+        flat, begin, raw = _numpy(keys), start.cpu().reshape(-1).numpy(), out.numpy()
 
-            def work(r0: int, r1: int, lo: int, hi: int) -> None:
-                _feistel_kernel(flat[r0:r1], begin[r0:r1], d, high, low, lo, hi, raw[r0:r1])
+        def work(r0: int, r1: int, lo: int, hi: int) -> None:
+            _feistel_kernel(flat[r0:r1], begin[r0:r1], d, high, low, lo, hi, raw[r0:r1])
 
-            run_tiled(work, len(flat), count, 4.0 * FEISTEL_ROUNDS)
-            return out.view(*keys.shape, count)
-        round_keys = hash_torch(keys[..., None], torch.arange(FEISTEL_ROUNDS, device=keys.device))
-        v = (start[..., None] + torch.arange(count, device=keys.device)).clamp(max=d - 1)
-        todo = torch.ones_like(v, dtype=torch.bool)
-        while bool(todo.any()):
-            left, right = v >> low, v & ((1 << low) - 1)
-            for t in range(0, FEISTEL_ROUNDS, 2):
-                a, b = round_keys[..., t, None], round_keys[..., t + 1, None]
-                left = left ^ (hash_torch(a, right) & ((1 << high) - 1))
-                right = right ^ (hash_torch(b, left) & ((1 << low) - 1))
-            v = torch.where(todo, (left << low) | right, v)
-            todo = v >= d
-        return v
+        run_tiled(work, len(flat), count, 4.0 * FEISTEL_ROUNDS)
+        return out.view(*keys.shape, count).to(keys.device)
 
 
 def stream(seed: int | Iterable[int] = 0, device: str | torch.device = "cpu") -> Stream:
     """Return the root stream of a seed, or of one seed per cell (then of shape (B,))."""
     is_single = isinstance(seed, numbers.Integral)
     seeds = torch.as_tensor(seed if is_single else list(seed), dtype=torch.int64)  # type: ignore[arg-type]
-    return Stream(hash_torch(seeds.to(device), tag_of("raybench")))
+    return Stream(seeds.to(device), (tag_of("raybench"),))

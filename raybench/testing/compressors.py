@@ -366,15 +366,17 @@ def assert_bytes_suffice(messages: Iterable[Message]) -> None:
 def bytes_are_counted_exactly(s: Subject) -> None:
     """nbytes is the length of every row's payload, and all that pack adds to its header."""
     for *_, m in s.messages():
-        sizes = torch.as_tensor(m.nbytes).expand(m.lead)
-        payload, widest = m.payload(), int(sizes.max())
-        assert payload.dtype == torch.uint8
-        same = payload.shape == (*m.lead, widest)
-        assert same, f"nbytes is {widest}, the payload {tuple(payload.shape)}"
-        beyond = torch.arange(widest) >= sizes[..., None]
-        assert (payload[beyond] == 0).all(), "a payload goes on beyond nbytes"
+        for leaf in m.leaves():
+            sizes = torch.as_tensor(leaf.nbytes).expand(leaf.lead)
+            payload, widest = leaf.payload(), int(sizes.max())
+            assert payload.dtype == torch.uint8
+            same = payload.shape == (*leaf.lead, widest)
+            assert same, f"nbytes is {widest}, the payload {tuple(payload.shape)}"
+            beyond = torch.arange(widest) >= sizes[..., None]
+            assert (payload[beyond] == 0).all(), "a payload goes on beyond nbytes"
+        booked = int(torch.as_tensor(m.nbytes).expand(m.lead).sum())
         total = sum(sent(leaf) for leaf in m.leaves())
-        assert total == int(sizes.sum()), f"nbytes sums to {int(sizes.sum())}, sent {total}"
+        assert total == booked, f"nbytes sums to {booked}, sent {total}"
 
 
 @CHECKS
@@ -533,7 +535,8 @@ def fits_a_million_coordinates(s: Subject) -> None:
     assert value.shape == (2, 1, s.big), f"decoded to {tuple(value.shape)}"
     assert value.isfinite().all(), f"not finite at d = {s.big}"
     assert same_bits(unpack(m.pack()).decode(), value), "changed by packing"
-    assert m.payload().shape[-1] == int(torch.as_tensor(m.nbytes).max()), "bytes miscounted"
+    booked = int(torch.as_tensor(m.nbytes).expand(m.lead).sum())
+    assert sum(map(sent, m.leaves())) == booked, "bytes miscounted"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

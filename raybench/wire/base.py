@@ -432,7 +432,10 @@ def zero_rows(value: Tensor, which: Tensor) -> Tensor:
 
 
 class Additive(Message):
-    """Base of kinds whose messages add up, all of them or those for which ``additive`` holds."""
+    """Base of kinds whose messages add up, all of them or those for which ``additive`` holds.
+
+    values: the numbers (*lead, m) that are added, in the format in which they are sent.
+    """
 
     values: Tensor
 
@@ -440,10 +443,6 @@ class Additive(Message):
     def additive(self) -> bool:
         """Whether these messages add up: their sum over clients is one of the kind and size."""
         return True
-
-    def summands(self) -> Tensor:
-        """Return the numbers (*lead, m) that are added, in the format in which they are sent."""
-        return self.values
 
     def of_summands(self, values: Tensor) -> Message:
         """Return the message with these numbers (.., m), whose leading axes are without the clients."""

@@ -71,21 +71,16 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)  # a narrow code may be negative
-    often = 32 if width <= 32 else 8  # bits that are written together
     for j in range(codes.shape[0]):
         held |= (np.uint64(codes[j]) & mask) << np.uint64(filled)
         filled += width
-        while filled >= often:
-            for i in range(often // 8):
-                out[at + i] = U8(held >> np.uint64(8 * i))
-            held >>= np.uint64(often)
-            filled -= often
-            at += often // 8
-    while filled > 0:
+        while filled >= 8:
+            out[at] = U8(held)
+            held >>= np.uint64(8)
+            filled -= 8
+            at += 1
+    if filled > 0:
         out[at] = U8(held)
-        held >>= np.uint64(8)
-        filled -= 8
-        at += 1
 
 
 @compiled
@@ -94,15 +89,9 @@ def _unplain(data, width, out):
     held, filled, at = np.uint64(0), 0, 0
     for j in range(out.shape[0]):
         while filled < width:
-            if width <= 32 and at + 4 <= data.shape[0]:
-                for i in range(4):
-                    held |= np.uint64(data[at + i]) << np.uint64(filled + 8 * i)
-                filled += 32
-                at += 4
-            else:
-                held |= np.uint64(data[at]) << np.uint64(filled)
-                filled += 8
-                at += 1
+            held |= np.uint64(data[at]) << np.uint64(filled)
+            filled += 8
+            at += 1
         out[j] = held & mask
         held >>= np.uint64(width)
         filled -= width
@@ -219,15 +208,18 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
     """Write what ``pack`` returns into contiguous bytes out (..., P) from column ``at``; return out."""
+    kernel = _pack_trits if width == TRIT else _pack
+    if codes.device.type == "cpu" and not gpu.usable(codes):
+        return _run(kernel, codes, width, out, at)
     done = 0
     if gpu.usable(codes):
         from raybench.core.gpu import packing
 
         done = packing.pack(codes, width, out, at)
-    elif codes.device.type == "cpu":
-        return _run(_pack_trits if width == TRIT else _pack, codes, width, out, at)
-    rest, start = pack_torch(codes[..., done:], width), at + packed_size(done, width)
-    out[..., start : start + rest.shape[-1]] = rest
+    rest, start = codes[..., done:].cpu(), at + packed_size(done, width)
+    size = packed_size(rest.shape[-1], width)
+    tail = torch.empty(*rest.shape[:-1], size, dtype=torch.uint8)
+    out[..., start : start + size] = _run(kernel, rest, width, tail, 0)
     return out
 
 
@@ -241,16 +233,18 @@ def unpack(
     """
     if data.shape[:-1].numel() and data.shape[-1] < at + packed_size(count, width):
         raise ValueError("the packed codes are cut short")
+    kernel = _unpack_trits if width == TRIT else _unpack
     out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
+    if data.device.type == "cpu" and not gpu.usable(data):
+        return _run(kernel, out, width, data, at)
     done = 0
     if gpu.usable(data):
         from raybench.core.gpu import packing
 
         done = packing.unpack(data, width, out, at)
-    elif data.device.type == "cpu":
-        return _run(_unpack_trits if width == TRIT else _unpack, out, width, data, at)
-    rest = data[..., at + packed_size(done, width) :]
-    out[..., done:] = unpack_torch(rest, width, count - done)
+    rest = data[..., at + packed_size(done, width) :].cpu()
+    tail = torch.empty(*data.shape[:-1], count - done, dtype=dtype)
+    out[..., done:] = _run(kernel, tail, width, rest, 0)
     return out
 
 
@@ -271,54 +265,6 @@ def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int) -> Tensor:
 
     run_tiled(work, len(rows), m, COST_SLICED if sliced else COST_PLAIN)
     return written
-
-
-# The reference ------------------------------------------------------------------------------------
-
-
-def pack_torch(codes: Tensor, width: int) -> Tensor:
-    """Return the bytes of the codes (the reference; any device). Shapes as ``pack``."""
-    *lead, m = codes.shape
-    if width == TRIT:
-        end, weights = m - m % TRITS, 3 ** torch.arange(5, device=codes.device)
-        blocks = codes[..., :end].long().reshape(*lead, end // TRITS, 5, 64)
-        head = (blocks * weights[:, None]).sum(-2).reshape(*lead, end // 5)
-        tail = torch.nn.functional.pad(codes[..., end:].long(), (0, -(m - end) % 5))
-        rest = (tail.reshape(*lead, packed_size(m - end, TRIT), 5) * weights).sum(-1)
-        return torch.cat((head, rest), -1).to(torch.uint8)
-    end = m - m % BLOCK if width <= MOST_SLICED else 0
-    plane = torch.arange(width, device=codes.device)
-    blocks = codes[..., :end].long().reshape(*lead, end // BLOCK, 1, 8, 64)
-    bits = ((blocks >> plane[:, None, None]) & 1) << torch.arange(8, device=codes.device)[:, None]
-    sliced = bits.sum(-2).to(torch.uint8).reshape(*lead, end * width // 8)
-    tail, size = codes[..., end:].long(), bytes_of((m - end) * width)
-    flat = torch.zeros(*lead, size * 8, dtype=torch.uint8, device=codes.device)
-    spread = (tail[..., None] >> plane) & 1
-    flat[..., : (m - end) * width] = spread.reshape(*lead, (m - end) * width).to(torch.uint8)
-    weights = 2 ** torch.arange(8, device=codes.device)
-    plain = (flat.view(*lead, size, 8) * weights).sum(-1).to(torch.uint8)
-    return torch.cat((sliced, plain), -1)
-
-
-def unpack_torch(data: Tensor, width: int, count: int) -> Tensor:
-    """Return the codes in the bytes, int64 (the reference; any device). Shapes as ``unpack``."""
-    *lead, _ = data.shape
-    if width == TRIT:
-        end, weights = count - count % TRITS, 3 ** torch.arange(5, device=data.device)
-        whole = data[..., : packed_size(count, TRIT)].long()
-        blocks = whole[..., : end // 5].reshape(*lead, end // TRITS, 1, 64) // weights[:, None] % 3
-        rest = whole[..., end // 5 :, None] // weights % 3
-        tail = rest.flatten(-2)[..., : count - end]
-        return torch.cat((blocks.reshape(*lead, end), tail), -1)
-    end = count - count % BLOCK if width <= MOST_SLICED else 0
-    eight, plane = (torch.arange(n, device=data.device) for n in (8, width))
-    planes = data[..., : end * width // 8].long().reshape(*lead, end // BLOCK, width, 1, 64)
-    bits = ((planes >> eight[:, None]) & 1) << plane[:, None, None]
-    sliced = bits.sum(-3).reshape(*lead, end)
-    rest, left = data[..., end * width // 8 :], count - end
-    flat = ((rest[..., None].long() >> eight) & 1).flatten(-2)[..., : left * width]
-    plain = (flat.reshape(*lead, left, width) << plane).sum(-1)
-    return torch.cat((sliced, plain), -1)
 
 
 # Values of full width -----------------------------------------------------------------------------

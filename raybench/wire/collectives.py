@@ -78,7 +78,7 @@ def _added(message: Message, n: int, transport: Transport) -> Message:
 
 def _mean_here(leaf: Additive, n: int) -> Tensor:
     """Return what the clients here add to the mean of all n, (B, m), in the format of a message."""
-    own = leaf.summands()
+    own = leaf.values
     wide = own.float() if own.dtype in HALVES else own
     if leaf.present is not None:
         wide = zero_absent(wide, leaf.present)
@@ -110,8 +110,6 @@ def of_everyone(message: Message, n: int, transport: Transport) -> Message:
         parts = [of_everyone(part, n, transport) for part in message.parts]
         return replace(message, parts=parts)
     cost, lead = message.cost, message.lead
-    if any(isinstance(count, Tensor) for count in cost):
-        every = [torch.as_tensor(count).double().cpu().expand(lead) for count in cost]
-        counts = transport.gather_rows(torch.stack(every, -1), n)
-        cost = Counts(*counts.unbind(-1))
+    if cost.varies:
+        cost = Counts(*transport.gather_rows(cost.stacked(lead, "cpu"), n).unbind(-1))
     return Stub(message.d, message.dtype, torch.Size((*lead[:-1], n)), cost)

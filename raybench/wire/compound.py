@@ -18,7 +18,8 @@ from raybench.wire.fields import Field, Header, Symbols, finite, is_list_of, nat
 class _Compound(Message):
     """A message with parts; what is known of it is the list of its parts' headers.
 
-    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes.
+    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes. What
+    is packed and sent are the leaves.
     """
 
     parts: list[Message]
@@ -50,12 +51,14 @@ class _Compound(Message):
         one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
         return cost._replace(messages=one)
 
+    @property
+    def nbytes(self) -> int | Tensor:
+        size = self._cost().bytes
+        return size.long() if isinstance(size, Tensor) else size
+
     def describe(self) -> Header:
-        return {
-            "kind": self.kind,
-            **self.known(),
-            "parts": [part.describe() for part in self.parts],
-        }
+        parts = [part.describe() for part in self.parts]
+        return {"kind": self.kind, **self.known(), "parts": parts}
 
     @classmethod
     def _parts(cls, head: Header, leaves: Iterator[Message]) -> list[Message]:
@@ -83,10 +86,6 @@ class CasesMessage(_Compound):
     def lead(self) -> torch.Size:
         return torch.Size((sum(len(c) for c in self.cells), *self.parts[0].lead[1:]))
 
-    def _joined(self, of_part: Callable[[Message], Tensor]) -> Tensor:
-        """Return the parts' tensors with rows put back in the order of the cells."""
-        return self.in_order([of_part(part) for part in self.parts])
-
     def in_order(self, pieces: list[Tensor]) -> Tensor:
         """Return tensors, one for each part, with rows put back in the order of the cells."""
         out = pieces[0].new_empty(sum(map(len, self.cells)), *pieces[0].shape[1:])
@@ -100,44 +99,18 @@ class CasesMessage(_Compound):
 
     def _write(self, out: Tensor) -> None:
         # the factor goes into the parts, as it does for a row alone: the same rounding
-        out.copy_(self._joined(lambda part: part.scaled(self.scale).decode()))
+        out.copy_(self.in_order([part.scaled(self.scale).decode() for part in self.parts]))
 
     def _sum(self) -> Tensor:
-        return self._joined(lambda part: part.sum_clients()) * self.scale
+        return self.in_order([part.sum_clients() for part in self.parts]) * self.scale
 
     def _cost(self) -> Counts:
-        costs = {id(part): part.cost for part in self.parts}  # once, for parts may be nested
-
-        def column(j: int) -> Tensor:
-            return self._joined(
-                lambda part: torch.as_tensor(
-                    costs[id(part)][j], dtype=torch.float64, device=self.device
-                ).expand(part.lead)
-            )
-
-        return Counts(*(column(j) for j in range(len(Counts._fields))))
-
-    def _size(self) -> Tensor:
-        return self._joined(
-            lambda part: torch.as_tensor(part.nbytes, device=self.device).expand(part.lead)
-        )
-
-    def _payload(self) -> Tensor:
-        sizes = self._size()
-        wide = int(sizes.max()) if sizes.numel() else 0
-
-        def padded(part: Message) -> Tensor:
-            own = part.payload()
-            return torch.nn.functional.pad(own, (0, wide - own.shape[-1]))
-
-        return self._joined(padded)
+        stacks = [part.cost.stacked(part.lead, self.device) for part in self.parts]
+        return Counts(*self.in_order(stacks).unbind(-1))
 
     def union(self) -> Counts:
-        out = torch.empty(len(Counts._fields), self.lead[0], dtype=torch.float64)
-        for cells, part in zip(self.cells, self.parts, strict=True):
-            for j, count in enumerate(part.union()):
-                out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()
-        return Counts(*out)
+        stacks = [part.union().stacked(part.lead[:1], self.device) for part in self.parts]
+        return Counts(*self.in_order(stacks).unbind(-1))
 
     def known(self) -> Header:
         return {**super().known(), "cells": [c.tolist() for c in self.cells]}
@@ -145,18 +118,16 @@ class CasesMessage(_Compound):
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
-        if not isinstance(head["cells"], list) or not all(
-            is_list_of(c, int) for c in head["cells"]
-        ):
+        given, inner = head["cells"], parts[0].lead[1:]
+        if not isinstance(given, list) or not all(is_list_of(c, int) for c in given):
             raise ValueError("cells are lists of integers")
-        every = sorted(cell for own in head["cells"] for cell in own)
-        if every != list(range(len(every))):
+        every = [cell for own in given for cell in own]
+        if sorted(every) != list(range(len(every))):
             raise ValueError("cells that are there twice, or missing")
-        for own, part in zip(head["cells"], parts, strict=True):
-            first = parts[0]
-            if (*part.lead, part.d) != (len(own), *first.lead[1:], head["d"]):
+        for own, part in zip(given, parts, strict=True):
+            if (*part.lead, part.d) != (len(own), *inner, head["d"]):
                 raise ValueError("parts that are not of the shape of their cells")
-        cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
+        cells = [torch.tensor(c, dtype=torch.int64) for c in given]
         return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
@@ -212,13 +183,7 @@ class ConcatMessage(_Compound):
         return target
 
     def _cost(self) -> Counts:
-        total = Counts()
-        for part in self.parts:
-            total = total.plus(part.cost)
-        return total
-
-    def _size(self) -> int | Tensor:
-        return sum(part.nbytes for part in self.parts)
+        return Counts.total(part.cost for part in self.parts)
 
     def _sum(self) -> Tensor:
         return torch.cat([part.sum_clients() for part in self._weighted()], -1)
@@ -227,25 +192,7 @@ class ConcatMessage(_Compound):
         return torch.cat([part.mean_of_senders() for part in self._weighted()], -1)
 
     def union(self) -> Counts:
-        total = Counts()
-        for part in self.parts:
-            total = total.plus(part.union())
-        return total._replace(messages=1)
-
-    def _payload(self) -> Tensor:
-        pieces = [part.payload() for part in self.parts]
-        data, sizes = torch.cat(pieces, -1), self._size()
-        if isinstance(sizes, int):
-            return data
-        live = [
-            (torch.arange(piece.shape[-1], device=self.device) < _column(part.nbytes)).expand_as(
-                piece
-            )
-            for piece, part in zip(pieces, self.parts, strict=True)
-        ]
-        # close the gaps behind the shorter rows of a part
-        order = torch.cat(live, -1).byte().argsort(dim=-1, descending=True, stable=True)
-        return data.gather(-1, order)[..., : int(sizes.max()) if sizes.numel() else 0]
+        return Counts.total(part.union() for part in self.parts)._replace(messages=1)
 
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
@@ -268,10 +215,6 @@ class ConcatMessage(_Compound):
 
     def row(self, *at: int) -> Message:
         return replace(self, parts=[p.row(*at) for p in self.parts])
-
-
-def _column(size: int | Tensor) -> int | Tensor:
-    return size[..., None] if isinstance(size, Tensor) else size
 
 
 @dataclass(eq=False)
@@ -406,13 +349,12 @@ class PartsMessage(Message):
     @property
     def cost(self) -> Counts:
         n, cost = self.inner.lead[-2], self.inner.cost
-        if not any(isinstance(count, Tensor) for count in cost):
+        if not cost.varies:
             return cost.times(n - 1)
         owners = torch.arange(n, device=self.device)
         sent = owners[:, None].ne(torch.as_tensor(self.source.ids)).double()
-        return Counts(
-            *((torch.as_tensor(count, device=self.device) * sent).sum(-2) for count in cost)
-        )
+        each = cost.stacked(self.inner.lead, self.device) * sent[..., None]
+        return Counts(*each.sum(-3).unbind(-1))
 
     @property
     def nbytes(self) -> int | Tensor:
@@ -458,8 +400,7 @@ class MeansMessage(Message):
     @property
     def cost(self) -> Counts:
         n, cost = self.inner.lead[-1], self.inner.cost
-        if any(isinstance(count, Tensor) for count in cost):
-            lead, device = self.inner.lead, self.device
-            every = (torch.as_tensor(c, device=device).double().expand(lead) for c in cost)
-            return Counts(*(count.sum(-1) * ((n - 1) / n) for count in every))
-        return cost.times(n - 1)
+        if not cost.varies:
+            return cost.times(n - 1)
+        each = cost.stacked(self.inner.lead, self.device)
+        return Counts(*(each.sum(-2) * ((n - 1) / n)).unbind(-1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,23 +23,9 @@ DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float3
 MOST_NATURAL = 2**53  # of a header's integers: what is computed from them stays within 64 bits
 
 
-class Coding(Protocol):
-    """How the entries of an array are packed: each row of them in whole bytes."""
-
-    def cost(self, count: int) -> Counts:
-        """Return what a row of so many entries costs."""
-
-    def size(self, count: int) -> int:
-        """Return its bytes."""
-
-    def memory(self, count: int) -> int:
-        """Return the bytes that it takes once it is read."""
-
-    def write(self, values: Tensor, out: Tensor, at: int) -> None:
-        """Pack values (*lead, count) into bytes out (*lead, P) from column ``at``."""
-
-    def read(self, data: Tensor, at: int, count: int) -> Tensor:
-        """Return the values (*lead, count) that were packed into data from column ``at``."""
+# A coding says how the entries of an array are packed, each row of them in whole bytes: what a row of
+# ``count`` entries costs, its bytes as sent and in memory once read, how values (*lead, count) are written
+# into bytes out (*lead, P) from column ``at``, and how they are read back.
 
 
 class Numbers(NamedTuple):
@@ -109,6 +95,9 @@ class Indices(NamedTuple):
         return decode(data[..., at : at + self.size(count)], self.d, count)
 
 
+Coding: TypeAlias = Numbers | Symbols | Indices
+
+
 class Field(NamedTuple):
     """An array of a message: its name, how it is packed, and its axes behind the leading ones."""
 
@@ -124,10 +113,7 @@ class Field(NamedTuple):
 
 def row_cost(fields: Sequence[Field]) -> Counts:
     """Return what a row of these fields costs."""
-    total = Counts()
-    for field in fields:
-        total = total.plus(field.coding.cost(field.entries))
-    return total
+    return Counts.total(field.coding.cost(field.entries) for field in fields)
 
 
 def row_size(fields: Sequence[Field]) -> int:

@@ -10,8 +10,8 @@ which is what accountings model, unless Elias-Fano saves at least a byte.
   delta coding with Rice's code of parameter l, in a form whose length does not depend on the indices:
   at most log2(d/k) + 2 bits per index. Source: Elias 1974, Fano 1971; Vigna 2013.
 
-Bits lie one after another, least significant first. A CPU kernel does a row in one pass; the plain
-torch version beside it is the reference and serves every other device.
+Bits lie one after another, least significant first. A kernel does a row in one pass, on the CPU wherever
+the message is.
 """
 
 from __future__ import annotations
@@ -149,55 +149,6 @@ def decode(data: Tensor, d: int, k: int) -> Tensor:
     return found.new_empty(*lead, k) if not rows else found.view(*lead, k)
 
 
-def encode_torch(indices: Tensor, d: int) -> Tensor:
-    """Return the same bytes as ``encode`` (the reference; any device)."""
-    *lead, k = indices.shape
-    kind, width, bits = code_of(d, k)
-    if not bool(_sound(indices, d).all()):
-        raise ValueError(UNSOUND.format(d))
-    flat = torch.zeros(*lead, bits, dtype=torch.int64, device=indices.device)
-    if width:
-        low = (indices[..., None] >> torch.arange(width, device=indices.device)) & 1
-        flat[..., : k * width] = low.flatten(-2)
-    if kind != LIST:
-        high = k * width + (indices >> width)
-        if kind == ELIAS:
-            high += torch.arange(k, device=indices.device)
-        flat.scatter_(-1, high, 1)
-    full = torch.nn.functional.pad(flat, (0, -bits % 8)).unflatten(-1, (-1, 8))
-    return (full << torch.arange(8, device=flat.device)).sum(-1).to(torch.uint8)
-
-
-def decode_torch(data: Tensor, d: int, k: int) -> Tensor:
-    """Return the same indices as ``decode`` (the reference; any device)."""
-    kind, width, bits = code_of(d, k)
-    at = torch.arange(k, device=data.device)
-    if k == 0 or data.numel() == 0:
-        return at.expand(*data.shape[:-1], k).clone()
-    if data.shape[-1] < bitpack.bytes_of(bits):
-        raise ValueError(DAMAGED)
-    flat = (data[..., None].long() >> torch.arange(8, device=data.device)) & 1
-    flat = flat.flatten(-2)[..., :bits]
-    low, marks = flat[..., : k * width].unflatten(-1, (k, width)), flat[..., k * width :]
-    indices = (low << torch.arange(width, device=data.device)).sum(-1)
-    enough = marks.sum(-1) >= (k if kind != LIST else 0)
-    if kind != LIST:
-        # ones first, in the order in which they lie
-        high = marks.argsort(dim=-1, descending=True, stable=True)[..., :k]
-        indices += (high - at if kind == ELIAS else high) << width
-    absent = (data == 0).all(-1)
-    sound = enough & _sound(indices, d)
-    if not bool((sound | absent).all()):
-        raise ValueError(DAMAGED)
-    return torch.where(sound[..., None], indices, at)
-
-
-def _sound(indices: Tensor, d: int) -> Tensor:
-    """Return whether rows of indices ascend, are distinct and lie in [0, d): bool of shape lead."""
-    inside = ((indices >= 0) & (indices < d)).all(-1)
-    return inside & (indices.diff(dim=-1) > 0).all(-1)
-
-
 # Rows of different length --------------------------------------------------------------------------
 
 
@@ -211,11 +162,10 @@ def encode_rows(out: Tensor, starts: Tensor, indices: Tensor, counts: Tensor, d:
         raise ValueError(
             f"a row of {int(counts.max())} indices, of which {indices.shape[-1]} are given"
         )
-    if out.device.type != "cpu":
-        return encode_rows_torch(out, starts, indices, counts, d)
-    kinds, widths, bits = codes_of(counts, d)
-    rows = (indices.contiguous(), starts, counts, kinds, widths, bits)
-    return _run(_encode, int(counts.sum()), *rows, d, out)
+    here, how = out.cpu(), codes_of(counts, d)
+    _run(_encode, int(counts.sum()), indices.contiguous(), starts, counts, *how, d, here)
+    if here.device != out.device:
+        out.copy_(here)
 
 
 def decode_rows(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
@@ -226,32 +176,9 @@ def decode_rows(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
     kinds, widths, bits = codes_of(counts, d)
     if bool((starts + (bits + 7) // 8 > data.shape[-1]).any()):
         raise ValueError(DAMAGED)
-    if data.device.type != "cpu":
-        return decode_rows_torch(data, starts, counts, d)
     out = torch.zeros(len(counts), int(counts.max()) if len(counts) else 0, dtype=torch.int64)
-    rows = (data.contiguous(), starts, counts, kinds, widths, bits)
-    _run(_decode, int(counts.sum()), *rows, d, out)
-    return out
-
-
-def encode_rows_torch(out: Tensor, starts: Tensor, indices: Tensor, counts: Tensor, d: int) -> None:
-    """Write the same bytes, all rows of one count at a time (the reference; any device)."""
-    for k in counts.unique().tolist():
-        rows = torch.nonzero(counts == k)
-        own = encode_torch(indices[rows[:, 0], :k], d)
-        out[rows, starts[rows] + torch.arange(own.shape[-1], device=out.device)] = own
-
-
-def decode_rows_torch(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
-    """Return the same indices, all rows of one count at a time (the reference; any device)."""
-    most = int(counts.max()) if len(counts) else 0
-    out = torch.zeros(len(counts), most, dtype=torch.int64, device=data.device)
-    for k in counts.unique().tolist():
-        rows = torch.nonzero(counts == k)
-        size = bitpack.bytes_of(code_of(d, k).bits)
-        own = data[rows, starts[rows] + torch.arange(size, device=data.device)]
-        out[rows[:, 0], :k] = decode_torch(own, d, k)
-    return out
+    _run(_decode, int(counts.sum()), data.contiguous(), starts, counts, kinds, widths, bits, d, out)
+    return out.to(data.device)
 
 
 # Kernels -------------------------------------------------------------------------------------------
@@ -262,7 +189,7 @@ def _run(
 ) -> None:
     """Run a kernel over the rows of arrays, shared among the cores; it says whether they are sound."""
     given = first, *more
-    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in given]
+    arrays = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in given]
     sound = []
 
     def work(lo: int, hi: int) -> None:
@@ -278,7 +205,7 @@ def _run(
 def _encode(indices, starts, counts, kinds, widths, bits, d, out):
     for r in range(indices.shape[0]):
         to = out[r, starts[r] : starts[r] + (bits[r] + 7) // 8]
-        if not encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
+        if not _encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
             return False
     return True
 
@@ -287,13 +214,13 @@ def _encode(indices, starts, counts, kinds, widths, bits, d, out):
 def _decode(data, starts, counts, kinds, widths, bits, d, out):
     for r in range(out.shape[0]):
         sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
-        if not decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
+        if not _decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
             return False
     return True
 
 
 @compiled
-def decode_or_absent(sent, kind, width, bits, d, found):
+def _decode_or_absent(sent, kind, width, bits, d, found):
     """Read a row's indices, or 0, 1, .. of an absent row's zero bytes; return whether it is either."""
     if _decode_row(sent, kind, width, bits, d, found):
         return True
@@ -318,48 +245,28 @@ def _ascending(indices, d):
 
 
 @compiled
-def _flush(held, out, at):
-    four = out[at : at + 4]
-    for i in range(4):
-        four[i] = np.uint8((held >> np.uint64(8 * i)) & np.uint64(255))
-    return held >> np.uint64(32)
-
-
-@compiled
-def encode_row(indices, kind, width, d, out):
-    """Write the code of a row's indices into all bytes of ``out``; return whether they ascend."""
+def _encode_row(indices, kind, width, d, out):
+    """Write the code of a row's indices into ``out``, which is zero; return whether they ascend."""
     if not _ascending(indices, d):
         return False
     k, held, filled, at = indices.shape[0], np.uint64(0), 0, 0
     if width > 0:
         mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-        word = np.uint64(2**32 - 1)
         for j in range(k):
-            low, left = np.uint64(indices[j]) & mask, width
-            if width > 32:
-                held = _flush(held | ((low & word) << np.uint64(filled)), out, at)
-                low >>= np.uint64(32)
-                left -= 32
-                at += 4
-            held |= low << np.uint64(filled)
-            filled += left
-            if filled >= 32:
-                held = _flush(held, out, at)
-                filled -= 32
-                at += 4
+            held |= (np.uint64(indices[j]) & mask) << np.uint64(filled)
+            filled += width
+            while filled >= 8:
+                out[at] = np.uint8(held & np.uint64(255))
+                held >>= np.uint64(8)
+                filled -= 8
+                at += 1
+        if filled > 0:
+            out[at] = np.uint8(held)
     if kind != LIST:
-        step, start = (1 if kind == ELIAS else 0), k * width - 8 * at
+        step = 1 if kind == ELIAS else 0
         for j in range(k):
-            p = start + (indices[j] >> width) + step * j
-            while p >= 32:
-                held = _flush(held, out, at)
-                p -= 32
-                start -= 32
-                at += 4
-            held |= np.uint64(1) << np.uint64(p)
-    for i in range(at, out.shape[0]):
-        out[i] = np.uint8(held & np.uint64(255))
-        held >>= np.uint64(8)
+            p = k * width + (indices[j] >> width) + step * j
+            out[p >> 3] |= np.uint8(1 << (p & 7))
     return True
 
 

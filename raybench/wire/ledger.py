@@ -57,7 +57,7 @@ class Ledger:
         times = None if weight is None else weight.double().cpu().numpy()
         for cells, part in _by_cells(message):
             cost = part.cost
-            if times is None and _alike(cost):
+            if times is None and not cost.varies:
                 self._add(self.up, cells, cost)
                 self._alike[cells] += cost.bytes
                 continue
@@ -134,11 +134,6 @@ def _by_cells(message: Message, cells: Cells = slice(None)) -> Iterator[tuple[Ce
     for own, part in zip(message.cells, message.parts, strict=True):
         at = own.cpu().numpy()
         yield from _by_cells(part, at if isinstance(cells, slice) else cells[at])
-
-
-def _alike(cost: Counts) -> bool:
-    """Return whether all messages cost the same: every count is a number."""
-    return not any(isinstance(count, Tensor) for count in cost)
 
 
 def _plain(count: float | Tensor) -> Count:

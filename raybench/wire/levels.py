@@ -153,8 +153,7 @@ class LevelsMessage(Message):
         else:
             scales = self.scales if self.scale == 1.0 else self.scales * self.scale
         kernel = self.device.type == "cpu" or gpu.usable(out)
-        kernel = kernel and self.symbols <= MOST_TABLED
-        if not kernel or self.dtype not in (torch.float32, torch.float64):
+        if not kernel or self.symbols > MOST_TABLED:
             out.copy_(decode_torch(self, scales))
         elif out.numel():
             pair = self.table in ("pair", "sign")

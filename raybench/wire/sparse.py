@@ -14,7 +14,7 @@ from raybench.core import gpu
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import Additive, Message, zero_absent
+from raybench.wire.base import Additive, Message, within, zero_absent
 from raybench.wire.fields import (
     DTYPES,
     Field,
@@ -244,8 +244,7 @@ class RaggedMessage(_Scattered):
         return self.indices
 
     def _placed(self) -> Tensor:
-        beyond = torch.arange(self.values.shape[-1], device=self.device) >= self.counts[..., None]
-        return self.indices.masked_fill(beyond, self.d)
+        return self.indices.masked_fill(~within(self.counts, self.values.shape[-1]), self.d)
 
     def _write(self, out: Tensor) -> None:
         out.zero_().scatter_add_(-1, self.indices, self._scaled())
@@ -254,8 +253,7 @@ class RaggedMessage(_Scattered):
         return Counts(*of_counts(_ragged_cost, self.d, self.counts, torch.float64))
 
     def _sends(self) -> Tensor:
-        own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
-        return own & super()._sends()
+        return within(self.counts, self.values.shape[-1]) & super()._sends()
 
     def _starts(self) -> Tensor:
         """Return the byte of each row from which on its indices lie."""
@@ -284,8 +282,7 @@ class RaggedMessage(_Scattered):
 
     def _own(self, x: Tensor) -> Tensor:
         """Return x (*lead, m) with zeros beyond each row's count."""
-        beyond = torch.arange(x.shape[-1], device=x.device) >= self.counts[..., None]
-        return x.masked_fill(beyond, 0)
+        return x.masked_fill(~within(self.counts, x.shape[-1]), 0)
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RaggedMessage:

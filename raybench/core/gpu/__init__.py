@@ -1,8 +1,9 @@
 """Kernels for GPUs, in Triton: where they are used, and how they are launched.
 
-A kernel serves CUDA tensors where Triton can be used; numba serves the CPU, plain torch all else, and is
-what every kernel is tested against. ``RAYBENCH_TRITON=0`` leaves CUDA tensors to plain torch. Triton
-is imported with the modules of this package, which callers import where they have met such a tensor.
+A kernel serves CUDA tensors where Triton can be used. Elsewhere, and with ``RAYBENCH_TRITON=0``, numba packs and
+draws random numbers in main memory, plain torch does the rest, and both are what kernels are tested
+against. Triton is imported with the modules of this package, which callers import where they have met
+such a tensor.
 
 Every kernel is deterministic: a program writes what is its own, and programs share no additions, so the
 result does not hang on the order in which they run.
