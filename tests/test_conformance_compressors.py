@@ -195,7 +195,26 @@ class Lossy(FreeBytes):
         return super().read(known, full, stream)
 
 
-class Smuggles(DenseMessage):
+class NoBytes(DenseMessage):
+    """Nothing is sent."""
+
+    kind = "test-no-bytes"
+
+    def _cost(self):
+        return super()._cost()._replace(values=0)
+
+    def _size(self):
+        return 0
+
+    def _payload(self):
+        return super()._payload()[..., :0]
+
+    @classmethod
+    def demand(cls, known, width):
+        return 16 * known["d"]
+
+
+class Smuggles(NoBytes):
     """The values travel in the header."""
 
     kind = "test-smuggles"
@@ -203,39 +222,20 @@ class Smuggles(DenseMessage):
     def known(self):
         return {**super().known(), "gift": self.values.tolist()}
 
-    def _cost(self):
-        return super()._cost()._replace(values=0)
-
-    def _size(self):
-        return 0
-
-    def _payload(self):
-        return super()._payload()[..., :0]
-
     @classmethod
     def read(cls, known, payload, stream):
         return cls(known["d"], torch.float64, torch.tensor(known["gift"], dtype=torch.float64))
 
 
-class Remembers(DenseMessage):
-    """No bytes at all: the receiver looks into the sender's memory."""
+class Remembers(NoBytes):
+    """The receiver looks into the sender's memory."""
 
     kind = "test-remembers"
     last: DenseMessage
 
-    def _cost(self):
-        return super()._cost()._replace(values=0)
-
-    def _size(self):
-        return 0
-
     def _payload(self):
         type(self).last = self
-        return super()._payload()[..., :0]
-
-    @classmethod
-    def demand(cls, known, width):
-        return 16 * known["d"]
+        return super()._payload()
 
     @classmethod
     def read(cls, known, payload, stream):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tensorly.decomposition import parafac, tensor_train, tucker
 
 import raybench
-from raybench.compressors import tensors as methods
 from raybench.compressors.low_rank import SVD, PowerStep, near_square, truncated_svd
 from raybench.compressors.tensors import (
     CP,
@@ -385,14 +384,6 @@ def test_cp_finds_a_tensor_of_low_rank_and_never_loses_to_rank_one():
     for rank in (1, 2, 4, 9):
         assert (relative(CP((5, 6, 7), rank, 3), y) <= one + 1e-12).all()
     assert relative(CP((5, 6, 7), 9), y).mean() < relative(CP((5, 6, 7), 2), y).mean() - 0.1
-
-
-def test_full_ranks_rebuild_x():
-    x = gaussian(3, 60)
-    X = x.view(3, 3, 4, 5)
-    core, *factors = methods.hooi(X, (3, 4, 5), 2)
-    value = torch.einsum("xabc,xia,xjb,xkc->xijk", core, *factors)
-    torch.testing.assert_close(value, X)
 
 
 # Messages ---

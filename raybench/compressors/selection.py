@@ -13,16 +13,16 @@ from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import (
     FORMS,
     Ragged,
-    above,
+    bits_of,
     largest,
     ragged,
     rank_of,
+    run_rows,
     sizes_torch,
 )
 from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
@@ -165,14 +165,9 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
 
         below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
         return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
-    if x.device.type != "cpu":
-        size = sizes_torch(x)
-        return RaggedMessage(
-            x.shape[-1], x.dtype, *ragged(x, (size >= cut[..., None]) & (size > 0))
-        )
-    form = FORMS[x.dtype]
-    least = cut.contiguous().view(-1).numpy().view(form.integer)
-    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0)))
+    size = sizes_torch(x)
+    keep = (size >= cut[..., None]) & (size > 0)
+    return RaggedMessage(x.shape[-1], x.dtype, *ragged(x, keep))
 
 
 def energy_kept(x: Tensor, share: float) -> Ragged:
@@ -183,14 +178,11 @@ def energy_kept(x: Tensor, share: float) -> Ragged:
     """
     if x.device.type != "cpu":
         return energy_kept_torch(x, share)
-    rows, form = x.reshape(-1, x.shape[-1]).numpy(), FORMS[x.dtype]
-    cuts, ties = np.empty(len(rows), form.integer), np.empty(len(rows), np.int64)
-    run_shared(
-        lambda a, b: _cuts(rows[a:b], share, form.mask, form.inf, cuts[a:b], ties[a:b]),
-        len(rows),
-        COST_OF_ENERGIES * rows.size,
-    )
-    return above(x, cuts, ties)
+    bits, form = bits_of(x), FORMS[x.dtype]
+    keep = torch.empty(x.shape, dtype=torch.bool)
+    arrays = x.view(bits.shape).numpy(), bits, keep.view(bits.shape).numpy()
+    run_rows(_keep_energy, arrays, COST_OF_ENERGIES * bits.size, share, form.mask, form.inf)
+    return ragged(x, keep)
 
 
 def energy_kept_torch(x: Tensor, share: float) -> Ragged:
@@ -208,16 +200,17 @@ def energy_kept_torch(x: Tensor, share: float) -> Ragged:
 
 
 @compiled
-def _cuts(rows, share, mask, inf, cuts, ties):
+def _keep_energy(rows, integers, keep, share, mask, inf):
     d = rows.shape[1]
-    sizes, energies, weight = np.empty(d, cuts.dtype), np.empty(d), np.empty(BUCKETS)
+    sizes, energies, weight = np.empty(d, integers.dtype), np.empty(d), np.empty(BUCKETS)
     for r in range(rows.shape[0]):
-        bits, n, above, needed = rows[r].view(cuts.dtype), d, 0.0, 0.0
+        bits, n, above, needed = integers[r], d, 0.0, 0.0
         for j in range(d):
             sizes[j] = min(bits[j] & mask, inf)
         low, high = sizes.min(), sizes.max()
-        cuts[r], ties[r] = min(high, inf - 1), 0
         if high == 0 or high == inf:  # nothing to keep, or what is not finite
+            for j in range(d):
+                keep[r, j] = sizes[j] == inf
             continue
         scale = 1 / max(np.float64(np.abs(rows[r]).max()), 1e-300)
         for j in range(d):
@@ -242,9 +235,13 @@ def _cuts(rows, share, mask, inf, cuts, ties):
                 left += (size - low) >> shift == bucket
             n = left
             low, high = sizes[:n].min(), sizes[:n].max()
-        cuts[r], ties[r] = high, n
+        ties = n
         if energies[0] > 0:
-            ties[r] = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)
+            ties = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)
+        for j in range(d):
+            size = min(bits[j] & mask, inf)
+            keep[r, j] = (size > high) | ((size == high) & (ties > 0))
+            ties -= size == high
 
 
 # A threshold for every tensor ---------------------------------------------------------------------
