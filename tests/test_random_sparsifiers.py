@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import pytest
 import torch
@@ -189,11 +188,7 @@ def test_shared_supports_survive_rows_choices_and_bytes(d, n, s):
     m = op.compress(x, q)
     value = m.decode()
     assert torch.equal(unpack(m.pack()).decode(), value)
-    assert torch.equal(m.select(torch.tensor([2, 0])).decode(), value[[2, 0]])
-    assert torch.equal(m.select(torch.tensor([2])).map(lambda t: t[:, -1]).decode(), value[[2], -1])
-    row = m.row(1, n - 1)
-    assert torch.equal(row.decode(), value[1, n - 1])
-    assert torch.equal(unpack(row.scaled(0.5).pack()).decode(), value[1, n - 1] * 0.5)
+    assert torch.equal(unpack(m.row(1, n - 1).scaled(0.5).pack()).decode(), value[1, n - 1] * 0.5)
     # what a receiver makes of what two ranks sent: payloads of their clients, the stream of all
     cut = n // 2
     ranks = [torch.arange(cut), torch.arange(cut, n)]
@@ -220,15 +215,6 @@ def test_every_coordinate_has_its_senders_and_clients_share_alike(d, n, s):
     x = gaussian(20, 1, d).expand(20, n, d)
     mean = op.compress(x, cells_and_clients(20, n)).sum_clients() / n
     torch.testing.assert_close(mean, x[:, 0], rtol=1e-14, atol=0)
-
-
-def test_perm_k_clients_share_their_cells_permutation_only():
-    op = PermK(3)
-    first = op.compress(torch.ones(2, 3, 300), cells_and_clients(2, 3)).decode() != 0
-    assert bool((first.sum(1) == 1).all())  # disjoint, and all of it
-    assert not torch.equal(first[0], first[1])
-    again = op.compress(torch.ones(2, 3, 300), cells_and_clients(2, 3).fold(1)).decode() != 0
-    assert not torch.equal(first, again)
 
 
 def test_perm_k_constants_and_fit():
@@ -347,17 +333,6 @@ def test_lazy_rows_pass_or_are_zero(d, dtype):
         assert torch.equal(m.bits, 1 + d * 8 * dtype.itemsize * sent)  # the flag is sent always
         assert torch.equal(torch.as_tensor(m.nbytes), 1 + d * dtype.itemsize * sent)
         assert same(m.decode(), torch.where(sent[..., None], x / p, 0.0).to(dtype))
-
-
-def test_the_senders_are_any_subset_with_equal_chances():
-    cells, n, s = 4000, 5, 2
-    sent = (
-        SharedMask(s, n).compress(torch.ones(cells, n, 3), cells_and_clients(cells, n)).decode()
-        != 0
-    )
-    for coordinate in range(3):
-        for pair in combinations(range(n), s):
-            within(sent[:, pair, coordinate].all(1).double(), 1 / 10)
 
 
 def test_constants_and_fit():

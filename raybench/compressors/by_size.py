@@ -287,6 +287,31 @@ def largest_torch(x: Tensor, k: int) -> Tensor:
 # Any selection, by marks -----------------------------------------------------------------------
 
 
+def above(x: Tensor, cuts: np.ndarray, ties: np.ndarray) -> Ragged:
+    """Return the entries of row r with a size above cuts[r], and the first ties[r] of that size.
+
+    x (*lead, d) on the CPU; cuts integers (R,) of the form of x; ties int64 (R,), which there are.
+    """
+    rows, form = bits_of(x), FORMS[x.dtype]
+    keep = torch.zeros(x.shape, dtype=torch.bool)
+    arrays = rows, cuts, ties, keep.view(rows.shape).numpy()
+    run_rows(_mark, arrays, rows.size, form.mask, form.inf)
+    return ragged(x, keep)
+
+
+@compiled
+def _mark(rows, cuts, ties, keep, mask, inf):
+    for r in range(rows.shape[0]):
+        row, cut, left, start = rows[r], cuts[r], ties[r], 0
+        while left > 0:
+            size = min(row[start] & mask, inf)
+            keep[r, start] = size >= cut
+            left -= size == cut
+            start += 1
+        for j in range(start, row.shape[0]):
+            keep[r, j] = min(row[j] & mask, inf) > cut
+
+
 def sizes_torch(x: Tensor) -> Tensor:
     """Return |x| with NaN as infinity."""
     return torch.where(x.isnan(), torch.inf, x.abs())
@@ -306,7 +331,7 @@ def ragged(x: Tensor, keep: Tensor) -> Ragged:
     """
     lead, d = x.shape[:-1], x.shape[-1]
     rows, mask = x.detach().reshape(-1, d), keep.reshape(-1, d)
-    counts = mask.sum(-1)
+    counts = mask.view(torch.uint8).sum(-1, dtype=torch.int32).long()
     most = int(counts.max()) if len(counts) else 0
     where = torch.zeros(len(rows), most, dtype=torch.int64, device=x.device)
     values = torch.zeros(len(rows), most, dtype=x.dtype, device=x.device)

@@ -12,7 +12,7 @@ from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.by_size import ragged, run_rows
 from raybench.core.compiled import compiled
 from raybench.core.registry import Count, compressor
-from raybench.core.streams import Stream
+from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, RaggedMessage, SparseMessage
 
 BLOCK = 512  # coordinates that are summed, or whose numbers are drawn, together
@@ -236,7 +236,26 @@ def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
     x (*lead, d), level (*lead, 1). Where the level is NaN every coordinate is kept, as it is; where it
     is a number none of those that are zero.
     """
-    size = x.abs().double()
     # as u < 1, what reaches the level is kept; so is everything where the level is NaN
-    keep = ~(stream.uniform(x.shape[-1]) * level >= size)
-    return torch.where(size < level, level.copysign(x), x).to(x.dtype), keep
+    if x.device.type != "cpu":
+        size = x.abs().double()
+        keep = ~(stream.uniform(x.shape[-1]) * level >= size)
+        return torch.where(size < level, level.copysign(x), x).to(x.dtype), keep
+    values, keep = torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool)
+    rows, into, marks = (t.view(-1, x.shape[-1]).numpy() for t in (x, values, keep))
+    keys = stream.keys.reshape(-1).numpy().view(np.uint64)
+    arrays = rows, level.view(-1).numpy(), keys, into, marks
+    run_rows(_drawn, arrays, COST_OF_HASHES * x.numel())
+    return values, keep
+
+
+@compiled
+def _drawn(rows, levels, keys, values, keep):
+    for r in range(rows.shape[0]):
+        level, key = levels[r], keys[r]
+        for j in range(rows.shape[1]):
+            value = rows[r, j]
+            size = np.float64(abs(value))
+            u = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
+            keep[r, j] = not u * level >= size
+            values[r, j] = np.copysign(level, np.float64(value)) if size < level else value

@@ -13,6 +13,7 @@ from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import (
     FORMS,
     Ragged,
+    above,
     bits_of,
     largest,
     ragged,
@@ -165,9 +166,13 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
 
         below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
         return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
-    size = sizes_torch(x)
-    keep = (size >= cut[..., None]) & (size > 0)
-    return RaggedMessage(x.shape[-1], x.dtype, *ragged(x, keep))
+    if x.device.type != "cpu":
+        size = sizes_torch(x)
+        keep = (size >= cut[..., None]) & (size > 0)
+        return RaggedMessage(x.shape[-1], x.dtype, *ragged(x, keep))
+    least = cut.contiguous().view(-1).numpy().view(FORMS[x.dtype].integer)
+    none = np.zeros(len(least), np.int64)
+    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0), none))
 
 
 def energy_kept(x: Tensor, share: float) -> Ragged:
@@ -179,10 +184,10 @@ def energy_kept(x: Tensor, share: float) -> Ragged:
     if x.device.type != "cpu":
         return energy_kept_torch(x, share)
     bits, form = bits_of(x), FORMS[x.dtype]
-    keep = torch.empty(x.shape, dtype=torch.bool)
-    arrays = x.view(bits.shape).numpy(), bits, keep.view(bits.shape).numpy()
-    run_rows(_keep_energy, arrays, COST_OF_ENERGIES * bits.size, share, form.mask, form.inf)
-    return ragged(x, keep)
+    cuts, ties = np.empty(len(bits), bits.dtype), np.empty(len(bits), np.int64)
+    arrays = x.view(bits.shape).numpy(), bits, cuts, ties
+    run_rows(_cuts, arrays, COST_OF_ENERGIES * bits.size, share, form.mask, form.inf)
+    return above(x, cuts, ties)
 
 
 def energy_kept_torch(x: Tensor, share: float) -> Ragged:
@@ -200,17 +205,16 @@ def energy_kept_torch(x: Tensor, share: float) -> Ragged:
 
 
 @compiled
-def _keep_energy(rows, integers, keep, share, mask, inf):
+def _cuts(rows, integers, cuts, ties, share, mask, inf):
     d = rows.shape[1]
-    sizes, energies, weight = np.empty(d, integers.dtype), np.empty(d), np.empty(BUCKETS)
+    sizes, energies, weight = np.empty(d, cuts.dtype), np.empty(d), np.empty(BUCKETS)
     for r in range(rows.shape[0]):
         bits, n, above, needed = integers[r], d, 0.0, 0.0
         for j in range(d):
             sizes[j] = min(bits[j] & mask, inf)
         low, high = sizes.min(), sizes.max()
+        cuts[r], ties[r] = min(high, inf - 1), 0
         if high == 0 or high == inf:  # nothing to keep, or what is not finite
-            for j in range(d):
-                keep[r, j] = sizes[j] == inf
             continue
         scale = 1 / max(np.float64(np.abs(rows[r]).max()), 1e-300)
         for j in range(d):
@@ -235,13 +239,9 @@ def _keep_energy(rows, integers, keep, share, mask, inf):
                 left += (size - low) >> shift == bucket
             n = left
             low, high = sizes[:n].min(), sizes[:n].max()
-        ties = n
+        cuts[r], ties[r] = high, n
         if energies[0] > 0:
-            ties = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)
-        for j in range(d):
-            size = min(bits[j] & mask, inf)
-            keep[r, j] = (size > high) | ((size == high) & (ties > 0))
-            ties -= size == high
+            ties[r] = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)
 
 
 # A threshold for every tensor ---------------------------------------------------------------------
