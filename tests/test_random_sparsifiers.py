@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -217,23 +218,6 @@ def test_every_coordinate_has_its_senders_and_clients_share_alike(d, n, s):
     torch.testing.assert_close(mean, x[:, 0], rtol=1e-14, atol=0)
 
 
-def test_perm_k_constants_and_fit():
-    op = PermK()
-    assert op.omega(10) is None
-    assert op.correlated
-    assert op.bind(10, n=5).omega == 4.0
-    assert op.bind(3, n=12).omega == 2.0
-    assert op.fit(10, 1).alpha(10) == 1.0
-    assert PermK(7).fit(10, 5) == PermK(7)
-    assert op.ab(10, 5) == (1.0, 1.0)
-    assert op.ab(3, 9) == (0.25, 0.25)
-    assert op.ab(3, 1) == (0.0, 0.0)
-    with pytest.raises(InputError, match="multiple of 4"):
-        op.fit(4, 6)
-    with pytest.raises(InputError, match="not known"):
-        op.ab(4)
-
-
 def test_perm_k_unfitted_and_beyond_its_clients():
     x = gaussian(6)
     assert torch.equal(PermK().compress(x).decode(), x)
@@ -335,14 +319,17 @@ def test_lazy_rows_pass_or_are_zero(d, dtype):
         assert same(m.decode(), torch.where(sent[..., None], x / p, 0.0).to(dtype))
 
 
-def test_constants_and_fit():
-    op = SharedMask(2)
-    assert (op.omega(9), op.alpha(9), op.correlated) == (None, None, True)
-    assert op.fit(9, 8).omega(9) == 3.0
-    assert op.fit(9, 2).alpha(9) == 1.0
-    assert not op.fit(9, 2).correlated
-    assert op.ab(9, 8) == (6 / 14, 6 / 14)
-    assert op.ab(9, 1) == (0.0, 0.0)
-    assert SharedMask(1).ab(9, 8) == (1.0, 1.0)  # as PermK
+@pytest.mark.parametrize("op", [PermK(), SharedMask(2)], ids=str)
+def test_clients_are_those_of_the_problem(op):
+    assert (op.omega(10), op.alpha(10), op.correlated) == (None, None, True)
+    assert (op.fit(10, 1).alpha(10), op.fit(10, 1).correlated) == (1.0, False)
+    assert op.ab(10, 1) == (0.0, 0.0)
+    assert replace(op, clients=7).fit(10, 5).clients == 7
     with pytest.raises(InputError, match="the number of clients is not known"):
-        op.ab(9)
+        op.ab(4)
+
+
+def test_a_permutation_needs_clients_that_fit():
+    assert PermK().ab(9, 8) == SharedMask(1).ab(9, 8) == (1.0, 1.0)
+    with pytest.raises(InputError, match="multiple of 4"):
+        PermK().fit(4, 6)

@@ -119,18 +119,6 @@ def cut_of_largest(sizes, k):
     return high, k - count_above(sizes, high)
 
 
-@compiled
-def kth_largest(sizes, k):
-    """Return the k-th largest of sizes (n,), integers >= 0, 1 <= k <= n."""
-    cut, ties = cut_of_largest(sizes, k)
-    if ties > 0:
-        return cut
-    least = sizes.max()
-    for j in range(sizes.shape[0]):
-        least = min(least, sizes[j] if sizes[j] > cut else least)
-    return least
-
-
 @compiled(inline="always")
 def count_in(row, cut, mask, inf):
     """Return how many entries of a row (d,), seen as integers, have a size above a cut."""
@@ -212,8 +200,8 @@ def _guess(row, k, mask, inf, sizes):
     for i in range(count):  # one of every stretch
         sizes[i] = min(row[i * stretch + (i * 7919) % stretch] & mask, inf)
     rank = np.int64(share + 3 * np.sqrt(share) + 2)
-    # of a sparse row no more than what is not zero
-    return max(kth_largest(sizes[:count], min(rank, count)) - sizes.dtype.type(1), mask ^ mask)
+    cut, ties = cut_of_largest(sizes[:count], min(rank, count))
+    return max(cut - sizes.dtype.type(ties > 0), mask ^ mask)  # of a sparse row what is not zero
 
 
 @compiled

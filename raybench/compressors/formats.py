@@ -284,11 +284,6 @@ def _padded(name: str, dtype: torch.dtype) -> Tensor:
 # Scales -------------------------------------------------------------------------------------------
 
 
-def blocks_of(d: int, block: int) -> int:
-    """Return how many blocks d numbers make; the last one may be shorter."""
-    return -(-d // block)
-
-
 def shared_max(x: Tensor, block: int) -> Tensor:
     """Return the largest |x_j| of each block of x (*lead, d): (*lead, nb); NaN where one is not finite."""
     top = largest(x, block)
@@ -336,10 +331,10 @@ class BlockMessage(Message):
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
         d, name, double = natural(head, "d"), head["format"], yes_or_no(head, "double")
         full, symbols = Numbers(dtype_of(head)), Symbols(FORMATS[name].width, torch.uint8)
-        count = blocks_of(d, natural(head, "block", 1))
+        count = buckets(d, natural(head, "block", 1))
         small = double or FORMATS[name].top is not None
         return [
-            Field("tops", full, (blocks_of(count, SCALES_PER_TOP) if double else 0,)),
+            Field("tops", full, (buckets(count, SCALES_PER_TOP) if double else 0,)),
             Field("scales", Numbers(torch.uint8, raw=True) if small else full, (count,)),
             Field("codes", symbols, (d,)),
         ]
@@ -427,7 +422,7 @@ class NF4(Compressor):
         size = min(self.block, d)
         if not self.double:
             return tight_alpha("nf4", size)
-        shared = min(blocks_of(d, self.block), SCALES_PER_TOP)
+        shared = min(buckets(d, self.block), SCALES_PER_TOP)
         return _double_alpha(size, shared)
 
 

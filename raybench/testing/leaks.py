@@ -26,12 +26,9 @@ PAGE = "docs/plugins.md lists what may be called"
 
 def named(*kinds: type) -> frozenset[str]:
     """Return the public names of protocols."""
-    every = {n for kind in kinds for part in kind.__mro__ for n in [*vars(part), *_fields(part)]}
+    parts = [vars(part) for kind in kinds for part in kind.__mro__]
+    every = {n for part in parts for n in [*part, *part.get("__annotations__", {})]}
     return frozenset(n for n in every if not n.startswith("_")) - {*RECORD}
-
-
-def _fields(part: type) -> list[str]:
-    return list(vars(part).get("__annotations__", {}))
 
 
 OF_NET = named(protocols.Net)
