@@ -8,14 +8,12 @@ import pytest
 import torch
 
 import raybench
-from raybench.compressors import Role, unpack
-from raybench.compressors.base import build
+from raybench.compressors import Role
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.spec.sections import default
 from raybench.testing.claims import draws
-from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 pytestmark = pytest.mark.thorough
@@ -246,34 +244,10 @@ def test_parameters_that_do_not_fit_are_named_by_their_path():
         assert [c.where for c in caught.value.complaints] == [where]
 
 
-def test_operators_are_built_once_and_anew_when_replaced():
-    assert build("top_k:k=7") is build("top_k:k=7")
-    assert build(build("natural")) is build("natural")
-    before, entry = build("natural"), registry.lookup("compressor", "natural")
-    registry.compressor("natural")(entry.target)
-    assert build("natural") is not before
-
-
 def test_defaults_are_canonical():
     for name in ("chain", "two_shot", "induced", "optimal_rescale", "as_contractive", "per_tensor"):
         for param in registry.lookup("compressor", name).params.values():
             assert default(param) == param.default
-
-
-def test_sweeps_take_nested_operators():
-    frame = raybench.run(
-        {
-            "problem": {"name": "quadratic", "shape": [[4, 3]], "clients": 3},
-            "algorithm": "ef21_plus",
-            "compressor": {
-                "name": "two_shot",
-                "first": {"name": "chain", "first": "top_k:k=50%", "then": "scaled_sign"},
-                "then": "top_k:k=1",
-            },
-            "rounds": 200,
-        }
-    )
-    assert frame["grad_norm_sq"].iloc[-1] < 0.3 * frame["grad_norm_sq"].iloc[0]
 
 
 # Tensors one by one --------------------------------------------------------------------------------
@@ -310,14 +284,6 @@ def test_tensors_are_compressed_alone(of):
         assert torch.equal(alone.bits, m.parts[i].bits)
         bits += alone.bits
     assert torch.equal(m.bits, bits)
-    assert same_bits(unpack(m.pack()).decode(), m.decode())
-    assert same_bits(unpack(m.row(1, 2).pack()).decode(), m.decode()[1, 2])
-
-
-def test_tensors_draw_independently():
-    m = op("per_tensor:of=(rand_k:k=1),sizes=[[50,50,50]]").compress(torch.ones(200, 150))
-    where = [part.support() for part in m.parts]
-    assert (where[0] == where[1]).double().mean() < 0.1
 
 
 def test_constants_are_those_of_the_worst_tensor():

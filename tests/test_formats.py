@@ -161,7 +161,7 @@ def test_small_floats_are_those_of_torch():
 def test_mx_rounds_to_the_nearest_even(name, dtype):
     op = raybench.compressor(name)
     x = gaussian(40, 32, dtype=dtype) * 10 ** (2 * gaussian(40, 32, seed=1, dtype=dtype))
-    form = blocks.FORMATS[op._element()]
+    form = blocks.FORMATS[op.element]
     levels = torch.tensor([v for v in form.levels if v > 0])
     x[0, :4] = torch.tensor([0.25, 0.75, -1.25, 5.0])  # ties of E2M1 at scale 1
     x[0, 4:] = 4.0
@@ -221,9 +221,7 @@ def test_no_search_beats_alpha(name, size):
     top = torch.linspace(1, 2, 257, dtype=torch.float64)[:, None, None]
     every = [k / 127 for k in range(128)]
     if name != "int8":
-        every = [
-            v for v in blocks.FORMATS[name if name == "nf4" else op._element()].levels if v == v
-        ]
+        every = [v for v in blocks.FORMATS[name if name == "nf4" else op.element].levels if v == v]
     largest = max(every)
     levels = torch.tensor(sorted({abs(v) for v in every}), dtype=torch.float64)
     mids = (levels[1:] + levels[:-1]) / 2
@@ -283,7 +281,7 @@ def test_a_bad_number_spoils_its_block_alone(name, bad, dtype):
 def test_mx_beyond_the_range_of_its_scale(name):
     op = raybench.compressor(name)
     x = gaussian(3, 64)
-    largest = max(v for v in blocks.FORMATS[op._element()].levels if v == v)
+    largest = max(v for v in blocks.FORMATS[op.element].levels if v == v)
     for scale in (1e-300, 1e-45, 1e45, 1e300):
         got = op.compress(x * scale).decode()
         assert got.isfinite().all()

@@ -22,16 +22,15 @@ BOTH = pytest.mark.parametrize("variant", ["all_reduce", "server"])
 
 
 @pytest.mark.parametrize(
-    "compressor", ["natural", {"name": "rand_k", "k": 3}, {"name": "dgc", "k": 3}]
+    ("compressor", "params", "says"),
+    [
+        *((op, {}, r"compressor(.|\n)*top_k") for op in ("natural", {"name": "dgc", "k": 3})),
+        (TOP, {"innovation": 13}, "13 of 12"),
+    ],
 )
-def test_other_operators_are_refused_by_the_plan(compressor):
-    with pytest.raises(InputError, match=r"compressor(.|\n)*top_k"):
-        on_p1("lgc", compressor).batch()
-
-
-def test_more_innovations_than_coordinates_are_refused_by_the_plan():
-    with pytest.raises(InputError, match="13 of 12"):
-        on_p1("lgc", TOP, innovation=13).batch()
+def test_what_the_plan_refuses(compressor, params, says):
+    with pytest.raises(InputError, match=says):
+        on_p1("lgc", compressor, **params).batch()
 
 
 # The phases -------------------------------------------------------------------------------------------

@@ -180,12 +180,6 @@ def test_an_operator_may_be_optional_or_required():
         short.section("compressor", "two_shot")
 
 
-def test_what_is_inside():
-    held = short.section("compressor", "two_shot:then=(two_shot:then=(rand_k:k=2))")
-    assert short.inside(held) == {n: ["1", ""] for n in ("rand_k", "top_k", "two_shot")}
-    assert short.inside(short.section("compressor", "natural")) == {}
-
-
 def test_a_new_default_is_seen_at_once():
     entry = registry.lookup("compressor", "rand_k")
     assert operators("rand_k:k=3") == ["rand_k:k=3"]

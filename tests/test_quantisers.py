@@ -42,7 +42,6 @@ from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
-from raybench.wire import unpack
 from raybench.wire.levels import (
     code_dtype,
     levels_of,
@@ -60,7 +59,7 @@ DRAWS = 4000
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, math.inf])
 def test_norms_equal_the_reference(p, dtype, two_threads):
-    for lead, d in (((), 1), ((2, 3), 24), ((9,), 700), ((), 20_011)):
+    for lead, d in (((), 1), ((2, 3), 24), ((9,), 12_000), ((), 20_011)):
         x = gaussian(*lead, d, dtype=dtype)
         for bucket in (0, 1, 7, 512, 3000, 50_000):
             got = sizes.norms(x, p, bucket)
@@ -70,6 +69,8 @@ def test_norms_equal_the_reference(p, dtype, two_threads):
             ]
             torch.testing.assert_close(got, torch.stack(want, -1), rtol=1e-12, atol=0)
             torch.testing.assert_close(got, sizes.norms_torch(x, p, bucket), rtol=1e-12, atol=0)
+            if lead == (9,):
+                assert torch.equal(got, torch.stack([sizes.norms(row, p, bucket) for row in x]))
 
 
 def test_norms_of_extreme_rows_leave_the_others():
@@ -85,16 +86,6 @@ def test_norms_of_extreme_rows_leave_the_others():
     for p in (1.0, 2.0, math.inf):
         assert not bool(sizes.norms(x[4:], p).isfinite().any())
         assert bool(sizes.norms(x[4:, :512], p, 8)[:, 1:].isfinite().all())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_alone_has_the_norm_it_has_in_a_batch(dtype, two_threads):
-    x = gaussian(5, 30_001, dtype=dtype)
-    for p in (1.0, 2.0, math.inf):
-        for bucket in (0, 100):
-            together = sizes.norms(x, p, bucket)
-            alone = torch.stack([sizes.norms(row, p, bucket) for row in x])
-            assert torch.equal(together, alone)
 
 
 def way_of(table, s, base):
@@ -137,19 +128,6 @@ def test_codes_equal_the_reference(table, s, base, dtype, two_threads):
                 assert int(want.max()) <= 2 * s
 
 
-@pytest.mark.parametrize(
-    ("table", "base"),
-    [("linear", 2.0), ("nearest", 2.0), ("floor", 2.0), ("power", 2.0), ("power", 3.0)],
-)
-def test_ratios_above_one_are_clamped(table, base):
-    # floor(s |x| / norm + u) can reach s + 1 by rounding; here by a norm that is too small
-    x, norm = gaussian(50, 24), torch.full((50, 1), 1e-12, dtype=torch.float64)
-    for s in (1, 2, 100):
-        way, steps = way_of(table, s, base)
-        codes = kernels.codes_of(x, norm, stream(0).spread((50,)), way, s, 0, steps)
-        assert torch.equal(codes.long(), torch.where(x < 0, 0, 2 * s))
-
-
 def test_codes_by_the_definition():
     """Each way in exact arithmetic: which of the two levels around |x_j| / norm, given the uniform number."""
     x, q = gaussian(6, 40), stream(4).spread((6,))
@@ -180,19 +158,26 @@ def exact_variance(x, norm, steps):
     return float(norm**2 * ((ratio - steps[k]) * (steps[k + 1] - ratio)).sum())
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, "inf"])
-@pytest.mark.parametrize("base", [1.05, 2.0, 7.0])
-def test_omega_of_exponential_dithering_bounds_the_exact_variance(p, base):
-    for s in (1, 2, 5, 40):
-        steps = levels_of("power", s, base)[s:]
-        for d in (1, 24, 500):
-            many = [gaussian(d, seed=seed) ** (1 + 2 * (seed % 3)) for seed in range(30)]
-            for x in (*many, *families(d).values()):
-                norm, size = torch.linalg.vector_norm(x, ord=float(p)), float(x.square().sum())
-                if size == 0:
-                    continue
-                omega = ExponentialDithering(s, p, base).omega(d)
-                assert exact_variance(x, norm, steps) <= omega * size * (1 + 1e-9) + 1e-15
+STEPS = [
+    *((None, s) for s in (1, 2, 3, 10, 127)),
+    *((base, s) for base in (1.05, 2.0, 7.0) for s in (1, 2, 5, 40)),
+]
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.0, "inf"])
+@pytest.mark.parametrize(("base", "s"), STEPS)
+def test_omega_of_dithering_bounds_the_exact_variance(base, s, p):
+    """The variance is known in closed form, between any two levels, equally spaced or powers."""
+    op = Dithering(s, p) if base is None else ExponentialDithering(s, p, base)
+    steps = levels_of("linear" if base is None else "power", s, base or 2.0)[s:]
+    for d in (1, 2, 24, 500):
+        many = [gaussian(d, seed=seed) ** (1 + 2 * (seed % 3)) for seed in range(30)]
+        sparse = gaussian(d) * (gaussian(d, seed=4).abs() > 1.5)
+        for x in (*many, sparse, -gaussian(d).exp(), *families(d).values()):
+            norm, size = torch.linalg.vector_norm(x, ord=float(p)), float(x.square().sum())
+            if size:
+                bound = op.omega(d) * size * (1 + 1e-9) + 1e-15
+                assert exact_variance(x, norm, steps) <= bound
 
 
 def test_base_two_is_natural_dithering():
@@ -225,9 +210,6 @@ def test_a_norm_is_divided_by_as_it_is_sent():
     assert set(value.unique().tolist()) == {0.0, norm}
     mean = value.mean() / x[0].double()
     assert abs(mean - 1) < 5 * math.sqrt((norm / 7e-45 - 1) / (3 * DRAWS))
-
-
-# Conformance of further parameters ---------------------------------------------------------------
 
 
 # Signs --------------------------------------------------------------------------------------------
@@ -274,10 +256,6 @@ def test_what_is_not_finite_shows_or_is_refused(bad):
         Sign().compress(x)
     huge = torch.full((3,), 1.5e308, dtype=torch.float64)  # the sum overflows, no number does
     assert Sign().compress(huge).decode().tolist() == [1, 1, 1]
-    for op in (ScaledSign(), OneBit(), Dithering(3), TernGrad(), ExponentialDithering(base=3.0)):
-        value = op.compress(x).decode()
-        assert not bool(value[1, 4].isfinite()), op
-        assert bool(value[[0, 2]].isfinite().all()), op
     value = Dithering(3, 2.0, 10).compress(x).decode()
     assert bool(value[1, 10:].isfinite().all())  # other buckets stay
     for op in (Natural(), Rounding((1, 1.5)), ExponentialRounding(3.0, False)):
@@ -333,24 +311,29 @@ def test_rounding_equals_the_reference(levels, base, nearest, dtype, two_threads
         assert torch.equal(codes.long(), round_to_torch(levels, base, x, q))
         m = RoundedMessage(x.shape[-1], dtype, codes, levels, base)
         assert torch.equal(m.decode(), value_of(codes, levels, base, dtype))
-        back = unpack(m.pack())
-        assert torch.equal(back.decode(), m.decode())
         assert m.nbytes == math.ceil(x.shape[-1] * rounded_width(levels, base, dtype) / 8)
-        torch.testing.assert_close(m.scaled(0.25).decode(), m.decode() * 0.25)
 
 
-@pytest.mark.parametrize(("levels", "base"), GRIDS[:-1])
-def test_rounding_is_unbiased_and_its_omega_is_attained(levels, base):
-    # between a and b the variance over x^2 is largest at 2ab/(a + b)
-    op, around = Rounding(levels, base), (*levels, levels[0] * base)
-    worst = max(pairwise(around), key=lambda pair: pair[1] / pair[0])
-    a, b = worst
-    x = torch.tensor([2 * a * b / (a + b)], dtype=torch.float64)
+def gaps():
+    """Yield a rounding and the levels between which its relative variance is largest."""
+    for levels, base in GRIDS[:-1]:
+        around = (*levels, levels[0] * base)
+        yield Rounding(levels, base), *max(pairwise(around), key=lambda pair: pair[1] / pair[0])
+    for p in (1, 2, 3, 8):
+        yield StochasticRounding(p), 1.0, 1 + 2.0 ** (1 - p)
+
+
+@pytest.mark.parametrize(("op", "a", "b"), gaps(), ids=str)
+def test_rounding_is_unbiased_and_its_omega_is_attained(op, a, b):
+    """Between a and b the variance over x^2 is largest at 2ab/(a + b)."""
+    worst = 2 * a * b / (a + b)
+    x = torch.tensor([-worst], dtype=torch.float64)
     m = moments(op, x, DRAWS)
-    assert abs(m.error[0] - op.omega(1)) <= SIGMAS * m.error[1]
-    assert abs(float(m.mean[0]) - float(x)) <= SIGMAS * float(m.mean[1])
+    assert (worst - a) * (b - worst) / worst**2 == pytest.approx(op.omega(1), rel=1e-12)
+    assert abs(m.error[0] - op.omega(1)) <= SIGMAS * m.error[1] + 1e-12
+    assert abs(float(m.mean[0]) + worst) <= SIGMAS * float(m.mean[1])
     values = op.compress(x.expand(1000, 1)).decode().unique()
-    assert torch.allclose(values, torch.tensor([a, b], dtype=torch.float64), rtol=1e-12)
+    assert torch.allclose(values, torch.tensor([-b, -a], dtype=torch.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -411,12 +394,6 @@ def test_nearest_rounding_has_the_constants_of_the_paper(base):
     assert error == pytest.approx(1 - op.alpha(d), rel=1e-12)
     assert op.b1(d) == (pytest.approx(low**2), pytest.approx(high))
     assert op.b2(d) == (pytest.approx(low), pytest.approx(high))
-    for x in (*families(d).values(), gaussian(d).exp(), top):
-        value = op.compress(x).decode()
-        (alpha, beta), (gamma, _) = op.b1(d), op.b2(d)
-        along, size, sent = (x @ value, x @ x, value @ value)
-        assert alpha * size * (1 - 1e-12) <= sent <= beta * along * (1 + 1e-12)
-        assert max(gamma * size, sent / beta) <= along * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -444,17 +421,6 @@ def test_the_finest_grid_that_is_taken():
 # Casts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "u"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
-def test_casts_err_by_the_unit_roundoff(name, u, dtype):
-    x = gaussian(50_000, dtype=dtype).abs() + 0.01
-    x[0] = 1 + u  # midway: the worst
-    off = (raybench.compressor(name).compress(x).decode() - x).abs() / x
-    assert off.max() == off[0]
-    assert float(off[0]) == pytest.approx(u / (1 + u), rel=1e-5)
-    assert u**2 <= 1 - raybench.compressor(f"{name}:scale=max").alpha(5) or name == "fp16"
-
-
 def test_fp16_has_no_class_but_with_a_scale():
     lost = torch.full((8,), 2.0**-26)
     assert raybench.compressor("fp16").alpha(8) is None
@@ -470,23 +436,6 @@ def test_fp16_has_no_class_but_with_a_scale():
 
 
 # Stochastic rounding -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 8])
-def test_stochastic_rounding_reaches_its_omega(p):
-    a, b = 1.0, 1 + 2.0 ** (1 - p)
-    worst = 2 * a * b / (a + b)
-    x = torch.full((1, DRAWS), -worst, dtype=torch.float64)
-    op = raybench.compressor("stochastic_rounding", bits=p)
-    got = op.compress(x).decode()
-    assert set(got.unique().tolist()) == {-a, -b}
-    share = float((got == -b).double().mean())
-    up = (worst - a) / (b - a)
-    assert abs(share - up) <= SIGMAS * math.sqrt(up * (1 - up) / DRAWS)
-    assert p > 1 or torch.equal(Natural().compress(x).decode(), got)
-    variance = (worst - a) * (b - worst) / worst**2
-    assert variance == pytest.approx(op.omega(9), rel=1e-12)
-    assert op.omega(9) <= 4.0**-p
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

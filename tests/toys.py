@@ -26,7 +26,7 @@ MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}
 SAMPLES = {"name": "least_squares", **DATA}
 TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 FAR = {"x0": {"normal": 2.0}}
-VALUES, RAW = COLUMNS.index("values"), COLUMNS.index("raw")
+VALUES = COLUMNS.index("values")
 
 
 def on_p1(name, compressor=None, rounds=60, step=0.1, **params) -> Method:

@@ -232,14 +232,11 @@ class Bound:
         A vector is compressed to know it, once.
         """
         if dtype not in self._shares:
-            self._shares[dtype] = self._dense_share(dtype)
+            cost = self.operator.compress(stream(0).normal(self.d).to(dtype)).cost
+            wide = dtype.itemsize * 8
+            bits = float(cost.values * wide + cost.raw)
+            self._shares[dtype] = min(1.0, bits / (self.d * wide))
         return self._shares[dtype]
-
-    def _dense_share(self, dtype: torch.dtype) -> float:
-        x = stream(0).normal(self.d).to(dtype)
-        cost = self.operator.compress(x).cost
-        wide = dtype.itemsize * 8
-        return min(1.0, float(cost.values * wide + cost.raw) / (self.d * wide))
 
 
 def _seed_zero(device: torch.device) -> Stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -303,28 +303,20 @@ def cosine(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def transformed(x: Tensor, chunks: Chunks) -> Tensor:
     """Return the coefficients of x (*lead, d), (*lead, d): tensor after tensor, chunk after chunk."""
-
-    def of_tensor(piece: Tensor, a: int, b: int, p: int, q: int) -> Tensor:
+    out = []
+    for piece, (a, b, p, q) in zip(x.split(_sizes(chunks), -1), chunks, strict=True):
         tiles = piece.reshape(-1, a // p, p, b // q, q).transpose(2, 3).reshape(-1, p, q)
-        return _both_sides(tiles, False)
-
-    return _each(x, chunks, of_tensor)
+        out.append(_both_sides(tiles, False).reshape(piece.shape))
+    return torch.cat(out, -1)
 
 
 def restored(z: Tensor, chunks: Chunks) -> Tensor:
     """Return x (*lead, d) of its coefficients z: the inverse of ``transformed``."""
-
-    def of_tensor(piece: Tensor, a: int, b: int, p: int, q: int) -> Tensor:
-        tiles = _both_sides(piece.reshape(-1, p, q), True)
-        return tiles.view(-1, a // p, b // q, p, q).transpose(2, 3)
-
-    return _each(z, chunks, of_tensor)
-
-
-def _each(x: Tensor, chunks: Chunks, of_tensor: Callable[..., Tensor]) -> Tensor:
-    pieces = x.split(_sizes(chunks), -1)
-    own = zip(pieces, chunks, strict=True)
-    return torch.cat([of_tensor(piece, *chunk).reshape(piece.shape) for piece, chunk in own], -1)
+    out = []
+    for piece, (a, b, p, q) in zip(z.split(_sizes(chunks), -1), chunks, strict=True):
+        tiles = _both_sides(piece.reshape(-1, p, q), True).view(-1, a // p, b // q, p, q)
+        out.append(tiles.transpose(2, 3).reshape(piece.shape))
+    return torch.cat(out, -1)
 
 
 def _both_sides(tiles: Tensor, back: bool) -> Tensor:

@@ -9,6 +9,7 @@ kernels of their own (``core.gpu.selection``), and plain torch does the same any
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,13 @@ FORMS = {
     torch.float32: Form(np.int32, np.int32(2**31 - 1), np.int32(0x7F800000)),
     torch.float64: Form(np.int64, np.int64(2**63 - 1), np.int64(0x7FF0000000000000)),
 }
+
+
+def run_rows(
+    kernel: Callable[..., None], arrays: Sequence[np.ndarray], cost: float, *more: Any
+) -> None:
+    """Run ``kernel(*arrays, *more)`` on all threads where it pays, each on some of the arrays' rows."""
+    run_shared(lambda a, b: kernel(*(part[a:b] for part in arrays), *more), len(arrays[0]), cost)
 
 
 def bits_of(x: Tensor) -> np.ndarray:
@@ -109,18 +117,6 @@ def cut_of_largest(sizes, k):
         else:
             return cut, 0
     return high, k - count_above(sizes, high)
-
-
-@compiled
-def kth_largest(sizes, k):
-    """Return the k-th largest of sizes (n,), integers >= 0, 1 <= k <= n."""
-    cut, ties = cut_of_largest(sizes, k)
-    if ties > 0:
-        return cut
-    least = sizes.max()
-    for j in range(sizes.shape[0]):
-        least = min(least, sizes[j] if sizes[j] > cut else least)
-    return least
 
 
 @compiled(inline="always")
@@ -204,8 +200,8 @@ def _guess(row, k, mask, inf, sizes):
     for i in range(count):  # one of every stretch
         sizes[i] = min(row[i * stretch + (i * 7919) % stretch] & mask, inf)
     rank = np.int64(share + 3 * np.sqrt(share) + 2)
-    # of a sparse row no more than what is not zero
-    return max(kth_largest(sizes[:count], min(rank, count)) - sizes.dtype.type(1), mask ^ mask)
+    cut, ties = cut_of_largest(sizes[:count], min(rank, count))
+    return max(cut - sizes.dtype.type(ties > 0), mask ^ mask)  # of a sparse row what is not zero
 
 
 @compiled
@@ -234,7 +230,7 @@ def places_of_largest(row, k, mask, inf, sizes, marks, place):
 
 
 @compiled
-def _largest(rows, k, mask, inf, where, values):
+def _largest(rows, where, values, k, mask, inf):
     d = rows.shape[1]
     sizes, place = np.empty(d, rows.dtype), np.empty(d + 1, np.int32)
     marks = np.empty(BLOCK, np.uint8)
@@ -262,11 +258,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     where = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
     values = torch.empty(where.shape, dtype=x.dtype)
     to, kept = where.view(-1, k).numpy(), values.view(-1, k).numpy().view(rows.dtype)
-
-    def work(a: int, b: int) -> None:
-        _largest(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
-
-    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
+    run_rows(_largest, (rows, to, kept), COST_OF_SELECTING * rows.size, k, form.mask, form.inf)
     return where, values
 
 
@@ -280,63 +272,32 @@ def largest_torch(x: Tensor, k: int) -> Tensor:
     return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
 
 
-# What exceeds a cut ----------------------------------------------------------------------------
+# Any selection, by marks -----------------------------------------------------------------------
 
 
-@compiled
-def _count_above(rows, cuts, mask, inf, counts):
-    for r in range(rows.shape[0]):
-        counts[r] = count_in(rows[r], cuts[r], mask, inf)
-
-
-@compiled
-def _list_above(rows, cuts, ties, mask, inf, counts, where, values):
-    place, marks = np.empty(rows.shape[1] + 1, np.int32), np.empty(BLOCK, np.uint8)
-    for r in range(rows.shape[0]):
-        row = rows[r]
-        list_largest(row, cuts[r], ties[r], mask, inf, marks, place)
-        to, kept = where[r], values[r]
-        for t in range(counts[r]):
-            own = np.uint32(place[t])
-            to[t], kept[t] = own, row[own]
-        to[counts[r] :] = 0
-        kept[counts[r] :] = 0
-
-
-def counts_above(x: Tensor, cuts: np.ndarray) -> np.ndarray:
-    """Return how many entries of row r of x (*lead, d), on the CPU, have a size above cuts[r]: (R,)."""
-    rows, form = bits_of(x), FORMS[x.dtype]
-    counts = np.empty(len(rows), np.int64)
-
-    def work(a: int, b: int) -> None:
-        _count_above(rows[a:b], cuts[a:b], form.mask, form.inf, counts[a:b])
-
-    run_shared(work, len(rows), COST_OF_LISTING * rows.size)
-    return counts
-
-
-def above(x: Tensor, cuts: np.ndarray, ties: np.ndarray | None = None) -> Ragged:
+def above(x: Tensor, cuts: np.ndarray, ties: np.ndarray) -> Ragged:
     """Return the entries of row r with a size above cuts[r], and the first ties[r] of that size.
 
-    x (*lead, d) on the CPU; cuts integers (R,) of the form of x, ties int64 (R,), none by default; they
-    are there. Indices ascend; beyond a row's count both are zero.
+    x (*lead, d) on the CPU; cuts integers (R,) of the form of x; ties int64 (R,), which there are.
     """
-    rows, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
-    own = np.zeros(len(rows), np.int64) if ties is None else ties
-    counts = counts_above(x, cuts) + own
-    shape = len(rows), int(counts.max(initial=0))
-    where, values = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=x.dtype)
-    to, kept = where.numpy(), values.numpy().view(rows.dtype)
-
-    def work(a: int, b: int) -> None:
-        given = rows[a:b], cuts[a:b], own[a:b], form.mask, form.inf, counts[a:b]
-        _list_above(*given, to[a:b], kept[a:b])
-
-    run_shared(work, len(rows), COST_OF_LISTING * rows.size)
-    return torch.from_numpy(counts).view(lead), where.view(*lead, -1), values.view(*lead, -1)
+    rows, form = bits_of(x), FORMS[x.dtype]
+    keep = torch.zeros(x.shape, dtype=torch.bool)
+    arrays = rows, cuts, ties, keep.view(rows.shape).numpy()
+    run_rows(_mark, arrays, rows.size, form.mask, form.inf)
+    return ragged(x, keep)
 
 
-# In plain torch --------------------------------------------------------------------------------
+@compiled
+def _mark(rows, cuts, ties, keep, mask, inf):
+    for r in range(rows.shape[0]):
+        row, cut, left, start = rows[r], cuts[r], ties[r], 0
+        while left > 0:
+            size = min(row[start] & mask, inf)
+            keep[r, start] = size >= cut
+            left -= size == cut
+            start += 1
+        for j in range(start, row.shape[0]):
+            keep[r, j] = min(row[j] & mask, inf) > cut
 
 
 def sizes_torch(x: Tensor) -> Tensor:
@@ -356,13 +317,33 @@ def ragged(x: Tensor, keep: Tensor) -> Ragged:
 
     Indices ascend; beyond a row's count both are zero.
     """
-    flat, mask = x.reshape(-1, x.shape[-1]), keep.reshape(-1, x.shape[-1])
-    counts = mask.sum(-1)
+    lead, d = x.shape[:-1], x.shape[-1]
+    rows, mask = x.detach().reshape(-1, d), keep.reshape(-1, d)
+    counts = mask.view(torch.uint8).sum(-1, dtype=torch.int32).long()
     most = int(counts.max()) if len(counts) else 0
-    where = torch.zeros(len(flat), most, dtype=torch.int64, device=x.device)
-    values = torch.zeros(len(flat), most, dtype=x.dtype, device=x.device)
-    r, j = mask.nonzero(as_tuple=True)
-    at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
-    where[r, at], values[r, at] = j, flat[r, j]
-    lead = x.shape[:-1]
+    where = torch.zeros(len(rows), most, dtype=torch.int64, device=x.device)
+    values = torch.zeros(len(rows), most, dtype=x.dtype, device=x.device)
+    if x.device.type == "cpu":
+        arrays = [part.numpy() for part in (rows, mask, where, values)]
+        run_rows(_list, arrays, COST_OF_LISTING * rows.numel())
+    else:
+        r, j = mask.nonzero(as_tuple=True)
+        at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
+        where[r, at], values[r, at] = j, rows[r, j]
     return counts.view(lead), where.view(*lead, most), values.view(*lead, most)
+
+
+@compiled
+def _list(rows, keep, where, values):
+    d = rows.shape[1]
+    place, marks = np.empty(d + 1, np.int32), np.empty(BLOCK, np.uint8)
+    for r in range(rows.shape[0]):
+        found = 0
+        for start in range(0, d, BLOCK):
+            part = keep[r, start : min(start + BLOCK, d)]
+            for j in range(part.shape[0]):
+                marks[j] = part[j]
+            found = listed(marks, part.shape[0], start, found, place)
+        for t in range(found):
+            own = np.uint32(place[t])
+            where[r, t], values[r, t] = own, rows[r, own]

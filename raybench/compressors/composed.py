@@ -120,27 +120,17 @@ class SeededSupportMessage(SeededMessage):
         return cls._read(known, payload, stream, values=own)
 
 
-@dataclass(eq=False)
-class NestedMessage(ConcatMessage):
-    """Values at a support, themselves sent by a message of dimension k: [support, message]."""
+class _StandIn(ConcatMessage):
+    """Base of compounds that stand for the vector of a message of another kind."""
 
-    kind = "nested"
+    kind = ""
 
-    def check(self) -> None:
-        where, message = self.parts
-        if not isinstance(where, SupportMessage | SeededSupportMessage) or where.d != self.d:
-            raise ValueError("not a support and a message")
-        if message.d != where.k:
-            raise ValueError(f"{message.d} values at {where.k} coordinates")
-
-    def plain(self) -> Scattered:
-        """Return the sparse or seeded message that stands for the same vector, at full width."""
-        where = cast(SupportMessage | SeededSupportMessage, self.parts[0])
-        own = where.holding(self.parts[1].decode(), self.scale)
-        return own if where.present is None else cast(Scattered, own.masked(where.present))
+    def plain(self) -> Message:
+        """Return that message, at full width."""
+        raise NotImplementedError
 
     def _write(self, out: Tensor) -> None:
-        self.plain()._write(out)
+        self.plain().decode(out=out)
 
     def _add(self, target: Tensor) -> Tensor:
         return self.plain().add_to(target)
@@ -153,6 +143,25 @@ class NestedMessage(ConcatMessage):
 
     def union(self) -> Counts:
         return self.plain().union()
+
+
+@dataclass(eq=False)
+class NestedMessage(_StandIn):
+    """Values at a support, themselves sent by a message of dimension k: [support, message]."""
+
+    kind = "nested"
+
+    def check(self) -> None:
+        where, message = self.parts
+        if not isinstance(where, SupportMessage | SeededSupportMessage) or where.d != self.d:
+            raise ValueError("not a support and a message")
+        if message.d != where.k:
+            raise ValueError(f"{message.d} values at {where.k} coordinates")
+
+    def plain(self) -> Scattered:
+        where = cast(SupportMessage | SeededSupportMessage, self.parts[0])
+        own = where.holding(self.parts[1].decode(), self.scale)
+        return own if where.present is None else cast(Scattered, own.masked(where.present))
 
 
 def nest(message: Message, then: Callable[[Tensor], Message]) -> Message:
@@ -180,7 +189,8 @@ def scattered(message: Message) -> Scattered | None:
     if type(message) is NestedMessage:
         return message.plain()
     if type(message) is ScaledMessage:
-        return message.product()
+        sparse = scattered(message.parts[1]) is not None
+        return cast(Scattered, message.plain()) if sparse else None
     whole = isinstance(message, Scattered) and not isinstance(message, SeededSupportMessage)
     return cast(Scattered, message) if whole else None
 
@@ -243,7 +253,7 @@ class SumMessage(ConcatMessage):
 
 
 @dataclass(eq=False)
-class ScaledMessage(ConcatMessage):
+class ScaledMessage(_StandIn):
     """A message times a number that is sent with it: [number, message]; the number is a value."""
 
     kind = "scaled"
@@ -258,37 +268,12 @@ class ScaledMessage(ConcatMessage):
         """Return factor (*lead, 1), of the message's dtype, times the message."""
         return cls(message.d, message.dtype, [DenseMessage(1, message.dtype, factor), message])
 
-    def product(self) -> Scattered | None:
-        """Return the sparse or seeded message that stands for the same vector; None if it is dense."""
-        own = scattered(self.parts[1])
-        if own is None:
-            return None
-        values, scale = own.values * self.parts[0].decode(), own.scale * self.scale
-        return replace(own, values=values, scale=scale)
-
-    def _write(self, out: Tensor) -> None:
-        product = self.product()
-        if product is not None:
-            product.decode(out=out)
-            return
-        self.parts[1].decode(out=out).mul_(self.parts[0].decode())
-        if self.scale != 1.0:
-            out.mul_(self.scale)
-
-    def _add(self, target: Tensor) -> Tensor:
-        product = self.product()
-        return target.add_(self.decode()) if product is None else product.add_to(target)
-
-    def _sum(self) -> Tensor:
-        product = self.product()
-        return self.decode().sum(-2) if product is None else product.sum_clients()
-
-    def mean_of_senders(self) -> Tensor:
-        product = self.product()
-        return Message.mean_of_senders(self) if product is None else product.mean_of_senders()
-
-    def union(self) -> Counts:
-        return self.parts[1].union()
+    def plain(self) -> Message:
+        own, factor = scattered(self.parts[1]), self.parts[0].decode()
+        if own is not None:
+            return replace(own, values=own.values * factor, scale=own.scale * self.scale)
+        values = self.parts[1].decode().mul_(factor).mul_(self.scale)
+        return DenseMessage(self.d, self.dtype, values)
 
 
 # One after another --------------------------------------------------------------------------------
@@ -298,7 +283,7 @@ class ScaledMessage(ConcatMessage):
 class Chain(Composed):
     """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two compressors.
 
-    Of a sparse message C(x) only the k length_kept values are handed to Q (before a known factor such as
+    Of a sparse message C(x) only the k values kept are handed to Q (before a known factor such as
     d/K), so shares and constants of Q are those of dimension k, and the indices are sent once; of
     any other message the decoded vector is.
 
@@ -307,7 +292,7 @@ class Chain(Composed):
       and E<Q(C(x)), x> = E<C(x), x>, so B1(a, zeta b), B2(c, zeta b). A selection with alpha has
       a = c = alpha, b = 1: alpha/zeta in the contractive role, which multiplies by 1/zeta. Unscaled
       it would be (2 - zeta) alpha, never better, so ``alpha`` is None there.
-    * C a selection, Q contractive on the length_kept values: Q(y) - y and y - x are orthogonal, y = C(x), so
+    * C a selection, Q contractive on the values kept: Q(y) - y and y - x are orthogonal, y = C(x), so
       ||Q(y) - x||^2 <= ||x||^2 - alpha_Q ||y||^2 in mean: alpha = alpha_C alpha_Q.
     * Otherwise nothing is known. Source: Beznosikov et al. 2020, On Biased Compression, section 2.
     """
@@ -349,9 +334,7 @@ class Chain(Composed):
         k, own = self.length(d), first.alpha(d)
         if own is None or then.omega(k) == 0:  # the second leaves all as it is
             return own
-        alone = (
-            k < d or own == 1 or then.selection
-        )  # the second stays on the length_kept coordinates
+        alone = k < d or own == 1 or then.selection  # the second stays on the coordinates kept
         after = then.alpha(k)
         projects = first.selection or own == 1
         return own * after if projects and alone and after is not None else None
@@ -471,6 +454,10 @@ def _count() -> Any:
     return Count(help="coordinates kept, or a share such as 10%")
 
 
+def _norm() -> Any:
+    return Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
+
+
 @compressor("top_k_natural")
 class TopKNatural(_TopKThen):
     """The k largest |x_j|, each rounded at random to a power of two: zeta = 9/8 in B1 and B2.
@@ -495,7 +482,7 @@ class TopKDithering(_TopKThen):
 
     k: int | float | str = _count()
     s: int = Integer(3, low=1, high=1000, help="levels above zero")
-    p: float | str = Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
+    p: float | str = _norm()
     base: float | None = Number(
         None, low=1, open_low=True, help="levels base^-i; null for i/s, equally spaced"
     )
@@ -510,13 +497,12 @@ class TopKDithering(_TopKThen):
 class TopKNaturalDithering(_TopKThen):
     """The k largest |x_j|, dithered to the levels 2^(1-s), .., 1/2, 1.
 
-    zeta = 9/8 + u min(1, u), u = k^(1/r) 2^(1-s), r = min(p, 2). Bits: one norm, k times (index and
-    ceil(log2(2s+1))). Source: Beznosikov et al. 2020.
+    As ``top_k_dithering`` with base 2: zeta = 9/8 + u min(1, u), u = k^(1/r) 2^(1-s), r = min(p, 2).
     """
 
     k: int | float | str = _count()
     s: int = Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1")
-    p: float | str = Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
+    p: float | str = _norm()
 
     def quantiser(self) -> Compressor:
         return NaturalDithering(self.s, self.p)

@@ -41,9 +41,6 @@ class ScaledSign(Compressor):
     def alpha(self, d: int) -> float:
         return 1 / d
 
-    def omega(self, d: int) -> float | None:
-        return 0.0 if d == 1 else None
-
 
 @compressor("sign")
 @dataclass(frozen=True)
@@ -86,9 +83,6 @@ class OneBit(Compressor):
 
     def alpha(self, d: int) -> float:
         return 1 / d
-
-    def omega(self, d: int) -> float | None:
-        return 0.0 if d == 1 else None
 
 
 def signs(x: Tensor) -> Tensor:

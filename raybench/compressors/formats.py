@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -62,17 +63,17 @@ class SmallFloat:
         more, drop = 2 ** (exponent - 1) - 1 - self.bias, mantissa - self.mantissa
         if more == 0:
             return drop, 0, 0, 0.0
-        return (
-            drop,
-            more << self.mantissa,
-            (more + 1) << mantissa,
-            2.0 ** (self.bias - 1 + self.mantissa),
-        )
+        steps = 2.0 ** (self.bias - 1 + self.mantissa)
+        return drop, more << self.mantissa, (more + 1) << mantissa, steps
 
     def lift(self, dtype: torch.dtype) -> int:
         """Return what turns the biased exponent of a block's largest number into its byte of E8M0."""
-        top = (self.largest >> self.mantissa) - self.bias
-        return EXPONENT_BIAS - top - (2 ** (FLOATS[dtype].exponent - 1) - 1)
+        return EXPONENT_BIAS - self.top - (2 ** (FLOATS[dtype].exponent - 1) - 1)
+
+    @property
+    def top(self) -> int:
+        """The exponent of the largest finite number."""
+        return (self.largest >> self.mantissa) - self.bias
 
     @property
     def width(self) -> int:
@@ -262,11 +263,8 @@ class Format:
     top: int | None = None
 
 
-FORMATS = {
-    "nf4": Format(4, normal_float()),
-    "e2m1": Format(4, ELEMENTS["e2m1"].levels(), 2),
-    "e4m3": Format(8, ELEMENTS["e4m3"].levels(), 8),
-    "e5m2": Format(8, ELEMENTS["e5m2"].levels(), 15),
+FORMATS = {"nf4": Format(4, normal_float())} | {
+    name: Format(form.width, form.levels(), form.top) for name, form in ELEMENTS.items()
 }
 
 
@@ -284,11 +282,6 @@ def _padded(name: str, dtype: torch.dtype) -> Tensor:
 
 
 # Scales -------------------------------------------------------------------------------------------
-
-
-def blocks_of(d: int, block: int) -> int:
-    """Return how many blocks d numbers make; the last one may be shorter."""
-    return -(-d // block)
 
 
 def shared_max(x: Tensor, block: int) -> Tensor:
@@ -338,10 +331,10 @@ class BlockMessage(Message):
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
         d, name, double = natural(head, "d"), head["format"], yes_or_no(head, "double")
         full, symbols = Numbers(dtype_of(head)), Symbols(FORMATS[name].width, torch.uint8)
-        count = blocks_of(d, natural(head, "block", 1))
+        count = buckets(d, natural(head, "block", 1))
         small = double or FORMATS[name].top is not None
         return [
-            Field("tops", full, (blocks_of(count, SCALES_PER_TOP) if double else 0,)),
+            Field("tops", full, (buckets(count, SCALES_PER_TOP) if double else 0,)),
             Field("scales", Numbers(torch.uint8, raw=True) if small else full, (count,)),
             Field("codes", symbols, (d,)),
         ]
@@ -429,7 +422,7 @@ class NF4(Compressor):
         size = min(self.block, d)
         if not self.double:
             return tight_alpha("nf4", size)
-        shared = min(blocks_of(d, self.block), SCALES_PER_TOP)
+        shared = min(buckets(d, self.block), SCALES_PER_TOP)
         return _double_alpha(size, shared)
 
 
@@ -502,17 +495,15 @@ class _MX(Compressor):
 
     block: int = Integer(32, low=1, help="numbers that share a power of two")
     deterministic = True
+    element: ClassVar[str]
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        element, none = self._element(), x.new_empty(*x.shape[:-1], 0)
-        codes, scales = mx_codes(x, ELEMENTS[element], self.block)
-        return BlockMessage(x.shape[-1], x.dtype, codes, scales, none, element, self.block)
-
-    def _element(self) -> str:
-        raise NotImplementedError
+        codes, scales = mx_codes(x, ELEMENTS[self.element], self.block)
+        none = x.new_empty(*x.shape[:-1], 0)
+        return BlockMessage(x.shape[-1], x.dtype, codes, scales, none, self.element, self.block)
 
     def alpha(self, d: int) -> float:
-        return tight_alpha(self._element(), min(self.block, d))
+        return tight_alpha(self.element, min(self.block, d))
 
 
 @compressor("mxfp8")
@@ -527,10 +518,9 @@ class MXFP8(_MX):
     A block with a NaN or infinity is NaN throughout. Source: OCP Microscaling Formats v1.0, 2023.
     """
 
-    element: str = Choice("e4m3", "e5m2", help="exponent and mantissa bits of a number")
-
-    def _element(self) -> str:
-        return self.element
+    element: str = Choice(  # type: ignore[misc]
+        "e4m3", "e5m2", help="exponent and mantissa bits of a number"
+    )
 
 
 @compressor("mxfp4")
@@ -543,5 +533,4 @@ class MXFP4(_MX):
     2023; nearest even, deterministic.
     """
 
-    def _element(self) -> str:
-        return "e2m1"
+    element = "e2m1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.by_size import Ragged, listed, ragged
+from raybench.compressors.by_size import ragged, run_rows
 from raybench.core.compiled import compiled
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, RaggedMessage, SparseMessage
@@ -38,9 +36,6 @@ class AdaptiveSparsification(Compressor):
         place, _ = one_by_size(x, stream.uniform(1))
         return SparseMessage(x.shape[-1], x.dtype, place, x.gather(-1, place))
 
-    def omega(self, d: int) -> float | None:
-        return 0.0 if d == 1 else None
-
     def alpha(self, d: int) -> float:
         return 1 / d
 
@@ -63,9 +58,6 @@ class L1Sampling(Compressor):
     def omega(self, d: int) -> float:
         return d - 1.0
 
-    def alpha(self, d: int) -> float | None:
-        return 1.0 if d == 1 else None
-
 
 @compressor("wangni")
 class Wangni(Compressor):
@@ -84,7 +76,7 @@ class Wangni(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
         k = count_of(self.k, d)
-        return RaggedMessage(d, x.dtype, *drawn(x, threshold(x, k), k, stream))
+        return RaggedMessage(d, x.dtype, *ragged(*drawn(x, threshold(x, k), stream)))
 
     def omega(self, d: int) -> float:
         return d / count_of(self.k, d) - 1
@@ -105,12 +97,9 @@ def one_by_size(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type != "cpu":
         return one_by_size_torch(x, u)
     place, size = torch.empty(u.shape, dtype=torch.int64), torch.empty_like(u)
-    rows, draws, to, sizes = (t.reshape(-1, t.shape[-1]).numpy() for t in (x, u, place, size))
-
-    def work(a: int, b: int) -> None:
-        _places(rows[a:b], draws[a:b, 0], to[a:b, 0], sizes[a:b, 0])
-
-    run_shared(work, len(rows), COST_OF_SUMS * x.numel())
+    rows = x.reshape(-1, x.shape[-1]).numpy()
+    draws = [part.reshape(-1).numpy() for part in (u, place, size)]
+    run_rows(_places, (rows, *draws), COST_OF_SUMS * x.numel())
     return place, size
 
 
@@ -194,9 +183,7 @@ def threshold(x: Tensor, k: int) -> Tensor:
         return threshold_torch(x, k)
     out = torch.empty(*x.shape[:-1], 1, dtype=torch.float64)
     rows, levels = x.reshape(-1, x.shape[-1]).numpy(), out.view(-1).numpy()
-    run_shared(
-        lambda a, b: _levels(rows[a:b], k, levels[a:b]), len(rows), 4 * COST_OF_SUMS * x.numel()
-    )
+    run_rows(_levels, (rows, levels), 4 * COST_OF_SUMS * x.numel(), k)
     return out
 
 
@@ -229,7 +216,7 @@ def _parts(row, level):
 
 
 @compiled
-def _levels(rows, k, levels):
+def _levels(rows, levels, k):
     for r in range(rows.shape[0]):
         size = _sum(rows[r])
         level, certain = (size / k if size < np.inf else np.nan), -1
@@ -243,65 +230,32 @@ def _levels(rows, k, levels):
         levels[r] = level
 
 
-def drawn(x: Tensor, level: Tensor, k: int, stream: Stream) -> Ragged:
-    """Return the entries kept with probability p_j = min(1, |x_j| / level), as x_j / p_j.
+def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Return x_j / p_j for p_j = min(1, |x_j| / level), and which are kept with probability p_j.
 
-    x (*lead, d), level (*lead, 1), k their expected number: counts (*lead), indices (*lead, m),
-    ascending, and values. Where the level is NaN every coordinate is kept, as it is; where it is a
-    number none of those that are zero.
+    x (*lead, d), level (*lead, 1). Where the level is NaN every coordinate is kept, as it is; where it
+    is a number none of those that are zero.
     """
-    lead, d = x.shape[:-1], x.shape[-1]
+    # as u < 1, what reaches the level is kept; so is everything where the level is NaN
     if x.device.type != "cpu":
-        return drawn_torch(x, level, stream)
-    keys = stream.keys.contiguous().view(-1).numpy().view(np.uint64)
-    rows, levels = x.reshape(-1, d).numpy(), level.reshape(-1).numpy()
-    counts = np.empty(len(rows), np.int64)
-
-    def look(most: int) -> tuple[Tensor, Tensor]:
-        where, values = (torch.empty(len(rows), most, dtype=t) for t in (torch.int64, x.dtype))
-        to, kept = where.numpy(), values.numpy()
-
-        def work(a: int, b: int) -> None:
-            _drawn(rows[a:b], levels[a:b], keys[a:b], counts[a:b], to[a:b], kept[a:b])
-
-        run_shared(work, len(rows), COST_OF_HASHES * x.numel())
-        return where.view(*lead, most), values.view(*lead, most)
-
-    # room enough for all rows but those with NaN, which are drawn again
-    where, values = look(min(d, math.ceil(k + 8 * math.sqrt(k)) + 8))
-    most = int(counts.max(initial=0))
-    if most > where.shape[-1]:
-        where, values = look(most)
-    where, values = (part[..., :most].contiguous() for part in (where, values))
-    return torch.from_numpy(counts).view(lead), where, values
-
-
-def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> Ragged:
-    """Return the same in plain torch (on other devices)."""
-    size = x.abs().double()
-    keep = ((size >= level) & (size > 0)) | ~(stream.uniform(x.shape[-1]) * level >= size)
-    return ragged(torch.where(size < level, x.sign() * level, x).to(x.dtype), keep)
+        size = x.abs().double()
+        keep = ~(stream.uniform(x.shape[-1]) * level >= size)
+        return torch.where(size < level, level.copysign(x), x).to(x.dtype), keep
+    values, keep = torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool)
+    rows, into, marks = (t.view(-1, x.shape[-1]).numpy() for t in (x, values, keep))
+    keys = stream.keys.reshape(-1).numpy().view(np.uint64)
+    arrays = rows, level.view(-1).numpy(), keys, into, marks
+    run_rows(_drawn, arrays, COST_OF_HASHES * x.numel())
+    return values, keep
 
 
 @compiled
-def _drawn(rows, levels, keys, counts, where, values):
-    d = rows.shape[1]
-    keep, place = np.empty(BLOCK, np.uint8), np.empty(d + 1, np.int32)
+def _drawn(rows, levels, keys, values, keep):
     for r in range(rows.shape[0]):
-        level, key, found = levels[r], keys[r], 0
-        for start in range(0, d, BLOCK):
-            block = rows[r, start : min(start + BLOCK, d)]
-            for j in range(block.shape[0]):  # a loop of its own: the listing does not vectorise
-                size = np.float64(abs(block[j]))
-                u = np.float64(hash_numba(key, np.uint64(start + j)) >> np.uint64(11)) * 2.0**-53
-                keep[j] = ((size >= level) & (size > 0.0)) | (not u * level >= size)
-            found = listed(keep, block.shape[0], start, found, place)
-        counts[r] = found
-        own = min(found, where.shape[1])
-        for t in range(own):
-            value = rows[r, place[t]]
-            less = np.float64(abs(value)) < level
-            where[r, t] = place[t]
-            values[r, t] = np.copysign(level, value) if less else value
-        where[r, own:] = 0
-        values[r, own:] = 0
+        level, key = levels[r], keys[r]
+        for j in range(rows.shape[1]):
+            value = rows[r, j]
+            size = np.float64(abs(value))
+            u = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
+            keep[r, j] = not u * level >= size
+            values[r, j] = np.copysign(level, np.float64(value)) if size < level else value

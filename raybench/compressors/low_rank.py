@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -242,6 +243,15 @@ class Projection(Compressor):
     """
 
     projection = True
+    sizes: ClassVar[str]  # the field that holds the sizes of the matrix or tensor, or ``auto``
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, self.sizes, sizes_of(getattr(self, self.sizes), self.sizes))
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        own = shape_from(layout, d)
+        free = own is not None and getattr(self, self.sizes) == AUTO
+        return replace(self, **{self.sizes: own}) if free else self  # type: ignore[type-var]
 
     def entries(self, d: int) -> int:
         """Return the entries of the matrix or tensor that x fills, padding included."""
@@ -258,9 +268,7 @@ class LowRank(Projection):
 
     rank: int = Integer(1, low=1, help="rank of the matrix that is sent")
     shape: tuple[int, ...] | str = SHAPE
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", sizes_of(self.shape, "shape"))
+    sizes = "shape"
 
     def alpha(self, d: int) -> float:
         a, b, r = _matrix(self.shape, self.rank, d)
@@ -269,10 +277,6 @@ class LowRank(Projection):
     def entries(self, d: int) -> int:
         a, b, r = _matrix(self.shape, self.rank, d)
         return a * b if r else d
-
-    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        own = shape_from(layout, d)
-        return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
 
 
 @compressor("svd")

@@ -21,11 +21,11 @@ from raybench.compressors.by_size import (
     places_of_largest,
     ragged,
     rank_of,
+    run_rows,
     sizes_torch,
 )
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, RaggedMessage, bitpack, index_cost
@@ -105,21 +105,16 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
         return ragged(x, chosen[0] | chosen[1])
     rows, form = bits_of(x), FORMS[x.dtype]
     found = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
-    have, cost = found.view(-1, 2).numpy(), COST_OF_SELECTING * rows.size
-    run_shared(lambda a, b: _count(rows[a:b], form.mask, form.inf, have[a:b]), len(rows), cost)
+    cost = COST_OF_SELECTING * rows.size
+    run_rows(_count, (rows, found.view(-1, 2).numpy()), cost, form.mask, form.inf)
     many = per_count(found, lambda n: (of_sign(n),))[0].contiguous()
-    counts, room = many.sum(-1), many.view(-1, 2).numpy()
+    counts = many.sum(-1)
     most = int(counts.max()) if len(rows) else 0
-    where = torch.empty(*x.shape[:-1], most, dtype=torch.int64)
-    values = torch.empty(where.shape, dtype=x.dtype)
-    shape = len(rows), most
-    to, kept = where.numpy().reshape(shape), values.numpy().view(rows.dtype).reshape(shape)
-
-    def work(a: int, b: int) -> None:
-        _by_sign(rows[a:b], room[a:b], form.mask, form.inf, to[a:b], kept[a:b])
-
-    run_shared(work, len(rows), cost)
-    return counts, where, values
+    where = torch.zeros(len(rows), most, dtype=torch.int64)
+    values = torch.zeros(where.shape, dtype=x.dtype)
+    to = where.numpy(), values.numpy().view(rows.dtype)
+    run_rows(_by_sign, (rows, many.view(-1, 2).numpy(), *to), cost, form.mask, form.inf)
+    return counts, where.view(*x.shape[:-1], most), values.view(*x.shape[:-1], most)
 
 
 @compiled(inline="always")
@@ -128,23 +123,23 @@ def _is_negative(bits, mask, inf):
 
 
 @compiled
-def _count(rows, mask, inf, found):
+def _count(rows, counts, mask, inf):
     for r in range(rows.shape[0]):
         row, zero, minus = rows[r], 0, 0
         for j in range(row.shape[0]):
             zero += (row[j] & mask) == 0
             minus += _is_negative(row[j], mask, inf) & ((row[j] & mask) > 0)
-        found[r, 0], found[r, 1] = row.shape[0] - zero - minus, minus
+        counts[r, 0], counts[r, 1] = row.shape[0] - zero - minus, minus
 
 
 @compiled
-def _by_sign(rows, room, mask, inf, where, values):
+def _by_sign(rows, many, where, values, mask, inf):
     d = rows.shape[1]
     side, sizes = np.empty(d, rows.dtype), np.empty(d, rows.dtype)
     plus, place = np.empty(d, np.int32), np.empty(d + 1, np.int32)
     marks = np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
-        row, p, q = rows[r], room[r, 0], room[r, 1]
+        row, p, q = rows[r], many[r, 0], many[r, 1]
         for negative, k in ((0, p), (1, q)):
             plus[: p * negative] = place[: p * negative]
             for j in range(d):
@@ -159,8 +154,6 @@ def _by_sign(rows, room, mask, inf, where, values):
             else:
                 own, t = place[t], t + 1
             where[r, at], values[r, at] = own, row[own]
-        where[r, p + q :] = 0
-        values[r, p + q :] = 0
 
 
 @dataclass(eq=False)

@@ -153,7 +153,6 @@ def _cut(raw, keys, dropped, mask, below_sign, last, r0, r1, lo, hi, out):  # fl
 
 
 MOST_LEVELS = 2**15 - 2  # with 0, infinity and the sign 16 bits
-CHUNK = 512  # coordinates whose levels are looked up together
 GRID_WORK = 6.0  # of a coordinate, in additions
 LOOKED_UP_BITS = 7  # bits of the mantissa by which a level is looked up
 
@@ -253,15 +252,13 @@ def round_to(levels: tuple[float, ...], base: float, x: Tensor, stream: Stream |
     out = torch.empty(x.shape, dtype=code_dtype(2**width))
     rows, codes = x.view(-1, d).numpy(), out.view(-1, d).numpy()
     bits = rows.view(f"u{rows.itemsize}")
-    first, most = _lookup(levels, base, x.dtype)
-    # so that two steps follow infinity
-    steps = np.append(_steps(levels, base, x.dtype).numpy(), math.nan)
+    first, steps = _lookup(levels, base, x.dtype), _steps(levels, base, x.dtype).numpy()
     keys = np.zeros(len(rows), np.uint64)
     if stream is not None:
         keys = stream.keys.reshape(-1).numpy().view(np.uint64)
     mask, shift = bits.dtype.type(2 ** (8 * bits.itemsize - 1) - 1), form.mantissa - LOOKED_UP_BITS
     nearest, sign = stream is None, np.uint32(2 ** (width - 1))
-    how = (mask, bits.dtype.type(shift), keys, nearest, first, most, steps, sign)
+    how = (mask, bits.dtype.type(shift), keys, nearest, first, steps, sign)
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
         _round(rows, bits, *how, r0, r1, lo, hi, codes)
@@ -290,43 +287,28 @@ def _steps(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> Tensor
 
 
 @lru_cache(maxsize=16)
-def _lookup(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> tuple[np.ndarray, int]:
-    """Return the level at or below the least number with given top bits, and how many can follow."""
+def _lookup(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> np.ndarray:
+    """Return the level at or below the least number with given top bits."""
     steps, (integer, mantissa, exponent) = _steps(levels, base, dtype), FLOATS[dtype]
     tops = torch.arange(2 ** (exponent + LOOKED_UP_BITS), dtype=integer)
     least = (tops << (mantissa - LOOKED_UP_BITS)).view(dtype).double()
     first = torch.searchsorted(steps[1:-1], least, right=True).clamp(max=len(steps) - 2)
-    return first.to(torch.int32).numpy().view(np.uint32), max(int(first.diff().max()), 1)
+    return first.to(torch.int32).numpy().view(np.uint32)
 
 
 @compiled
-def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0, r1, lo, hi, out):
-    # what is looked up stands in loops of its own: the others become vector instructions
-    size, low, mid, high = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
-    k = np.empty(CHUNK, np.uint32)
+def _round(rows, bits, mask, shift, keys, nearest, first, steps, sign, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         key = keys[r]
-        for start in range(lo, hi, CHUNK):
-            end = min(start + CHUNK, hi)
-            x, raw, o = rows[r, start:end], bits[r, start:end], out[r, start:end]
-            for j in range(x.shape[0]):
-                size[j] = abs(np.float64(x[j]))
-                k[j] = np.uint32((raw[j] & mask) >> shift)
-            for j in range(x.shape[0]):
-                k[j] = first[k[j]]
-            for _ in range(most - 1):
-                for j in range(x.shape[0]):
-                    k[j] += np.uint32(steps[k[j] + np.uint32(1)] <= size[j])
-            for j in range(x.shape[0]):  # at most one more step lies at or below
-                at = np.int64(k[j])
-                low[j], mid[j], high[j] = steps[at], steps[at + 1], steps[at + 2]
-            for j in range(x.shape[0]):
-                h = hash_numba(key, np.uint64(start + j))
-                u = 0.5 if nearest else np.float64(h >> np.uint64(11)) * 2.0**-53
-                above = mid[j] <= size[j]
-                a, b = mid[j] if above else low[j], high[j] if above else mid[j]
-                code = k[j] + np.uint32(above) + np.uint32(u * (b - a) < size[j] - a)
-                o[j] = np.uint32(code) | (sign if x[j] < 0 else np.uint32(0))
+        for j in range(lo, hi):
+            size, k = abs(np.float64(rows[r, j])), first[(bits[r, j] & mask) >> shift]
+            while steps[k + np.uint32(1)] <= size:  # few, and never beyond the NaN that ends them
+                k += np.uint32(1)
+            noise = hash_numba(key, np.uint64(j))
+            u = 0.5 if nearest else np.float64(noise >> np.uint64(11)) * 2.0**-53
+            gap = steps[k + np.uint32(1)] - steps[k]
+            code = k + np.uint32(u * gap < size - steps[k])
+            out[r, j] = np.uint32(code) | (sign if rows[r, j] < 0 else np.uint32(0))
 
 
 # Rounding to a grid -------------------------------------------------------------------------------

@@ -14,15 +14,16 @@ from raybench.compressors.by_size import (
     FORMS,
     Ragged,
     above,
+    bits_of,
     largest,
     ragged,
     rank_of,
+    run_rows,
     sizes_torch,
 )
 from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
@@ -167,12 +168,11 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
         return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
     if x.device.type != "cpu":
         size = sizes_torch(x)
-        return RaggedMessage(
-            x.shape[-1], x.dtype, *ragged(x, (size >= cut[..., None]) & (size > 0))
-        )
-    form = FORMS[x.dtype]
-    least = cut.contiguous().view(-1).numpy().view(form.integer)
-    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0)))
+        keep = (size >= cut[..., None]) & (size > 0)
+        return RaggedMessage(x.shape[-1], x.dtype, *ragged(x, keep))
+    least = cut.contiguous().view(-1).numpy().view(FORMS[x.dtype].integer)
+    none = np.zeros(len(least), np.int64)
+    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0), none))
 
 
 def energy_kept(x: Tensor, share: float) -> Ragged:
@@ -183,13 +183,10 @@ def energy_kept(x: Tensor, share: float) -> Ragged:
     """
     if x.device.type != "cpu":
         return energy_kept_torch(x, share)
-    rows, form = x.reshape(-1, x.shape[-1]).numpy(), FORMS[x.dtype]
-    cuts, ties = np.empty(len(rows), form.integer), np.empty(len(rows), np.int64)
-    run_shared(
-        lambda a, b: _cuts(rows[a:b], share, form.mask, form.inf, cuts[a:b], ties[a:b]),
-        len(rows),
-        COST_OF_ENERGIES * rows.size,
-    )
+    bits, form = bits_of(x), FORMS[x.dtype]
+    cuts, ties = np.empty(len(bits), bits.dtype), np.empty(len(bits), np.int64)
+    arrays = x.view(bits.shape).numpy(), bits, cuts, ties
+    run_rows(_cuts, arrays, COST_OF_ENERGIES * bits.size, share, form.mask, form.inf)
     return above(x, cuts, ties)
 
 
@@ -208,11 +205,11 @@ def energy_kept_torch(x: Tensor, share: float) -> Ragged:
 
 
 @compiled
-def _cuts(rows, share, mask, inf, cuts, ties):
+def _cuts(rows, integers, cuts, ties, share, mask, inf):
     d = rows.shape[1]
     sizes, energies, weight = np.empty(d, cuts.dtype), np.empty(d), np.empty(BUCKETS)
     for r in range(rows.shape[0]):
-        bits, n, above, needed = rows[r].view(cuts.dtype), d, 0.0, 0.0
+        bits, n, above, needed = integers[r], d, 0.0, 0.0
         for j in range(d):
             sizes[j] = min(bits[j] & mask, inf)
         low, high = sizes.min(), sizes.max()

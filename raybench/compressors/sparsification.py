@@ -246,14 +246,64 @@ class Lazy(Compressor):
         return 1.0 if self.p == 1 else None
 
 
-# A permutation that the clients share -------------------------------------------------------------
+# Supports that the clients share ------------------------------------------------------------------
 
 
 AUTO = "auto"
 
 
+class _SharedSupport(Compressor):
+    """Base: C_i(x)_j = (n/s) x_j where client i is one of the s that send coordinate j, else 0."""
+
+    clients: int | str
+
+    def _sizes(self, d: int, n: int | str) -> tuple[int, int]:
+        """Return n and s. Raises InputError where n is not known, or does not fit d."""
+        if not isinstance(n, int):
+            raise InputError.of("clients", "is auto: the number of clients is not known", "give it")
+        return n, self._senders(d, n)
+
+    def _senders(self, d: int, n: int) -> int:
+        raise NotImplementedError
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Self:
+        own = replace(self, clients=n) if self.clients == AUTO else self  # type: ignore[type-var]
+        own._sizes(d, own.clients)
+        return own
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        auto = x.shape[-2] if x.ndim > 1 else 1
+        n, s = self._sizes(x.shape[-1], auto if self.clients == AUTO else self.clients)
+        return self._send(x, stream, n, s)
+
+    def _send(self, x: Tensor, stream: Stream, n: int, s: int) -> Message:
+        raise NotImplementedError
+
+    def omega(self, d: int) -> float | None:
+        if self.clients == AUTO:
+            return None
+        n, s = self._sizes(d, self.clients)
+        return n / s - 1
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if self.omega(d) == 0 else None
+
+    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
+        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
+
+        A = B = (n - s)/(s (n - 1)), with equality: the mean of s of n numbers drawn without
+        replacement; 0 for n = 1. Independent compressors have (omega/n, 0). n None: the fitted clients.
+        MARINA's step becomes 1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian
+        variance: with A = B the clients' likeness is all that counts, and identical clients allow that
+        of gradient descent. Raises InputError where n is not known, or does not fit d.
+        """
+        n, s = self._sizes(d, self.clients if n is None else n)
+        both = 0.0 if n == 1 else (n - s) / (s * (n - 1))
+        return both, both
+
+
 @compressor("perm_k")
-class PermK(Compressor):
+class PermK(_SharedSupport):
     """C_i(x) = n x_(block i of a shared random permutation): unbiased, omega = n - 1, exactly.
 
     d >= n: blocks of d/n coordinates; where n does not divide d some are one longer, and a random
@@ -272,53 +322,53 @@ class PermK(Compressor):
         AUTO, low=1, words=(AUTO,), help="clients n that share a permutation"
     )
 
-    def fit(self, d: int, n: int, layout: Layout | None = None) -> PermK:
-        own = replace(self, clients=n) if self.clients == AUTO else self
-        _clients_that_fit(d, own.clients)
-        return own
+    def _senders(self, d: int, n: int) -> int:
+        _check_clients(d, n)
+        return max(n // d, 1)
 
-    def encode(self, x: Tensor, stream: Stream) -> Message:
-        d = x.shape[-1]
-        auto = x.shape[-2] if x.ndim > 1 else 1
-        n = _clients_that_fit(d, auto if self.clients == AUTO else self.clients)
-        places = block_of(stream.shared(), clients_of(stream), d, n)
-        scale = float(min(n, d))
-        return PermMessage(d, x.dtype, kept(x, *places), stream, n, scale=scale, held=places)
+    def _send(self, x: Tensor, stream: Stream, n: int, s: int) -> Message:
+        places = block_of(stream.shared(), clients_of(stream), x.shape[-1], n)
+        values = kept(x, *places)
+        return PermMessage(x.shape[-1], x.dtype, values, stream, n, scale=n / s, held=places)
 
     @property
     def correlated(self) -> bool:
         return self.clients != 1
 
-    def omega(self, d: int) -> float | None:
-        return (
-            None if self.clients == AUTO else float(min(_clients_that_fit(d, self.clients), d) - 1)
-        )
 
-    def alpha(self, d: int) -> float | None:
-        return 1.0 if self.omega(d) == 0 else None
-
-    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
-        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
-
-        With equality. A = B = 1 for d >= n > 1, (d - 1)/(n - 1) for n > d, 0 for n = 1; independent
-        compressors have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
-        1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian variance: with A = B
-        the clients' likeness is all that counts, and identical clients allow that of gradient
-        descent. Raises InputError where n is not known, or does not fit d.
-        """
-        n = _clients_that_fit(d, self.clients if n is None else n)
-        both = 0.0 if n == 1 else min(1.0, (d - 1) / (n - 1))
-        return both, both
-
-
-def _clients_that_fit(d: int, n: int | str) -> int:
-    """Return n, if that many clients can share d coordinates."""
-    if not isinstance(n, int):
-        raise InputError.of("clients", "is auto: the number of clients is not known", "give it")
+def _check_clients(d: int, n: int) -> None:
     if n > d and n % d:
         what = f"{n} clients for {d} coordinates"
         raise InputError.of("clients", what, f"at most {d}, or a multiple of {d}")
-    return n
+
+
+@compressor("shared_mask")
+class SharedMask(_SharedSupport):
+    """C_i(x)_j = (n/s) x_j where client i is one of the s clients that send coordinate j, else 0.
+
+    Unbiased, omega = n/s - 1, exactly. The s clients of a coordinate are a random subset of the n, the same for
+    both ends; a client sends d s/n values, up to one more or less, and no indices. s = n sends all; with s = 1 every
+    coordinate has one sender, as in ``perm_k``. The clients' errors cancel (``ab``): none is left where all send
+    the same vector.
+
+    senders: s; n where there are fewer clients. clients: n, as in ``perm_k``.
+    Source: Condat, Agarsky, Richtarik 2022, CompressedScaffnew.
+    """
+
+    senders: int = Integer(2, low=1, help="clients s that send each coordinate")
+    clients: int | str = Integer(AUTO, low=1, words=(AUTO,), help="clients n that share a mask")
+
+    def _senders(self, d: int, n: int) -> int:
+        return min(self.senders, n)
+
+    def _send(self, x: Tensor, stream: Stream, n: int, s: int) -> Message:
+        places = columns(stream.shared(), clients_of(stream), x.shape[-1], n, s)
+        values = kept(x, *places)
+        return MaskMessage(x.shape[-1], x.dtype, values, stream, n, s, scale=n / s, held=places)
+
+    @property
+    def correlated(self) -> bool:
+        return not isinstance(self.clients, int) or self.clients > self.senders
 
 
 # What is sent ----------------------------------------------------------------------------------
@@ -391,7 +441,8 @@ class PermMessage(PlacedMessage):
     def _lengths(cls, head: Header) -> tuple[int, int]:
         """Return how many values a client sends, the fewest and the most."""
         d, n = natural(head, "d"), natural(head, "n", 1)
-        return max(d // _clients_that_fit(d, n), 1), max(-(-d // n), 1)
+        _check_clients(d, n)
+        return max(d // n, 1), max(-(-d // n), 1)
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
@@ -439,69 +490,6 @@ def block_of(shared: Stream, clients: Tensor, d: int, n: int) -> Places:
     if most > length:
         where[..., -1] *= counts > length
     return where, counts
-
-
-# A mask that the clients share --------------------------------------------------------------------
-
-
-@compressor("shared_mask")
-class SharedMask(Compressor):
-    """C_i(x)_j = (n/s) x_j where client i is one of the s clients that send coordinate j, else 0.
-
-    Unbiased, omega = n/s - 1, exactly. The s clients of a coordinate are a random subset of the n, the same for
-    both ends; a client sends d s/n values, up to one more or less, and no indices. s = n sends all; with s = 1 every
-    coordinate has one sender, as in ``perm_k``. The clients' errors cancel (``ab``): none is left where all send
-    the same vector.
-
-    senders: s; n where there are fewer clients. clients: n, as in ``perm_k``.
-    Source: Condat, Agarsky, Richtarik 2022, CompressedScaffnew.
-    """
-
-    senders: int = Integer(2, low=1, help="clients s that send each coordinate")
-    clients: int | str = Integer(AUTO, low=1, words=(AUTO,), help="clients n that share a mask")
-
-    def fit(self, d: int, n: int, layout: Layout | None = None) -> SharedMask:
-        return replace(self, clients=n) if self.clients == AUTO else self
-
-    def _sizes(self, n: int | str) -> tuple[int, int]:
-        """Return n and s. Raises InputError where n is not known."""
-        if not isinstance(n, int):
-            raise InputError.of("clients", "is auto: the number of clients is not known", "give it")
-        return n, min(self.senders, n)
-
-    def encode(self, x: Tensor, stream: Stream) -> Message:
-        auto = x.shape[-2] if x.ndim > 1 else 1
-        n, s = self._sizes(auto if self.clients == AUTO else self.clients)
-        d = x.shape[-1]
-        places = columns(stream.shared(), clients_of(stream), d, n, s)
-        values = kept(x, *places)
-        return MaskMessage(d, x.dtype, values, stream, n, s, scale=n / s, held=places)
-
-    @property
-    def correlated(self) -> bool:
-        return not isinstance(self.clients, int) or self.clients > self.senders
-
-    def omega(self, d: int) -> float | None:
-        if self.clients == AUTO:
-            return None
-        n, s = self._sizes(self.clients)
-        return n / s - 1
-
-    def alpha(self, d: int) -> float | None:
-        return 1.0 if self.omega(d) == 0 else None
-
-    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
-        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
-
-        A = B = (n - s)/(s (n - 1)), with equality: the mean of s of n numbers drawn without replacement. Raises
-        InputError where n is not known.
-        """
-        n, s = self._sizes(self.clients if n is None else n)
-        both = 0.0 if n == 1 else (n - s) / (s * (n - 1))
-        return both, both
-
-
-# What is sent ----------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

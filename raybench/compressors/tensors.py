@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.base import count_of
 from raybench.compressors.low_rank import (
     AUTO,
     Projection,
     check_fit,
     near_square,
-    shape_from,
-    sizes_of,
     truncated_svd,
     without_nonfinite,
 )
 from raybench.core.errors import InputError
-from raybench.core.layout import Layout
 from raybench.core.params import record
 from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream, stream
@@ -160,14 +156,6 @@ Parts = list[Tensor]
 RIDGE = 1e-14  # added to Gram matrices of unit vectors, lest they be singular
 
 
-def hosvd(X: Tensor, ranks: Sizes) -> Parts:
-    """Return core and factors: U_k the leading left singular vectors of X's own unfoldings."""
-    factors, core = [truncated_svd(unfold(X, k), r)[0] for k, r in enumerate(ranks)], X
-    for k, U in enumerate(factors):
-        core = multiply(core, k, U.mT)
-    return [core, *factors]
-
-
 def st_hosvd(X: Tensor, ranks: Sizes) -> Parts:
     """Return core and factors: each axis is truncated on what the axes before it have left."""
     core, factors = X, []
@@ -196,15 +184,6 @@ def hooi(X: Tensor, ranks: Sizes, iterations: int) -> Parts:
             factors[k] = pad(U, (0, r - kept))
             core = fold(pad(left, (0, 0, 0, r - kept)), core.shape[1:], k)
     return _better(_energy(core) > _energy(start[0]), [core, *factors], start)
-
-
-def tensor_train(X: Tensor, ranks: Sizes) -> Parts:
-    """Return the cores (R, r_(k-1), n_k, r_k): one singular value decomposition after the other."""
-    left, cores, all_ranks = X.flatten(1), [], (1, *ranks)
-    for (before, after), n in zip(pairwise(all_ranks), X.shape[1:], strict=False):
-        U, left = truncated_svd(left.reshape(X.shape[0], before * n, -1), after)
-        cores.append(U.reshape(-1, before, n, after))
-    return [*cores, left.reshape(X.shape[0], all_ranks[-1], X.shape[-1], 1)]
 
 
 def cp(X: Tensor, rank: int, iterations: int) -> Parts:
@@ -265,15 +244,6 @@ def guaranteed(dims: Sizes, ranks: Sizes) -> float:
     alpha = 1.0
     for k, (n, r) in enumerate(zip(dims, ranks, strict=True)):
         alpha *= min(1.0, r / min(n, math.prod(ranks[:k]) * math.prod(dims[k + 1 :])))
-    return alpha
-
-
-def guaranteed_train(dims: Sizes, ranks: Sizes) -> float:
-    """Return alpha of ``tensor_train``: the product of min(1, r_k / min(r_(k-1) n_k, n_(k+1)..n_N))."""
-    alpha, before = 1.0, 1
-    for k, r in enumerate(ranks):
-        alpha *= min(1.0, r / min(before * dims[k], math.prod(dims[k + 1 :])))
-        before = r
     return alpha
 
 
@@ -347,10 +317,8 @@ class Decomposition(Projection):
         help="sizes of the tensor's axes, [[7, 4, 4]]; auto: three nearly equal ones",
     )
     form: ClassVar[str] = ""
+    sizes = "dims"
     deterministic = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", sizes_of(self.dims, "dims"))
 
     def reached(self, dims: Sizes) -> Sizes:
         """Return the ranks that a tensor of these sizes can have, at most those asked for."""
@@ -360,7 +328,7 @@ class Decomposition(Projection):
         """Return alpha for tensors of these sizes."""
         raise NotImplementedError
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
         """Return the parts to send of X (R, n_1, .., n_N), which is finite."""
         raise NotImplementedError
 
@@ -370,10 +338,6 @@ class Decomposition(Projection):
     def entries(self, d: int) -> int:
         plan = _plan(self, d)
         return math.prod(plan.dims) if plan.ranks else d
-
-    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        own = shape_from(layout, d)
-        return self if own is None or self.dims != AUTO else dataclasses.replace(self, dims=own)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, plan = x.shape[-1], _plan(self, x.shape[-1])
@@ -441,8 +405,11 @@ class HOSVD(Tuckered):
     def guarantee(self, dims: Sizes, ranks: Sizes) -> float | None:
         return None
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
-        return hosvd(X, ranks)
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
+        core, factors = X, [truncated_svd(unfold(X, k), r)[0] for k, r in enumerate(ranks)]
+        for k, U in enumerate(factors):
+            core = multiply(core, k, U.mT)
+        return [core, *factors]
 
 
 @compressor("st_hosvd")
@@ -455,7 +422,7 @@ class STHOSVD(Tuckered):
     Meerbergen 2012.
     """
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
         return st_hosvd(X, ranks)
 
 
@@ -470,7 +437,7 @@ class Tucker(Tuckered):
 
     iterations: int = Integer(5, low=0, help="sweeps of alternating improvement (HOOI)")
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
         return hooi(X, ranks, self.iterations)
 
 
@@ -497,10 +464,18 @@ class TensorTrain(Ranked):
         return tuple(ranks)
 
     def guarantee(self, dims: Sizes, ranks: Sizes) -> float | None:
-        return guaranteed_train(dims, ranks)
+        alpha, before = 1.0, 1
+        for k, r in enumerate(ranks):
+            alpha *= min(1.0, r / min(before * dims[k], math.prod(dims[k + 1 :])))
+            before = r
+        return alpha
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
-        return tensor_train(X, ranks)
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
+        left, cores, all_ranks = X.flatten(1), [], (1, *ranks)
+        for (before, after), n in zip(pairwise(all_ranks), X.shape[1:], strict=False):
+            U, left = truncated_svd(left.reshape(X.shape[0], before * n, -1), after)
+            cores.append(U.reshape(-1, before, n, after))
+        return [*cores, left.reshape(X.shape[0], all_ranks[-1], X.shape[-1], 1)]
 
 
 @compressor("cp")
@@ -524,5 +499,5 @@ class CP(Decomposition):
     def guarantee(self, dims: Sizes, ranks: Sizes) -> float | None:
         return guaranteed(dims, (1,) * len(dims))
 
-    def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
+    def parts(self, X: Tensor, ranks: Sizes) -> Parts:
         return cp(X, ranks[0], self.iterations)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -52,18 +51,12 @@ class Moments:
     largest: float
 
 
-def moments(
-    op: Compressor,
-    x: Tensor,
-    count: int,
-    factor: float = 1.0,
-    betas: Iterable[float] = (),
-    seed: int = SEED,
-) -> Moments:
-    """Return the moments of ``count`` draws of C(x), x of shape (d,); betas: for ``excess``."""
-    sample, size = draws(op, x, count, seed), x.square().sum()
+def moments(op: Compressor, x: Tensor, count: int, seed: int = SEED) -> Moments:
+    """Return the moments of ``count`` draws of C(x), x of shape (d,), that ``judge`` needs."""
+    d, size = x.shape[-1], x.square().sum()
+    factor = 1.0 if op.b3(d) is None else op.bind(d, role=Role.CONTRACTIVE).factor
+    sample = draws(op, x, count, seed)
     squares, along = sample.square().sum(-1) / size, sample @ x / size
-
     return Moments(
         x,
         count,
@@ -73,7 +66,7 @@ def moments(
         _number(relative_error(factor * sample, x)),
         _number(squares),
         float(squares.max()),
-        {b: _number(squares - b * along) for b in betas},
+        {b: _number(squares - b * along) for _, b in filter(None, (op.b1(d), op.b2(d)))},
         float(torch.maximum(sample.abs().max(), x.abs().max())),
     )
 
@@ -163,7 +156,7 @@ def check(op: Compressor, d: int) -> list[Found]:
     bound, factor = claim(op, d)
     found = []
     for name, x in vectors.items():
-        m = measured(op, x, count)
+        m = moments(op, x, count)
         bias = _bias(m) if op.omega(d) is not None else None
         error = m.error if factor == 1.0 else m.shrunk
         faults = judge(op, d, m, _unseen(op, d, count, bound))
@@ -171,18 +164,10 @@ def check(op: Compressor, d: int) -> list[Found]:
     return found
 
 
-def measured(op: Compressor, x: torch.Tensor, count: int, seed: int = SEED) -> Moments:
-    """Return the moments of ``count`` draws at x (d,) that ``judge`` needs."""
-    d = x.shape[-1]
-    factor = 1.0 if op.b3(d) is None else op.bind(d, role=Role.CONTRACTIVE).factor
-    betas = {beta for _, beta in filter(None, (op.b1(d), op.b2(d)))}
-    return moments(op, x, count, factor, betas, seed)
-
-
 def judge(op: Compressor, d: int, m: Moments, unseen: float = 0.0) -> dict[str, str]:
     """Return the claims of a compressor that its moments contradict, with what was found, by name.
 
-    m: of ``measured``. Allowed are 5 standard errors and what values may make up that are too rare to have been
+    m: of ``moments``. Allowed are 5 standard errors and what values may make up that are too rare to have been
     drawn; nothing but rounding where the compressor is deterministic. unseen: how much of <C(x), x>/||x||^2 and
     ||C(x)||^2/||x||^2 these may make up.
     """

@@ -20,7 +20,7 @@ from raybench.core.errors import InputError
 from raybench.core.registry import REQUIRED, Entry
 from raybench.core.streams import Stream, stream
 from raybench.testing import Checks, Finding, NotClaimed, findings, made, subprocess
-from raybench.testing.claims import SEED, SIGMAS, Moments, draws_wanted, judge, measured
+from raybench.testing.claims import SEED, SIGMAS, Moments, draws_wanted, judge, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire.base import PREFIX, packed_bytes
 
@@ -73,14 +73,14 @@ class Subject:
         """The sample moments of the compressor on every family of vectors."""
         op, vectors = self.op, families(self.d)
         count = 1 if op.deterministic else self.samples
-        found = {name: measured(op, x, count, self.seed) for name, x in vectors.items()}
+        found = {name: moments(op, x, count, self.seed) for name, x in vectors.items()}
         wanted = {name: draws_wanted(op, self.d, m) for name, m in found.items()}
         left = MORE_SAMPLES
         for name in sorted((n for n in wanted if wanted[n] > count), key=wanted.__getitem__):
             more = min(wanted[name], MOST_SAMPLES)
             if more <= left:
                 left -= more
-                found[name] = measured(op, vectors[name], more, self.seed)
+                found[name] = moments(op, vectors[name], more, self.seed)
         return found
 
     def everywhere(self) -> Iterator[tuple[Compressor, int]]:
@@ -170,7 +170,7 @@ def _holds(s: Subject, claim: str, constant: object) -> None:
         return
     for op, d in s.everywhere():
         for family, x in families(d).items():
-            wrong = judge(op, d, measured(op, x, 1)).get(claim)
+            wrong = judge(op, d, moments(op, x, 1)).get(claim)
             assert wrong is None, f"{wrong} ({family}, d = {d})"
 
 

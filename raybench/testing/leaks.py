@@ -26,12 +26,9 @@ PAGE = "docs/plugins.md lists what may be called"
 
 def named(*kinds: type) -> frozenset[str]:
     """Return the public names of protocols."""
-    every = {n for kind in kinds for part in kind.__mro__ for n in [*vars(part), *_fields(part)]}
+    parts = [vars(part) for kind in kinds for part in kind.__mro__]
+    every = {n for part in parts for n in [*part, *part.get("__annotations__", {})]}
     return frozenset(n for n in every if not n.startswith("_")) - {*RECORD}
-
-
-def _fields(part: type) -> list[str]:
-    return list(vars(part).get("__annotations__", {}))
 
 
 OF_NET = named(protocols.Net)
@@ -225,22 +222,19 @@ class Spy:
             if name == "broadcast":
                 packed = [broadcast(message, b) for b in range(self.net.B)]
                 self._add("down", np.array(packed, float), self._most(message))
-            elif name == "down_each":
-                rows = [
-                    [sent_up(message, b, i) for i in range(self.net.n)] for b in range(self.net.B)
-                ]
-                self._add("down", np.array(rows).mean(1), self._most(message))
             elif name != "up" or self.net.collective == GATHER or not combines(message):
+                cells, clients = range(self.net.B), range(self.net.n)
+                rows = np.array([[sent_up(message, b, i) for i in clients] for b in cells])
+                if name == "down_each":
+                    self._add("down", rows.mean(1), self._most(message))
+                    return call(message)
                 degrees = np.ones(self.net.n)
                 if name == "mix":
                     assert self.net.graph is not None
                     degrees = self.net.graph.degrees.numpy()
-                rows = [
-                    [sent_up(message, b, i) for i in range(self.net.n)] for b in range(self.net.B)
-                ]
-                self._add_up(np.array(rows) * degrees, int(degrees.max()) * self._most(message))
+                self._add_up(rows * degrees, int(degrees.max()) * self._most(message))
                 if name == "all_gather":
-                    self._add("down", np.array(rows).sum(1), self.net.n * self._most(message))
+                    self._add("down", rows.sum(1), self.net.n * self._most(message))
             return call(message)
 
         return charge if name == "charge" else send

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +46,7 @@ CLASSES = 10
 SIZE = 11_181_642  # parameters of torchvision's resnet18(num_classes=10)
 SIDE = 64  # at 32 the last layers see one pixel, and 62% of their gradient is zero by construction
 RATE = 0.05
+SOURCES = {"cifar10_part": "CIFAR-10", "digits": "digits"}
 
 
 class Gradient(NamedTuple):
@@ -61,7 +60,7 @@ def resnet18(seed: int = 0, batch: int = 64, steps: int = 3) -> Gradient:
     """Return the gradient of ResNet-18's cross-entropy on a batch of images, d = 11,181,642.
 
     After ``steps`` steps of SGD from the usual random weights, on that batch. The images are those of
-    CIFAR-10 where the data folder holds ``cifar10/*.npz``, else scikit-learn's digits, either scaled
+    CIFAR-10 where the data folder holds ``cifar10_part``, else scikit-learn's digits, either scaled
     to 64 x 64. The same seed gives the same gradient on one machine.
     """
     from torchvision.models import resnet18 as build
@@ -93,33 +92,12 @@ def thinned(x: Tensor, d: int) -> Tensor:
 
 def _images(batch: int) -> tuple[Tensor, Tensor, str]:
     """Return images (batch, 3, 64, 64) of mean 0 and deviation 1, labels (batch,), their source."""
-    from raybench.data import catalogue
+    from raybench.data.catalogue import PART, folder
+    from raybench.data.images import images as named
 
-    found = _cifar(catalogue.folder() / "cifar10")
-    source = "CIFAR-10"
-    if found is None:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        found, source = (digits.images[:, None], digits.target), "digits"
-    pixels, labels = (np.asarray(part[:batch]) for part in found)
-    images = torch.from_numpy(pixels).float()
+    name = "cifar10_part" if (folder() / PART).is_file() else "digits"
+    part = named(name).train[:batch]
+    images = torch.from_numpy(part.inputs).float()
     images = torch.nn.functional.interpolate(images, size=(SIDE, SIDE), mode="bilinear")
     images = (images - images.mean()) / images.std()
-    return images.expand(-1, 3, -1, -1), torch.from_numpy(labels).long(), source
-
-
-def _cifar(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return images and labels of the first .npz below folder that holds both, None if none does.
-
-    Such a file has arrays ``images`` (m, 3, 32, 32) and ``labels``, or ``X_images``, ``X_labels...``.
-    """
-    for file in sorted(folder.glob("*.npz")):
-        with np.load(file) as held:
-            for name in (n for n in held.files if n.endswith("images")):
-                start = f"{name.removesuffix('images')}labels"
-                labels = [n for n in held.files if n.startswith(start)]
-                if labels and held[name].shape[1:] == (3, 32, 32):
-                    images = held[name]
-                    return images, held[labels[0]][: len(images)]
-    return None
+    return images.expand(-1, 3, -1, -1), torch.from_numpy(part.targets), SOURCES[name]

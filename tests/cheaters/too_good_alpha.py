@@ -8,31 +8,16 @@ class Claims(Compressor):
         return min(1.0, 1.05 * count_of(self.k, d) / d)
 
 
-class Top(Claims):
-    """Top-k by hand."""
+@compressor("top_by_share")
+class TopByShare(Claims):
+    """alpha = 1.05 k/d, where k/d is true."""
 
+    k: int | float | str = Count()
     deterministic = True
 
     def encode(self, x, stream):
         kept = x.abs().topk(count_of(self.k, x.shape[-1])).indices.sort(-1).values
         return SparseMessage(x.shape[-1], x.dtype, kept, x.gather(-1, kept))
-
-
-@compressor("top_by_share")
-class TopByShare(Top):
-    """alpha = 1.05 k/d, where k/d is true."""
-
-    k: int | float | str = Count()
-
-
-@compressor("top_by_more")
-class TopByMore(Top):
-    """alpha = k/d + 0.02."""
-
-    k: int | float | str = Count()
-
-    def alpha(self, d):
-        return min(1.0, count_of(self.k, d) / d + 0.02)
 
 
 @compressor("rand_by_share")
