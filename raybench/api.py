@@ -141,11 +141,11 @@ def _saved(
 ) -> spec.Sweep:
     """Return the sweep with its data saved where its results go; nothing stays of bad input."""
     from raybench.data.catalogue import folder
-    from raybench.spec.grid import saved
+    from raybench.spec.grid import name_of
     from raybench.store.files import open_folder
 
     if out is None:
-        out = Path(RESULTS_FOLDER) / saved(_source(config), sets=sets, plugins=plugins)[0]
+        out = Path(RESULTS_FOLDER) / name_of(_source(config), sets, plugins)
     open_folder(out).check()  # the data is not written through a link either
     place = folder() / "own" if "://" in os.fspath(out) else Path(out).absolute() / "data"
     try:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import requests
 import scipy.sparse
+from data_kit import complaint
 
 from raybench import data
-from raybench.core.errors import InputError
 from raybench.data import catalogue, tables
 
 TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
@@ -35,12 +35,6 @@ def file(tmp_path):
     path = tmp_path / "tiny"
     path.write_bytes(TEXT)
     return path
-
-
-def complaint(call, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
 
 
 def test_libsvm_file(file):

@@ -7,11 +7,12 @@ import gzip
 import lzma
 import time
 
+import data_kit
 import forge
 import forge_files
 import numpy as np
 import pytest
-from npz_kit import forged_npz, npy
+from data_kit import forged_npz, npy
 
 from raybench.core import limits
 from raybench.core.errors import InputError
@@ -22,24 +23,11 @@ from raybench.spec import sections
 pytestmark = pytest.mark.thorough
 
 PATIENCE = 2.0  # seconds
-MOST = 100 * 10**6  # bytes of memory
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 def refused(path, *words):
-    """Assert that a file is refused in few lines, in time and in little memory, with these words."""
-    memory, size = forge.Memory(), path.stat().st_size
-    before, begin = memory.reset(), time.monotonic()
-    with pytest.raises(InputError) as found:
-        load(str(path))
-    took, grown = time.monotonic() - begin, memory.highest() - before
-    text = str(found.value)
-    assert all(word in text for word in words), text
-    assert text.startswith("problem.dataset: ")
-    assert len(text) < 1000
-    assert text.count("\n") < 6
-    assert took < PATIENCE
-    assert grown < MOST + 10 * size
+    data_kit.refused(load, str(path), *words, file_size=path.stat().st_size)
 
 
 @pytest.mark.parametrize("ending", PACK)

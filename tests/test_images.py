@@ -6,15 +6,14 @@ import gzip
 import hashlib
 import io
 import tarfile
-import time
+from functools import partial
 
-import forge
+import data_kit
 import numpy as np
 import pytest
 import requests
 import torchvision
 
-from raybench.core.errors import InputError
 from raybench.data import IMAGE_SETS, ImageSet, catalogue, images
 
 pytestmark = pytest.mark.thorough
@@ -26,22 +25,7 @@ CHECKSUMS = {
     "mnist": "6cc8122a73186f7b",
     "cifar10_part": "9a6f26a6de9b921e",
 }
-PATIENCE = 2.0  # seconds
-MOST = 100 * 10**6  # bytes of memory
-
-
-def refused(given, *words, **kwargs):
-    """Assert that images are refused in few lines, in time and in little memory, with these words."""
-    memory = forge.Memory()
-    before, begin = memory.reset(), time.monotonic()
-    with pytest.raises(InputError) as found:
-        images(given, **kwargs)
-    took, grown, said = time.monotonic() - begin, memory.highest() - before, str(found.value)
-    assert all(word in said for word in words), said
-    assert said.startswith("problem.dataset: ")
-    assert len(said) < 1200
-    assert took < PATIENCE
-    assert grown < MOST
+refused = partial(data_kit.refused, images)
 
 
 def by_name(data_folder, name):

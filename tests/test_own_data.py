@@ -248,20 +248,6 @@ def test_any_content_loads_or_is_an_input_error(tmp_path, content, ending):
 # At the command line ---------------------------------------------------------------------------------
 
 
-def test_the_command_line_says_what_is_wrong_with_a_file(tmp_path, monkeypatch):
-    name, (content, said) = "gap.csv", WRONG["gap.csv"]
-    (tmp_path / name).write_text(content)
-    monkeypatch.chdir(tmp_path)
-    told = cli(
-        "run", "--algorithm", "ef21", "--dataset", f"./{name}", "--clients", 2, "--rounds", 3
-    )
-    assert told.code == 2
-    assert said in told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
-    assert len(told.err.splitlines()) <= 3
-
-
 def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     write(frame(), tmp_path / "mine.parquet")
     write(frame(12, seed=4).drop(columns="hospital"), tmp_path / "held.csv")

@@ -13,7 +13,7 @@ import pytest
 from spec_plugins import BASE, registered, wrong
 
 from raybench.core.params import Choice, Integer, Number, record
-from raybench.spec import cells, document, json_schema, load
+from raybench.spec import cells, json_schema, load
 from raybench.spec.keys import Scalar, Table, key
 from raybench.spec.settings import Group, Single
 
@@ -202,9 +202,3 @@ def test_the_schema_shows_it():
     assert not {"backup", "name", "cases"} & set(case)
     assert schema["properties"]["backup"]["properties"]["every"]["default"] == 600.0
     json.dumps(schema)
-
-
-@new_keys
-def test_the_page_is_asked_to_describe_it():
-    """What test_spec_docs.py looks for on the page of sweep files."""
-    assert {"phases", "lag", "backup", "prune"} <= set(document.every_key())

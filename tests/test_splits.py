@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from data_kit import complaint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,12 +10,6 @@ from raybench import data
 from raybench.core.errors import InputError
 
 pytestmark = pytest.mark.thorough
-
-
-def complaint(call, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
 
 
 SPLITS = st.sampled_from(["contiguous", "shuffled", "sorted_by_label"])

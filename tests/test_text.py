@@ -5,14 +5,15 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+from functools import partial
 
+import data_kit
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.core import limits
-from raybench.core.errors import InputError
 from raybench.data import text, vocabulary
 
 pytestmark = pytest.mark.thorough
@@ -27,12 +28,7 @@ REAL = {
 }
 
 
-def complaint(*args, **kwargs) -> str:
-    with pytest.raises(InputError) as found:
-        text(*args, **kwargs)
-    said = str(found.value)
-    assert said.startswith("problem.dataset: ")
-    return said
+complaint = partial(data_kit.complaint, text)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
 
 from raybench.core.errors import InputError, nearest
 from raybench.core.limits import decompressed
@@ -81,7 +82,7 @@ def load(
     Raises InputError for an unknown name, a missing, empty or corrupt file, one that would take
     more than a quarter of the memory, more rows than there are, and a single class.
     """
-    data = _read(os.fspath(name_or_path), label, client)
+    data = _read(os.fspath(name_or_path), label, client, optional=False)
     if rows is not None:
         if not 1 <= rows <= len(data.labels):
             fix = f"{data.name} has {len(data.labels):,} rows"
@@ -129,18 +130,15 @@ def load_test(
             raise data_error(what, "give the test set the same columns", TEST_KEY)
         features = features[:, [data.names.index(name) for name in like.names]]
     if scipy.sparse.issparse(features) and features.shape[1] < d:
-        features = scipy.sparse.csr_array(
-            (features.data, features.indices, features.indptr), shape=(features.shape[0], d)
-        )
+        features = features.copy()
+        features.resize(features.shape[0], d)
     if features.shape[1] != d:
         what = f"{data.name} has {features.shape[1]:,} features, and {like.name} {d:,}"
         raise data_error(what, "a test set has the features of the training set", TEST_KEY)
-    if scipy.sparse.issparse(features) != scipy.sparse.issparse(like.features):
-        features = (
-            scipy.sparse.csr_array(features)
-            if scipy.sparse.issparse(like.features)
-            else features.toarray()
-        )
+    if scipy.sparse.issparse(like.features):
+        features = scipy.sparse.csr_array(features)
+    elif scipy.sparse.issparse(features):
+        features = features.toarray()
     new = [value for value in np.unique(data.labels) if value not in set(like.classes.tolist())]
     if new:
         what = f"{data.name} has the label {shown(new[:1])}, which {like.name} lacks"
@@ -212,22 +210,16 @@ def _scaled(features: Features, scale: str, sizes: np.ndarray | None) -> Feature
     if scale == "none":
         return features
     if scale == "rows":
-        if scipy.sparse.issparse(features):
-            size = np.sqrt(np.asarray((features**2).sum(axis=1)).ravel())
-        else:
-            size = np.linalg.norm(features, axis=1)
-        factor = np.divide(1.0, size, out=np.ones_like(size), where=size > 0)[:, None]
-    else:
-        assert sizes is not None
-        factor = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)[None, :]
+        norm = scipy.sparse.linalg.norm if scipy.sparse.issparse(features) else np.linalg.norm
+        sizes = norm(features, axis=1)[:, None]
+    assert sizes is not None
+    factor = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
     if scipy.sparse.issparse(features):
         return scipy.sparse.csr_array(features.multiply(factor))
     return features * factor
 
 
-def _read(
-    given: str, label: str | None = None, client: str | None = None, optional: bool = False
-) -> Dataset:
+def _read(given: str, label: str | None, client: str | None, optional: bool) -> Dataset:
     """Return the data set of a name or path; ``optional``: it may lack the column of clients."""
     path = Path(given).expanduser()
     named = "/" not in given and os.sep not in given and not path.is_file()

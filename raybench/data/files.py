@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from raybench.core.errors import InputError
-from raybench.core.limits import check_fits, check_growth
+from raybench.core.limits import check_fits, check_growth, decompressed
 
 DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
@@ -79,6 +79,14 @@ def _stamp(files: tuple[Path, ...]) -> str:
         line = f"{file}\0{stat.st_mtime_ns} {stat.st_size}\n"
         whole.update(line.encode(errors="surrogateescape"))
     return whole.hexdigest()
+
+
+def content(path: Path) -> bytearray:
+    """Return the decompressed bytes of a file, in a form that can be written to, as torch wants it."""
+    raw = bytearray()
+    for chunk in decompressed(path, DATASET_KEY):
+        raw += chunk
+    return raw
 
 
 class Archive:

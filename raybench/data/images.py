@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.limits import check_fits, check_growth, decompressed
+from raybench.core.limits import check_fits, check_growth
 from raybench.data.catalogue import BATCHES, IMAGE_SETS, SPELLINGS, needed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import (
@@ -23,6 +23,7 @@ from raybench.data.files import (
     DATASET_KEY,
     Archive,
     cached,
+    content,
     data_error,
     kind,
     opened,
@@ -142,7 +143,8 @@ def _idx(inputs: Path, labels: Path) -> Part:
 
 
 def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return images, labels
 
 
 def _prefixes(path: Path) -> tuple[Part, Part]:
@@ -166,7 +168,7 @@ def idx(path: Path, axes: int) -> np.ndarray:
     big-endian 32-bit integer; the values follow. Raises InputError where that is not what the file
     holds: a header that promises too much is refused before anything is allocated for it.
     """
-    raw, size = _content(path), 4 + 4 * axes
+    raw, size = content(path), 4 + 4 * axes
     if len(raw) < size:
         raise data_error(f"{path} ends after {len(raw)} bytes, within its header", AGAIN)
     if raw[:4] != bytes((0, 0, 8, axes)):
@@ -185,17 +187,9 @@ def cifar(path: Path, rows: int, labels: int) -> Part:
     A row is ``labels`` bytes, of which the last is the label that is meant (CIFAR-100 has a coarse one
     before it), and the image's red, green and blue. Raises InputError for a file of another size.
     """
-    table = _exactly(path, rows * (labels + 3 * 32 * 32), _content(path)).reshape(rows, -1)
+    table = _exactly(path, rows * (labels + 3 * 32 * 32), content(path)).reshape(rows, -1)
     images = np.ascontiguousarray(table[:, labels:]).reshape(rows, 3, 32, 32)
     return images, table[:, labels - 1].copy()
-
-
-def _content(path: Path) -> bytearray:
-    """Return the decompressed bytes of a file, in a form that can be written to, as torch wants it."""
-    raw = bytearray()
-    for chunk in decompressed(path, DATASET_KEY):
-        raw += chunk
-    return raw
 
 
 def _exactly(path: Path, count: int, raw: bytearray, start: int = 0) -> np.ndarray:

@@ -105,8 +105,8 @@ def _plain(value: Any, where: str) -> np.ndarray:
         return np.ascontiguousarray(array, dtype="<f8")
     odd = [value for value in array.flat if not isinstance(value, str)]
     if odd or array.dtype.kind not in "UO":
-        what = f"holds {array.dtype}"
-        what += f", such as {odd[0]!r}"[:60] if array.dtype.kind == "O" else ""
+        such = f", such as {odd[0]!r}"[:60] if array.dtype.kind == "O" else ""
+        what = f"holds {array.dtype}{such}"
         raise InputError.of(where, what, "numbers, or text for labels and clients")
     longest = max(map(len, array.flat), default=1)  # equal texts make equal files
     return np.ascontiguousarray(array.astype(str)).astype(f"<U{max(1, longest)}")

@@ -107,13 +107,12 @@ def _tag(how: object) -> tuple[str, float]:
         fix = "one of " + ", ".join(PLAIN) + ", {dirichlet: A}, {holdout_mix: P}"
         raise InputError.of("problem.split", f"unknown split {how!r}", fix)
     ((kind, number),) = how.items()
+    allowed = {"dirichlet": "a number above 0", "holdout_mix": "a probability in [0, 1]"}
     good = isinstance(number, int | float) and (
-        (kind == "dirichlet" and 0 < number < np.inf)
-        or (kind == "holdout_mix" and 0 <= number <= 1)
+        0 < number < np.inf if kind == "dirichlet" else 0 <= number <= 1
     )
-    if kind in TAGS and not good:
-        fix = "a number above 0" if kind == "dirichlet" else "a probability in [0, 1]"
-        raise InputError.of(f"problem.split.{kind}", f"{number!r} is not allowed", fix)
+    if kind in allowed and not good:
+        raise InputError.of(f"problem.split.{kind}", f"{number!r} is not allowed", allowed[kind])
     return str(kind), float(number) if good else 0.0
 
 

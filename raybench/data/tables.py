@@ -210,18 +210,10 @@ def _text(content: bytes, path: Path, separator: str) -> Any:
         raise data_error(
             what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)"
         )
-    if len(frame.columns) > 1 and all(_numeric(name) for name in frame.columns):
+    if len(frame.columns) > 1 and all(_number(name) is not None for name in frame.columns):
         what = f"{where} starts with a line of numbers, not of column names"
         raise data_error(what, "write the names into its first line, the label's as label")
     return frame
-
-
-def _numeric(name: object) -> bool:
-    try:
-        float(str(name))
-    except ValueError:
-        return False
-    return True
 
 
 def _parquet(content: bytes, path: Path) -> Any:
@@ -388,7 +380,12 @@ def _short(text: str, most: int = 40) -> str:
 
 
 def _finite(text: str) -> bool:
+    number = _number(text)
+    return number is not None and math.isfinite(number)
+
+
+def _number(text: str) -> float | None:
     try:
-        return math.isfinite(float(text))
+        return float(text)
     except ValueError:
-        return False
+        return None

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.limits import check_fits, decompressed
+from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find_text, folder, texts_there
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import DATASET_KEY, cached, data_error, path_of
+from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
 
 LEVELS = ("byte", "character")
 CODES = 0x110000  # of Unicode
@@ -60,7 +60,7 @@ def text(
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _found(name_or_path)
-    tokens, words = _read(file, level)
+    tokens, words = _tokens((file,), level)
     count = max(len(tokens) - 1, 0) // length
     if count == 0:
         what = (
@@ -85,7 +85,7 @@ def text(
 
 def vocabulary(name_or_path: str | os.PathLike[str], level: str = "character") -> Vocabulary:
     """Return what the tokens of ``text`` of the same name and level stand for; the same errors."""
-    return _read(_found(name_or_path)[0], level)[1]
+    return _tokens((_found(name_or_path)[0],), level)[1]
 
 
 def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -106,19 +106,13 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     raise data_error(f"unknown text {given!r}", fix)
 
 
-def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
-    if level not in LEVELS:
-        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
-    return _tokens((file,), level)
-
-
 @cached(4)
 def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
+    if level not in LEVELS:
+        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
     (file,) = files
-    raw = bytearray()
-    for chunk in decompressed(file, DATASET_KEY):
-        raw += chunk
+    raw = content(file)
     if level == "byte":
         return np.frombuffer(raw, np.uint8), Vocabulary(level)
     check_fits(DATASET_KEY, f"{file} as characters", 8 * len(raw), "use level byte")

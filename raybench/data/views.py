@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.limits import check_fits, decompressed
+from raybench.core.limits import check_fits
 from raybench.data.catalogue import VIEW_FILES, VIEW_SETS, folder, present
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import AGAIN, DATASET_KEY, cached, data_error, kind, opened, path_of
+from raybench.data.files import (
+    AGAIN,
+    DATASET_KEY,
+    cached,
+    content,
+    data_error,
+    kind,
+    opened,
+    path_of,
+)
 from raybench.data.images import inputs_of
 from raybench.data.matlab import matrices
 
@@ -71,7 +80,7 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
 
 def _categories(path: Path) -> np.ndarray:
     """Return the last column of a list of text, picture and category, as integers."""
-    lines = b"".join(decompressed(path, DATASET_KEY)).splitlines()
+    lines = content(path).splitlines()
     try:
         return np.array([int(line.split(b"\t")[2]) for line in lines], np.int64)
     except (IndexError, ValueError, OverflowError) as error:
@@ -131,16 +140,12 @@ def _pairs(name: str, source: str, arrays: Arrays) -> dict[str, Pair]:
 
     pairs = {v: Pair(examples(v, ""), examples(v, TEST) if tested else None) for v in chosen}
     for view, pair in pairs.items():
-        _same(f"{name}: {view}", [part for part in (pair.train, pair.test) if part is not None])
+        parts = [part for part in (pair.train, pair.test) if part is not None]
+        kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
+        if len(kinds) > 1:
+            shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
+            raise data_error(f"{name}: {view} has two shapes, {shapes}", "give it one")
     return pairs
-
-
-def _same(what: str, parts: Iterable[Examples]) -> None:
-    """Raise InputError where training and test part of a view are not of one kind and shape."""
-    kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
-    if len(kinds) > 1:
-        shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
-        raise data_error(f"{what} has two shapes, {shapes}", "give it one")
 
 
 def _labels(name: str, values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
@@ -30,9 +31,9 @@ class Measured:
     grads: grad f_i(x) (B, n_here, d). losses: f_i(x) (B, n_here). values: by column, (B,) each.
     """
 
-    grads: torch.Tensor | None
-    losses: torch.Tensor | None
-    values: Mapping[str, torch.Tensor]
+    grads: Tensor | None
+    losses: Tensor | None
+    values: Mapping[str, Tensor]
 
 
 class Fact(StrEnum):
@@ -117,6 +118,7 @@ class Problem:
     per_client: ClassVar[
         tuple[str, ...]
     ] = ()  # names of attributes whose first axis is the clients; a value may be None
+    _whole: Self | None
     has_prox: bool = False
     costly: bool = (
         False  # whether a full gradient takes so long that few rows of a curve measure it
@@ -139,7 +141,7 @@ class Problem:
         self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
         self.device = torch.device("cpu")
         self.samples = samples or (1,) * n
-        self._whole: Problem | None = None
+        self._whole = None
         self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
     @property
@@ -159,7 +161,7 @@ class Problem:
         return self.layout if self.message_dim == self.dim else Layout.vector(self.message_dim)
 
     @property
-    def whole(self) -> Problem:
+    def whole(self) -> Self:
         """Return the problem with all its clients, on the CPU."""
         return self._whole or self
 
@@ -167,9 +169,13 @@ class Problem:
     def constants(self) -> Constants:
         """Return the constants over all clients, computed once in float64."""
         whole = self.whole
-        if "constants" not in whole._kept:
-            whole._kept["constants"] = whole.find_constants()
-        return whole._kept["constants"]
+        return whole.once("constants", whole.find_constants)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a value that is made when it is first asked for, and kept."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def find_constants(self) -> Constants:
         """Compute the constants; called once, on the whole problem.
@@ -201,7 +207,7 @@ class Problem:
         for name in self.per_client:
             if getattr(part, name) is not None:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
-        return part.to(self.device)  # type: ignore[return-value]  # of the class of the whole
+        return part.to(self.device)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the problem with its tensors on ``device`` (itself if they are there)."""
@@ -211,7 +217,7 @@ class Problem:
         moved = copy.copy(self)
         moved._whole, moved._kept, moved.device = self.whole, {}, device
         for name, value in vars(self).items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device))
         return moved
 
@@ -220,30 +226,28 @@ class Problem:
         kept = {k: v for k, v in self._kept.items() if k == "constants"}
         return {**vars(self), "_kept": kept}
 
-    def spread(self, x: torch.Tensor) -> torch.Tensor:
+    def spread(self, x: Tensor) -> Tensor:
         """Return x as (B, n_here, d), whether it came as (B, d) or so already."""
         return x if x.ndim == 3 else x[:, None].expand(-1, len(self.clients), -1)
 
-    def f_i(self, i: int, x: torch.Tensor) -> torch.Tensor:
+    def f_i(self, i: int, x: Tensor) -> Tensor:
         """Return f_i(x), (B,), of client i at x (B, d)."""
         raise NotImplementedError(f"{type(self).__name__} defines neither oracle nor f_i")
 
-    def grad_i(self, i: int, x: torch.Tensor) -> torch.Tensor:
+    def grad_i(self, i: int, x: Tensor) -> Tensor:
         """Return grad f_i(x), (B, d), by automatic differentiation of f_i."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             return torch.autograd.grad(self.f_i(i, x).sum(), x)[0]
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return (grad f_i(x)) (B, n_here, d) and f_i(x) (B, n_here), None without ``loss``."""
         at = self.spread(x)
         pairs = [(i, at[:, j]) for j, i in enumerate(self.clients)]
         grads = torch.stack([self.grad_i(i, z) for i, z in pairs], dim=1)
         return grads, torch.stack([self.f_i(i, z) for i, z in pairs], dim=1) if loss else None
 
-    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
         """Return grad f_i(x), (B, n_here, d), or the mean gradient of a sample of each client.
 
         A problem without samples has the full gradient only.
@@ -252,9 +256,9 @@ class Problem:
 
     def measure(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         what: frozenset[str],
-        full: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        full: Callable[[], tuple[Tensor, Tensor]],
     ) -> Measured:
         """Return what is known of f at x (B, d) for the record: of ``what``, all that is worth its price.
 
@@ -269,27 +273,27 @@ class Problem:
             losses = self.losses(x)
         return Measured(grads, losses, self.evaluate(x) if what & EVALUATED else {})
 
-    def losses(self, x: torch.Tensor) -> torch.Tensor | None:
+    def losses(self, x: Tensor) -> Tensor | None:
         """Return f_i(x) (B, n_here) of x (B, d) for the record; a problem may do it without gradients."""
         return self.oracle(x)[1]
 
-    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
+    def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
         """Return argmin_x gamma penalty(x) + ||x - v||^2 / 2; gamma broadcasts against v."""
         return v
 
-    def penalty(self, x: torch.Tensor) -> torch.Tensor:
+    def penalty(self, x: Tensor) -> Tensor:
         """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
         return x.new_zeros(x.shape[:-1])
 
-    def start(self) -> torch.Tensor:
+    def start(self) -> Tensor:
         """Return the problem's own starting point (d,)."""
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the minimiser x* (d,) where it is known or quickly found, else None."""
         return None
 
-    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
         """Return metrics at x (B, d), each (B,): accuracy, test_loss; empty where there are none."""
         return {}
 
@@ -297,7 +301,7 @@ class Problem:
 # How many rows are right: a tie between classes counts as what a guess among them would be --------
 
 
-def right(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def right(scores: Tensor, labels: Tensor) -> Tensor:
     """Return how right each row is, 0 to 1 in float64, (.., N), of scores (.., N, c), labels (N,) or (.., N).
 
     A row whose class has the largest score is right, one whose class shares it with t - 1 others by 1/t. So x = 0,
@@ -309,11 +313,11 @@ def right(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return own.double() / top.sum(-1).clamp(min=1)
 
 
-def share_right(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def share_right(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the share of rows that are ``right``, (..), of scores (.., N, c), labels (N,) or (.., N)."""
     return right(scores, labels).mean(-1)
 
 
-def share_signed(margins: torch.Tensor) -> torch.Tensor:
+def share_signed(margins: Tensor) -> Tensor:
     """Return the share of rows with a positive margin y a'x, (..), of margins (.., N); a margin of 0 is half right."""
     return ((margins > 0).double() + 0.5 * (margins == 0)).mean(-1)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy.sparse
 import torch
+from torch import Tensor
 
 from raybench import data
 from raybench.core.errors import InputError
@@ -20,7 +21,7 @@ from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.kernels import nonconvex_kernel
-from raybench.problems.minimum import lmax_gram, row_norms_sq
+from raybench.problems.minimum import dense, lmax_gram, row_norms_sq
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +64,7 @@ class Rows:
         )
         return self.features.toarray()
 
-    def padded(
-        self, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def padded(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, N, p), labels (n, N, ..) and weights 1/N_i (n, N), with zeros up to the largest client."""
         counts, shape = self.counts, (len(self.counts), max(self.counts))
         features, labels = torch.from_numpy(self.dense()), torch.from_numpy(self.labels)
@@ -121,7 +120,7 @@ class Regularizer:
         """Return the strong convexity constant of the smooth part (0 if it has none)."""
         return self.lam if self.kind == "l2" else 0.0
 
-    def value(self, x: torch.Tensor) -> torch.Tensor:
+    def value(self, x: Tensor) -> Tensor:
         """Return the smooth part at x (..., d) as (...)."""
         if self.kind == "l2":
             return (0.5 * self.lam) * (x * x).sum(-1)
@@ -129,14 +128,14 @@ class Regularizer:
         terms = torch.where(square.isinf(), 1.0, square / (1 + square))
         return self.lam * terms.sum(-1)
 
-    def grad(self, x: torch.Tensor) -> torch.Tensor:
+    def grad(self, x: Tensor) -> Tensor:
         """Return the gradient of the smooth part at x (..., d)."""
         if self.kind == "l2":
             return self.lam * x
         root = 1 + x * x
         return (2 * self.lam) * x / root / root
 
-    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (grad, value) at x (..., d): in one pass on the CPU, where small calls cost most."""
         if self.kind != "nonconvex" or x.device.type != "cpu":
             return self.grad(x), self.value(x)
@@ -148,11 +147,11 @@ class Regularizer:
         )
         return grads, values
 
-    def penalty(self, x: torch.Tensor) -> torch.Tensor:
+    def penalty(self, x: Tensor) -> Tensor:
         """Return the nonsmooth part at x (..., d) as (...)."""
         return self.lam * x.abs().sum(-1) if self.nonsmooth else x.new_zeros(x.shape[:-1])
 
-    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
+    def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
         """Return the soft threshold of v at gamma lam (l1), else v."""
         return v.sign() * (v.abs() - gamma * self.lam).clamp(min=0) if self.nonsmooth else v
 
@@ -264,17 +263,17 @@ class DataProblem(Problem):
             result.add(Fact.CONVEX_PENALTY)
         return frozenset(result)
 
-    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
+    def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""
         return self.regularizer.prox(v, gamma)
 
-    def penalty(self, x: torch.Tensor) -> torch.Tensor:
+    def penalty(self, x: Tensor) -> Tensor:
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
 
     def regularized(
-        self, x: torch.Tensor, grads: torch.Tensor, losses: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, x: Tensor, grads: Tensor, losses: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return gradients (B, n, d) and losses (B, n) with the smooth part at x (B, d) or (B, n, d) added, in place."""
         if self.regularizer.smooth:
             shift, value = self.regularizer.both(x)
@@ -288,24 +287,22 @@ class DataProblem(Problem):
         """Return the columns of the variable: one, or one per class."""
         return self.dim // self.rows.features.shape[1]
 
-    def inputs(self, rows: torch.Tensor) -> torch.Tensor:
+    def inputs(self, rows: Tensor) -> Tensor:
         """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
         whole = self.whole
-        assert isinstance(whole, DataProblem)
         taken = whole.rows.features[rows.flatten().cpu().numpy()]
-        dense = taken.toarray() if scipy.sparse.issparse(taken) else np.asarray(taken)
-        values = torch.from_numpy(dense).to(self.dtype).to(self.device)
+        values = torch.from_numpy(dense(taken)).to(self.dtype).to(self.device)
         return values.unflatten(0, tuple(rows.shape))
 
-    def link(self, scores: torch.Tensor) -> torch.Tensor:
+    def link(self, scores: Tensor) -> Tensor:
         """Return the predictions that scores a'x stand for: themselves, unless a loss says otherwise."""
         return scores
 
-    def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def predict(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return link(a_j'x), (B, n_here, b, outputs)."""
         return self._predicted(x, self.inputs(rows))
 
-    def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    def distill(self, x: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
         """Return mean_b a_b (p_b - t_b)': link and D belong together, as sigma and cross-entropy do."""
         A = self.inputs(rows)
         off = self._predicted(x, A) - teacher  # (B, n, b, c)
@@ -314,7 +311,7 @@ class DataProblem(Problem):
         wide = A.mT @ together  # one matrix product serves all clients
         return wide.unflatten(-1, (n, c)).permute(0, 2, 1, 3).flatten(-2) / b
 
-    def _predicted(self, x: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+    def _predicted(self, x: Tensor, A: Tensor) -> Tensor:
         """Return link(a'x), (B, n_here, b, outputs), of inputs A (B, b, p)."""
         p, n = A.shape[-1], x.shape[1]
         X = x.unflatten(-1, (p, -1)).permute(0, 2, 1, 3).flatten(-2)  # (B, p, n c)
@@ -380,10 +377,9 @@ class ScoreProblem(DataProblem):
         """Return lambda of l2 where the loss is convex: mu, None where there is none."""
         return (self.regularizer.mu or None) if self.convex else None
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
         whole = self.whole
-        assert isinstance(whole, ScoreProblem)
         result = whole._minimum()
         if result is None:
             return None
@@ -397,9 +393,7 @@ class ScoreProblem(DataProblem):
         mu = self.strong_convexity()
         if not mu:
             return None
-        if "minimum" not in self._kept:
-            self._kept["minimum"] = self.least(mu)
-        return self._kept["minimum"]
+        return self.once("minimum", lambda: self.least(mu))
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""

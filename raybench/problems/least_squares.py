@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from torch import Tensor
 
 from raybench import data
 from raybench.core.draws import Sample
@@ -18,7 +19,7 @@ from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, problem
 from raybench.problems.base import Constants, Fact, share_right, share_signed
 from raybench.problems.clients import DataProblem
-from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
+from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, dense, lmax_gram, row_norms_sq
 from raybench.problems.quadratic import quadratic_constants
 
 MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
@@ -35,8 +36,8 @@ class LeastSquares(DataProblem):
     """
 
     per_client = ("rows", "H", "M", "half_square")
-    H: torch.Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
-    M: torch.Tensor | None  # (n, p, c): A_i'b_i / N_i
+    H: Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
+    M: Tensor | None  # (n, p, c): A_i'b_i / N_i
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class LeastSquares(DataProblem):
                 f"{clients:,} matrices of {self.p:,} x {self.p:,}, twice,",
                 "fewer problem.clients",
             )
-            H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
-            M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
+            H = np.stack([dense(a.T @ a) / count for a, _, count in parts])
+            M = np.stack([dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
             self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
         else:  # ``_padded``, which every gradient is computed from
@@ -93,10 +94,7 @@ class LeastSquares(DataProblem):
         shape = (p,) if labels.ndim == 1 else (p, labels.shape[1])
         return Layout((("x", shape),))
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         X = x.unflatten(-1, (self.p, self.c))  # (B[, n], p, c)
         shared = x.ndim == 2
         if self.H is not None and self.M is not None:
@@ -117,8 +115,7 @@ class LeastSquares(DataProblem):
         grads = grads.flatten(-2).contiguous()
         return self.regularized(x, grads, losses)
 
-    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
         if sample is None:
             return self.oracle(x, loss=False)[0]
         A, Y, _ = self._padded()
@@ -129,13 +126,12 @@ class LeastSquares(DataProblem):
         grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
-    def _wide(self) -> torch.Tensor:
-        if "wide" not in self._kept:  # (p, n p), so that one product serves all clients
-            assert self.H is not None
-            self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
-        return self._kept["wide"]
+    def _wide(self) -> Tensor:
+        H = self.H  # made (p, n p), so that one product serves all clients
+        assert H is not None
+        return self.once("wide", lambda: H.permute(2, 0, 1).reshape(self.p, -1).contiguous())
 
-    def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _padded(self) -> tuple[Tensor, Tensor, Tensor]:
         if "padded" not in self._kept:
             A, Y, _ = self.rows.padded(self.dtype, self.device)
             counts = torch.tensor(self.rows.counts, dtype=self.dtype, device=self.device)
@@ -187,16 +183,13 @@ class LeastSquares(DataProblem):
             | (frozenset() if extra else {Fact.QUADRATIC}),
         )
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
         whole = self.whole
-        assert isinstance(whole, LeastSquares)
         regularizer = self.regularizer
         if regularizer.kind not in ("none", "l2"):
             return None
-        if "minimizer" not in whole._kept:
-            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole.rows.weights())[2]
-        x = whole._kept["minimizer"]
+        x = whole.once("minimizer", lambda: whole._minimum(regularizer.mu, whole.rows.weights())[2])
         return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
 
     def _minimum(
@@ -213,7 +206,7 @@ class LeastSquares(DataProblem):
         primal = A.shape[1] <= A.shape[0]
         if min(A.shape) > MOST_BY_DENSE_SOLVER:
             return None, ridge or None, None, False
-        values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
+        values, vectors = np.linalg.eigh(dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
         inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
         x = vectors @ (inverse[:, None] * (vectors.T @ (A.T @ b if primal else b)))
@@ -226,14 +219,13 @@ class LeastSquares(DataProblem):
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
         return least, mu or None, np.asarray(x).reshape(-1), full
 
-    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
         """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.
 
         The test loss is ||Ax - b||^2 / (2 N) on the test part. No accuracy for regressed values.
         Ties count in part (see ``share_right``, ``share_signed``).
         """
         whole = self.whole
-        assert isinstance(whole, LeastSquares)
         rows = whole.test or whole.rows
         X = x.detach().cpu().double().numpy().reshape(len(x), self.p, self.c)
         scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(
@@ -248,7 +240,3 @@ class LeastSquares(DataProblem):
         if whole.test is not None:
             result["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
         return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in result.items()}
-
-
-def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:
-    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

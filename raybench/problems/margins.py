@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.sparse
 import torch
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from raybench.core.draws import Sample
@@ -40,24 +41,15 @@ class MarginProblem(ScoreProblem):
         that is large and mostly not zero (measured two to four times faster there); elsewhere
         dense torch.
         """
-        if "full" not in self._kept:
-            stored = stored_entries(self.rows.features)
-            self._kept["full"] = stored > max(
-                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+        most = max(MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape))
+        full = self.once("full", lambda: stored_entries(self.rows.features) > most)
+        if self.device.type != "cpu" or (batch == 1 and full):
+            return self.once(
+                "dense", lambda: DenseMargins(self.rows, self.loss, self.dtype, self.device)
             )
-        if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
-            if "dense" not in self._kept:
-                made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
-                self._kept["dense"] = made
-            return self._kept["dense"]
-        if "sparse" not in self._kept:
-            self._kept["sparse"] = SparseMargins(self.rows, self.loss, self.dtype)
-        return self._kept["sparse"]
+        return self.once("sparse", lambda: SparseMargins(self.rows, self.loss, self.dtype))
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         smooth = self.regularizer.smooth
         shift, value = self.regularizer.both(x) if smooth else (None, None)
         grads, losses = self.margins(len(x)).oracle(x, shift, loss)
@@ -65,14 +57,13 @@ class MarginProblem(ScoreProblem):
             losses += value if value.ndim == 2 else value[:, None]
         return grads, losses
 
-    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """Return the clients' gradients, or those of a sample."""
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
         if sample is None:
             return self.oracle(x, loss=False)[0]
         shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
         return self.margins().minibatch(x, sample.indices, shift)
 
-    def link(self, scores: torch.Tensor) -> torch.Tensor:
+    def link(self, scores: Tensor) -> Tensor:
         """Return the probability of the label +1."""
         return torch.sigmoid(scores)
 
@@ -82,24 +73,21 @@ class MarginProblem(ScoreProblem):
             return None
         return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
 
-    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
         """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
 
         The test loss has no regulariser. A margin of 0 decides for neither class and counts as half
         right, so x = 0 has accuracy 0.5: what a guess would have.
         """
         whole = self.whole
-        assert isinstance(whole, MarginProblem)
         rows = whole.test or whole.rows
-        margins = torch.from_numpy(rows.labels * (rows.features @ _numpy(x).T).T)
+        margins = torch.from_numpy(
+            rows.labels * (rows.features @ x.detach().cpu().double().numpy().T).T
+        )
         result = {"accuracy": share_signed(margins)}
         if whole.test is not None:
             result["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
         return {k: v.to(x.device) for k, v in result.items()}
-
-
-def _numpy(x: torch.Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 @problem("logistic")
@@ -155,15 +143,15 @@ class NonconvexClassification(MarginProblem):
 # Dense rows, in plain torch: every device's path, the CPU's reference -----------------------------
 
 
-Scalar = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Scalar = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def logistic(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def logistic(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return l(z) = log(1 + exp(-z)) and l'(z) = -sigma(-z)."""
     return softplus(-z, threshold=1e9), -torch.sigmoid(-z)
 
 
-def sigmoid_sq(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sigmoid_sq(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return l(z) = sigma(-z)^2 and l'(z) = -2 sigma(-z)^2 sigma(z)."""
     s = torch.sigmoid(-z)
     return s * s, -2 * s * s * torch.sigmoid(z)
@@ -179,9 +167,7 @@ class DenseMargins:
         self.A = A * signs[..., None]
         self.loss = self.losses[loss]
 
-    def oracle(
-        self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def oracle(self, x: Tensor, shift: Tensor | None, loss: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
         n, rows, d = self.A.shape
         if x.ndim == 2:
@@ -197,9 +183,7 @@ class DenseMargins:
         losses = torch.einsum("nrb,nr->bn", values, self.weights) if loss else None
         return grads.contiguous(), losses
 
-    def minibatch(
-        self, x: torch.Tensor, sample: torch.Tensor, shift: torch.Tensor | None
-    ) -> torch.Tensor:
+    def minibatch(self, x: Tensor, sample: Tensor, shift: Tensor | None) -> Tensor:
         """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
         at = x if x.ndim == 3 else x[:, None]
         client = torch.arange(self.A.shape[0], device=x.device)[None, :, None]
@@ -242,9 +226,7 @@ class SparseMargins:
             self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
         return self._blocks[size]
 
-    def oracle(
-        self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def oracle(self, x: Tensor, shift: Tensor | None, loss: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
         B, (n, d) = len(x), self.shape
         tile = _tile(B)
@@ -262,9 +244,7 @@ class SparseMargins:
         run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
         return grads, losses if loss else None
 
-    def minibatch(
-        self, x: torch.Tensor, sample: torch.Tensor, shift: torch.Tensor | None
-    ) -> torch.Tensor:
+    def minibatch(self, x: Tensor, sample: Tensor, shift: Tensor | None) -> Tensor:
         """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
         B, (n, d) = len(x), self.shape
         kernel = kernels.minibatch_kernel(self.weighted, self.kind)
@@ -289,12 +269,12 @@ def _tile(B: int) -> int:
     return 16 if -B % 16 < 8 else 8  # tiles of 16 cells, unless half of the last tile were empty
 
 
-def _array(x: torch.Tensor) -> np.ndarray:
+def _array(x: Tensor) -> np.ndarray:
     x = x.detach().contiguous()
     return (x if x.ndim == 3 else x[:, None]).numpy()
 
 
-def _added(x: torch.Tensor, shift: torch.Tensor | None) -> tuple[np.ndarray, bool]:
+def _added(x: Tensor, shift: Tensor | None) -> tuple[np.ndarray, bool]:
     return _array(x if shift is None else shift), shift is not None
 
 

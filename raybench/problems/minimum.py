@@ -11,6 +11,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import scipy.special
 import torch
+from torch import Tensor
 
 from raybench.core.draws import Sample
 from raybench.core.process import give_back
@@ -39,10 +40,13 @@ def lmax_gram(features: Features, weights: np.ndarray | None = None) -> float:
         # a fixed start, since that of svds is random and results would vary
         start = np.random.default_rng(0).random(d)
         return float(scipy.sparse.linalg.eigsh(gram, k=1, which="LA", v0=start)[0][0])
-    gram = features.T @ features if d <= rows else features @ features.T
-    if scipy.sparse.issparse(gram):
-        gram = gram.toarray()
+    gram = dense(features.T @ features if d <= rows else features @ features.T)
     return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0)
+
+
+def dense(matrix: Features) -> np.ndarray:
+    """Return a matrix as an ndarray."""
+    return matrix.toarray() if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
 
 def row_norms_sq(features: Features) -> np.ndarray:
@@ -94,7 +98,7 @@ def softmax_minimum(
     size = d * classes
     if size > MOST_BY_DENSE_SOLVER or rows * size * size > MOST_PRODUCTS_DENSE:
         return None
-    A = A.toarray() if scipy.sparse.issparse(A) else A
+    A = dense(A)
     place = np.arange(rows), y
 
     def value(x: np.ndarray) -> float:
@@ -181,7 +185,7 @@ def noise(problem: Problem) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def _noise_of(part: Problem, best: torch.Tensor) -> torch.Tensor:
+def _noise_of(part: Problem, best: Tensor) -> Tensor:
     """Return each hosted client's share of the noise, (n_here,)."""
     counts = part.samples[part.clients.start : part.clients.stop]
     whole = part.grad(best[None])  # (1, n_here, d)

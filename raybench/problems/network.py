@@ -30,7 +30,7 @@ from raybench.core.registry import (
 from raybench.core.streams import Stream
 from raybench.data import Examples
 from raybench.problems.base import DTYPES, Problem
-from raybench.problems.networks.build import load_weights, network_of, trainable
+from raybench.problems.networks import build
 from raybench.problems.networks.passes import (
     Passes,
     Work,
@@ -106,7 +106,9 @@ class NetworkProblem(Problem):
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
         given = None if dataset is None else examples_of(dataset, model, length, level)
-        made, self._task = network_of(model, None if given is None else given.train, init_seed)
+        made, self._task = build.network_of(
+            model, None if given is None else given.train, init_seed
+        )
         train = made.train or (given.train if given else None)
         assert train is not None
         test = made.test or (given.test if given and made.train is None else None)
@@ -126,8 +128,8 @@ class NetworkProblem(Problem):
         self._shift, self._factor = scaling(train, scale)
         net = with_streams(made.model)
         if init_from is not None:
-            load_weights(net, init_from)
-        params = trainable(net, tuple(freeze))
+            build.load_weights(net, init_from)
+        params = build.trainable(net, tuple(freeze))
         layout = Layout(tuple((name, tuple(p.shape)) for name, p in params.items()))
         super().__init__(
             clients, layout, dtype=DTYPES[dtype], samples=tuple(len(part) for part in parts)
@@ -145,12 +147,9 @@ class NetworkProblem(Problem):
             losses = self._measures(self.passes.outputs(self._start, inputs), targets)["test_loss"]
         except InputError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a user's network raises on data that it was not made for
-            said = (str(error) or type(error).__name__).splitlines()[0]
+        except Exception as error:
             shape = tuple(inputs.shape[1:])
-            what = f"{self._text} does not take inputs of shape {shape}: {said}"
+            what = f"{self._text} does not take inputs of shape {shape}: {build.reason(error)}"
             raise InputError.of("problem.model", what, "a model and data that fit") from error
         if losses.shape != (len(inputs),):
             what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
@@ -178,19 +177,16 @@ class NetworkProblem(Problem):
         return out
 
     def host(self, clients: range) -> Self:
-        """Return the same problem with these clients' examples, and a module of its own."""
         part = super().host(clients)
         part.passes = self.passes.apart()
         return part
 
     def part(self, clients: range) -> Self:
-        """Return the same problem with these clients' examples, and the same module."""
         part = super().part(clients)
         part.passes = self.passes
         return part
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the problem with its tensors, and those of its network, on ``device``."""
         moved = super().to(device)
         if moved is not self:
             moved.passes = self.passes.to(moved.device)
@@ -200,20 +196,11 @@ class NetworkProblem(Problem):
 
     def examples(self, source: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (*rows, ..) in the problem's type, and targets, of rows of a data set."""
-        at = rows.flatten().cpu().numpy()
-        inputs = torch.from_numpy(source.inputs[at]).to(self.device)
-        if source.kind == "text":
-            inputs = inputs.long()
-        else:
-            inputs = inputs.to(self.dtype)
-            if source.kind == "image":
-                full = 255.0 if source.inputs.dtype == np.uint8 else 1.0
-                inputs = (inputs / full - self._shift.to(inputs)) * self._factor.to(inputs)
-        lead = tuple(rows.shape)
-        inputs = inputs.unflatten(0, lead)
+        inputs = build.inputs_at(source, rows, self.dtype, self.device, self._shift, self._factor)
         if self._task.on_inputs:
             return inputs, inputs
-        return inputs, torch.from_numpy(source.targets[at]).to(self.device).unflatten(0, lead)
+        targets = torch.from_numpy(source.targets[rows.flatten().cpu().numpy()]).to(self.device)
+        return inputs, targets.unflatten(0, tuple(rows.shape))
 
     def _rows(self, indices: Tensor) -> Tensor:
         """Return the rows of the data set, (B, n_here, b), of indices within each client."""
@@ -270,7 +257,6 @@ class NetworkProblem(Problem):
         }
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        """Return the clients' gradients (B, n_here, d); buffers, if there are any, are made anew."""
         return self.grad_buffered(x, sample, self.buffers(len(x)))[0]
 
     def grad_buffered(
@@ -288,7 +274,6 @@ class NetworkProblem(Problem):
         return out, after
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the full gradients (B, n_here, d) and the losses (B, n_here) that they are of, over all examples."""
         grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
         return grads, losses
 
@@ -359,7 +344,6 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        """Return f_i(x), (B, n_here), of x (B, d), with the mean of the clients' statistics, by default the start's."""
         buffers = self._first(len(x)) if buffers is None else buffers
         result = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
         return result + self._penalty(x[:, None])
@@ -411,10 +395,10 @@ def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
     return data.text(dataset, length, level) if text else data.images(dataset)
 
 
-def scaling(train: Examples, scale: str) -> tuple[Tensor, Tensor]:
-    """Return what is subtracted from images in [0, 1], and what they are multiplied by, (C, 1, 1) each."""
+def scaling(train: Examples, scale: str) -> tuple[Tensor | None, Tensor | None]:
+    """Return what is subtracted from images in [0, 1], and what they are multiplied by, (C, 1, 1) each, or None."""
     if train.kind != "image" or scale == "unit" or (scale == "auto" and train.inputs.shape[1] == 1):
-        return torch.zeros(()), torch.ones(())
+        return None, None
     std = np.where(train.std > 0, train.std, 1.0)
     shift, factor = (torch.from_numpy(v)[:, None, None] for v in (train.mean, 1 / std))
     return shift, factor

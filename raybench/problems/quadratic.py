@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from scipy.linalg import solveh_banded
+from torch import Tensor
 
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
@@ -24,8 +25,8 @@ class Quadratic(Problem):
 
     def __init__(
         self,
-        A: torch.Tensor,
-        b: torch.Tensor,
+        A: Tensor,
+        b: Tensor,
         *,
         layout: Layout | None = None,
         dtype: torch.dtype = torch.float64,
@@ -34,15 +35,12 @@ class Quadratic(Problem):
         self.exact = A.double(), b.double()
         self.A, self.b = A.to(dtype), b.to(dtype)
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return A_i x - b_i (B, n_here, d) and f_i(x) (B, n_here)."""
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         n, d = self.b.shape
         if x.ndim == 2:
-            if "wide" not in self._kept:  # (d, n d), so that one product serves all clients
-                self._kept["wide"] = self.A.permute(2, 0, 1).reshape(d, n * d).contiguous()
-            pulled = (x @ self._kept["wide"]).view(-1, n, d)
+            # (d, n d), so that one product serves all clients
+            wide = self.once("wide", lambda: self.A.permute(2, 0, 1).reshape(d, n * d).contiguous())
+            pulled = (x @ wide).view(-1, n, d)
         else:
             pulled = (self.A @ x.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
         grads = pulled - self.b
@@ -60,7 +58,7 @@ class Quadratic(Problem):
         result = quadratic_constants(A, spectra)
         return replace(result, mu=mu, f_inf=f_star, f_star=f_star, facts=facts, sample_variance=0.0)
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the minimiser of smallest norm, None where f is unbounded below."""
         if self.constants.f_star is None:
             return None
@@ -214,10 +212,7 @@ class Tridiagonal(Problem):
         self.scale = torch.from_numpy(self.nu / 4).to(self.dtype)
         self.first = torch.from_numpy(self.b_first).to(self.dtype)
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return A_i x - b_i (B, n_here, d) and f_i(x) (B, n_here), in O(B n d)."""
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         at = x if x.ndim == 3 else x[:, None]
         pulled = 2 * at
         pulled[..., 1:] -= at[..., :-1]
@@ -265,7 +260,7 @@ class Tridiagonal(Problem):
             facts=frozenset(facts),
         )
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the solution of the mean of the systems; None where that mean is not positive."""
         mean = float(self.nu.mean())
         if mean <= 0:
@@ -276,7 +271,7 @@ class Tridiagonal(Problem):
         right[0] = float(self.b_first.mean())
         return torch.from_numpy(solveh_banded(band, right)).to(self.dtype).to(self.device)
 
-    def start(self) -> torch.Tensor:
+    def start(self) -> Tensor:
         """Return sqrt(d) e_1."""
         x = super().start()
         x[0] = math.sqrt(self.dim)

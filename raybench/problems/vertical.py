@@ -19,7 +19,7 @@ from raybench.core.registry import Choice, Integer, List, Number, Param, Text, p
 from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right, share_signed
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.minimum import lmax_gram
-from raybench.problems.networks.parties import LinearParty, Party, encoded, parties_of
+from raybench.problems.networks.parties import LinearParty, encoded, parties_of
 
 _SHARED = (
     *("dataset", "clients", "dtype", "seed", "rows", "intercept"),
@@ -152,7 +152,6 @@ class VerticalLeastSquares(VerticalProblem):
 
     @property
     def sample_count(self) -> int:
-        """Return N, the number of rows."""
         return len(self.b)
 
     def message_layout(self, batch: object = None) -> Layout:
@@ -193,12 +192,10 @@ class VerticalLeastSquares(VerticalProblem):
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return x (B, d) from the blocks (B, n, w) of all clients."""
         whole = self.whole
-        assert isinstance(whole, VerticalLeastSquares)
         # Blocks hold consecutive columns, so this puts them in order.
         return blocks[:, whole.present.to(blocks.device).bool()]
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return grad F(x) and F(x), the same for every hosted client: (B, n_here, d), (B, n_here)."""
         residual = x @ self.At - self.b  # (B[, n], N)
         grads = 2 * residual @ self.At.T
         losses = residual.square().sum(-1) if loss else None
@@ -305,13 +302,11 @@ class VerticalNetwork(VerticalProblem):
         self.sizes = [party.layout.dim for party in self.parties]
 
     def host(self, clients: range) -> Self:
-        """Return the same problem for these clients, with modules of its own."""
         part = super().host(clients)
         part.parties = [party.apart() for party in part.parties]
         return part
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the problem with its tensors, and those of its parties, on ``device``."""
         moved = super().to(device)
         if moved is not self:
             moved.parties = [party.to(moved.device) for party in self.parties]
@@ -321,7 +316,6 @@ class VerticalNetwork(VerticalProblem):
 
     @property
     def sample_count(self) -> int:
-        """Return N, the number of samples."""
         return len(self.labels)
 
     def message_layout(self, batch: object = None) -> Layout:
@@ -346,7 +340,7 @@ class VerticalNetwork(VerticalProblem):
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the contributions (B, n_here, b C) of rows (B, b), of all samples where None."""
-        result = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
+        result = [self.parties[i].outputs(x, rows) for i, x in self._own(blocks)]
         return torch.stack([u.flatten(1) for u in result], 1)
 
     def change(self, new: Tensor, old: Tensor) -> Tensor:
@@ -356,7 +350,8 @@ class VerticalNetwork(VerticalProblem):
     def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the gradient (B, b C) of the samples' mean loss in their scores v (B, b C)."""
         scores = v.unflatten(-1, (-1, self.classes))
-        right = F.one_hot(self._targets(rows), self.classes).to(scores)
+        labels = self.labels if rows is None else self.labels[rows]
+        right = F.one_hot(labels, self.classes).to(scores)
         return ((scores.softmax(-1) - right) / scores.shape[1]).flatten(1)
 
     def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -364,17 +359,11 @@ class VerticalNetwork(VerticalProblem):
         out = self.weight_decay * blocks
         r = r.unflatten(-1, (-1, self.classes))
         for j, (i, x) in enumerate(self._own(blocks)):
-            out[:, j, : self.sizes[i]] += self._party(i).pullback(x, r, rows)
+            out[:, j, : self.sizes[i]] += self.parties[i].pullback(x, r, rows)
         return out
 
     def _own(self, blocks: Tensor) -> list[tuple[int, Tensor]]:
         return [(i, blocks[:, j, : self.sizes[i]]) for j, i in enumerate(self.clients)]
-
-    def _party(self, i: int) -> Party:
-        return self.parties[i]
-
-    def _targets(self, rows: Tensor | None) -> Tensor:
-        return self.labels if rows is None else self.labels[rows]
 
     # The whole, for the record ----------------------------------------------------------------------
 
@@ -391,7 +380,6 @@ class VerticalNetwork(VerticalProblem):
         return self.weight_decay / 2 * x.square().sum(-1)
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return grad f(x) (B, n_here, d) and f(x) (B, n_here), the same for every hosted client."""
         at = x.flatten(0, -2)
         scores = self._scores(at)
         r = self.residual(scores.flatten(1)).view(scores.shape)
@@ -401,7 +389,6 @@ class VerticalNetwork(VerticalProblem):
         return self.everywhere(x, grads, losses)
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return f(x) (B, n_here) of x (B, d), the same for every hosted client, without gradients."""
         f = self._losses(self._scores(x), self.labels) + self._penalty(x)
         return f[:, None].expand(-1, len(self.clients))
 

@@ -51,28 +51,17 @@ def load(
         cells=made,
         notes=notes,
         excluded=excluded,
-        text=_text(raw),
+        text=yaml.dump({key: value for key, value in raw.items() if value is not None}),
         source=origin,
         **settings,
     )
 
 
-def saved(
-    source: str | Path | Mapping[str, object],
-    *,
-    sets: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-) -> tuple[str, str]:
-    """Return name and text of a sweep, as ``load`` has them, without reading what its keys say.
-
-    Raises InputError for a file that is missing or no YAML, and for overrides that make no sense.
-    """
-    raw, _ = _whole(source, sets, plugins, None)
-    return str(raw["name"]), _text(raw)
-
-
-def _text(raw: Mapping[str, object]) -> str:
-    return yaml.dump({key: value for key, value in raw.items() if value is not None})
+def name_of(
+    source: str | Path | Mapping[str, object], sets: Sequence[str], plugins: Sequence[str]
+) -> str:
+    """Return the name of a sweep, as ``load`` has it, without reading what its keys say; errors as of ``load``."""
+    return str(_whole(source, sets, plugins, None)[0]["name"])
 
 
 def _whole(
@@ -176,7 +165,9 @@ def nameable(cell: Cell) -> Names:
     for name, key in document.axes().items():
         kind, value = key.kind, getattr(cell, key.field)
         if isinstance(kind, Scalar):
-            out[name] = kind.param, kind.spelled(value)
+            # where the key is ignored its value stays None, which no pattern matches
+            default = value is None and key.heard is None
+            out[name] = kind.param, kind.written() if default else value
         elif isinstance(kind, Sections | Table):
             params, settings = kind.params(value), kind.settings(value)
             held[name] = {inner: (params[inner], settings[inner]) for inner in settings}
@@ -190,24 +181,24 @@ def nameable(cell: Cell) -> Names:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One entry of ``exclude``: raw values by key, dotted where a section is named."""
+    """One entry of ``exclude``: raw values by key, dotted where a section is named.
+
+    wanted: texts of the values that it accepts, by key and the parameter that types them (``check_patterns``).
+    """
 
     where: str
     raw: Mapping[str, Any]
-    _seen: dict[tuple[str, int], set[str]] = field(default_factory=dict, compare=False, repr=False)
+    wanted: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
     def matches(self, names: Names) -> bool:
         """Tell whether every key of the pattern matches a cell of which it may name these."""
-        return all(key in names and self._accepts(key, *names[key]) for key in self.raw)
-
-    def _accepts(self, key: str, kind: Param | Sections, value: object) -> bool:
-        at = (key, id(kind))
-        if at not in self._seen:
-            self._seen[at] = set(map(canonical, _wanted(kind, self.raw[key], key, [])))
-        return canonical(value) in self._seen[at]
+        return all(
+            key in names and canonical(names[key][1]) in self.wanted[key, id(names[key][0])]
+            for key in self.raw
+        )
 
 
 def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
@@ -244,8 +235,8 @@ def _flat(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: Found) -> None:
-    """Complain about keys that no cell has, unknown names, and values that no parameter takes."""
-    kinds: dict[str, dict[int, Param | Sections]] = {n: {0: p} for n, p in _STEPS.items()}
+    """Type the values of patterns; complain of keys that no cell has and values that no parameter takes."""
+    kinds: dict[str, dict[int, Param | Sections]] = {n: {id(p): p} for n, p in _STEPS.items()}
     for names in every:
         for key, (kind, _) in names.items():
             kinds.setdefault(key, {})[id(kind)] = kind
@@ -256,9 +247,10 @@ def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: F
                 found.append(Complaint(at, "unknown key", nearest(key, kinds)))
                 continue
             tries: list[Found] = []
-            for kind in kinds[key].values():
+            for place, kind in kinds[key].items():
                 tries.append([])
-                _wanted(kind, value, at, tries[-1])
+                typed = _wanted(kind, value, at, tries[-1])
+                pattern.wanted[key, place] = set(map(canonical, typed))
             if all(tries):
                 found.extend(tries[0])
 
@@ -386,14 +378,10 @@ def _lacking(method: Method, found: Found) -> None:
         missing = [option for option in axis if option.value is None]
         if role is not None and missing:
             what = f"{method.section.name} needs a {name}"
-            found.append(Complaint(missing[0].where, what, _proposal(name, role)))
-
-
-def _proposal(name: str, role: Role) -> str:
-    """Return how to give the compressor that is missing: its key with one of the right class."""
-    one = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
-    form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
-    return f"{one}, as {name}: {form}; raybench ls compressors lists all"
+            noun = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
+            form = f"as {name}: {{name: {role.usual}, k: {USUAL_SHARE}}}"
+            fix = f"{noun}, {form}; raybench ls compressors lists all"
+            found.append(Complaint(missing[0].where, what, fix))
 
 
 # Axes multiplied out into unique cells ------------------------------------------------------------

@@ -92,19 +92,27 @@ class Kind:
         return {}
 
 
-def each(
-    value: object, where: str, found: Found, read: Callable[[Any, str], list[Any]], example: str
-) -> list[Option]:
-    """Return the points of an axis of mappings: a single one, or a list of them."""
-    if not isinstance(value, list):
-        return [Option(one, where) for one in read(value, where)]
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"write {example}"))
-    return [
-        Option(one, f"{where}[{i}]")
-        for i, item in enumerate(value)
-        for one in read(item, f"{where}[{i}]")
-    ]
+def each(value: object, change: Callable[[Any], object]) -> object:
+    """Return a value changed, of a list each of its items, however deep."""
+    return [each(item, change) for item in value] if isinstance(value, list) else change(value)
+
+
+class Mappings(Kind):
+    """An axis of mappings: a single one, or a list of them."""
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        form = show(self.written() or {}, bare=True)
+        return sections.axis(
+            value,
+            where,
+            found,
+            lambda item, at: [Option(point, at) for point in self.points(item, at, found)],
+            f"write {form}",
+        )
+
+    def points(self, value: Any, where: str, found: Found) -> list[Any]:
+        """Return the values that one item of the axis stands for, whose own entries may be axes."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -119,10 +127,6 @@ class Scalar(Kind):
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         return [Option(one, where) for one in options(self.param, value, where, found)]
-
-    def spelled(self, value: object) -> object:
-        """Return what a sweep file would say for a value."""
-        return value
 
     def schema(self) -> Schema:
         return axis_schema(self.param)
@@ -151,9 +155,7 @@ class Start(Scalar):
         return out
 
     def located(self, value: object, find: Locate) -> object:
-        if isinstance(value, list):
-            return [self.located(item, find) for item in value]
-        return find(value) if isinstance(value, str) and value.endswith(".npy") else value
+        return each(value, lambda v: find(v) if isinstance(v, str) and v.endswith(".npy") else v)
 
     def identity(self, value: Any) -> Any:
         if isinstance(value, str) and value.endswith(".npy"):
@@ -186,12 +188,9 @@ class Prox(Scalar):
             for one in super().read(value, where, found)
         ]
 
-    def spelled(self, value: object) -> object:
-        return "none" if value is None else value
-
 
 @dataclass(frozen=True)
-class Table(Kind):
+class Table(Mappings):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
@@ -208,10 +207,7 @@ class Table(Kind):
     def absent(self) -> object:
         return {} if self.sparse else None
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        return each(value, where, found, lambda v, at: self._one(v, at, found), "{}")
-
-    def _one(self, value: object, where: str, found: Found) -> list[Any]:
+    def points(self, value: object, where: str, found: Found) -> list[Any]:
         if not isinstance(value, Mapping):
             what = f"expected a mapping, not {show(value)}"
             found.append(Complaint(where, what, f"keys: {', '.join(self.table)}"))
@@ -265,16 +261,8 @@ class Sections(Kind):
         raise NotImplementedError
 
 
-def _by_content(given: object, where: str) -> object:
-    """Return what a parameter names, files by the hash of what they hold; of a list each."""
-    if isinstance(given, list):
-        return [_by_content(item, where) for item in given]
-    file, rest = parted(given) if isinstance(given, str) else ("", "")
-    return f"sha256:{content_hash(file, where)}{rest}" if file and is_path(file) else given
-
-
 @dataclass(frozen=True)
-class Named(Sections):
+class Named(Sections, Mappings):
     """One of a few things with parameters, by name."""
 
     noun: str
@@ -287,10 +275,7 @@ class Named(Sections):
     def absent(self) -> Section:
         return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        return each(value, where, found, lambda v, at: self._one(v, at, found), self.usual)
-
-    def _one(self, value: Any, where: str, found: Found) -> list[Section]:
+    def points(self, value: Any, where: str, found: Found) -> list[Section]:
         given = dict(value) if isinstance(value, Mapping) else {"name": value}
         names = given.pop("name", None)
         out = []
@@ -350,18 +335,18 @@ class Plugin(Sections):
         return [option for option in out if option.value is not None]
 
     def located(self, value: object, find: Locate) -> object:
-        if isinstance(value, list):
-            return [self.located(item, find) for item in value]
-        if not isinstance(value, Mapping) or self.kind != "problem":
-            return value
-
         def absolute(given: object) -> object:
-            if isinstance(given, list):
-                return [absolute(item) for item in given]
-            file, rest = parted(given) if isinstance(given, str) else ("", "")
-            return f"{find(file, folders=True)}{rest}" if isinstance(given, str) else given
+            if not isinstance(given, str):
+                return given
+            file, rest = parted(given)
+            return f"{find(file, folders=True)}{rest}"
 
-        return {k: absolute(v) if k in FILES else v for k, v in value.items()}
+        def within(section: object) -> object:
+            if not isinstance(section, Mapping):
+                return section
+            return {k: each(v, absolute) if k in FILES else v for k, v in section.items()}
+
+        return each(value, within) if self.kind == "problem" else value
 
     def check_name(self, name: str, where: str) -> None:
         registry.lookup(self.kind, name, where)
@@ -371,7 +356,13 @@ class Plugin(Sections):
         params = _beside_defaults(self.params(value), value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
-                params[key] = _by_content(params[key], f"problem.{key}")
+
+                def by_content(given: object, where: str = f"problem.{key}") -> object:
+                    file, rest = parted(given) if isinstance(given, str) else ("", "")
+                    path = file and is_path(file)
+                    return f"sha256:{content_hash(file, where)}{rest}" if path else given
+
+                params[key] = each(params[key], by_content)
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
         held = short.inside(value, self.kind)
         if held:
@@ -413,7 +404,7 @@ _SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)
-class Steps(Kind):
+class Steps(Mappings):
     """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
 
     either: tuple[str, ...] = ("theory", "value")
@@ -429,10 +420,7 @@ class Steps(Kind):
         bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
         return {"value": value} if bare else value
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        return each(value, where, found, lambda v, at: self._one(v, at, found), "{theory: 1}")
-
-    def _one(self, value: object, where: str, found: Found) -> list[Step]:
+    def points(self, value: object, where: str, found: Found) -> list[Step]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
                 found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
@@ -507,13 +495,8 @@ class Groups(Kind):
         return {"match": str(pattern), "compressor": texts[0] if texts else ""}
 
     def identity(self, value: list[dict[str, str]]) -> Any:
-        return [{**group, "operators": self._held(group["compressor"])} for group in value]
-
-    def _held(self, text: str) -> dict[str, list[str]]:
-        """Return version and source of every compressor of a text: a user's own may change."""
-        own = short.section("compressor", text)
-        entry = registry.lookup("compressor", own.name)
-        return {own.name: [entry.version, entry.source], **short.inside(own)}
+        # version and source of every compressor, as a user's may change
+        return [{**group, "operators": short.versions(group["compressor"])} for group in value]
 
     def schema(self) -> Schema:
         operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}

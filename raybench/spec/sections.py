@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,6 @@ from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.spec.parts import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
-    RANGE_FORM,
     Found,
     Wrong,
     allowed,
@@ -53,6 +52,21 @@ COLLECTIVE: Mapping[str, Param] = {
 # A parameter and its axis --------------------------------------------------------------------------
 
 
+def axis(
+    value: object,
+    where: str,
+    found: Found,
+    points: Callable[[Any, str], list[Any]],
+    form: str,
+) -> list[Any]:
+    """Return the points of an axis, those of a single item or of each of a list; ``form`` is what may be written."""
+    if not isinstance(value, list):
+        return points(value, where)
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", form))
+    return [point for i, item in enumerate(value) for point in points(item, f"{where}[{i}]")]
+
+
 def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the typed values that ``value`` stands for: one, or several where it is an axis.
 
@@ -60,42 +74,26 @@ def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """
     if param.kind == "list":
         return _lists(param, value, where, found)
-    if not isinstance(value, list):
-        return _spread(param, value, where, found)
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", allowed(param)))
-    out: list[Any] = []
-    for i, item in enumerate(value):
-        at = f"{where}[{i}]"
-        if isinstance(item, list):
-            found.append(Complaint(at, "a list inside a list", f"one value is {allowed(param)}"))
-        else:
-            out += _spread(param, item, at, found)
-    return out
+    return axis(value, where, found, lambda v, at: _spread(param, v, at, found), allowed(param))
 
 
 def _spread(param: Param, value: object, where: str, found: Found) -> list[object]:
     """Return the typed values of one entry of an axis: a scalar, a range, a tag, or a compressor."""
     try:
+        if isinstance(value, list):
+            raise Wrong("a list inside a list", f"one value is {allowed(param)}")
         if param.kind == "operator" and value is not None:
             return list(operators(value, where, found))
         if isinstance(value, Mapping):
             return _tagged(param, value, where, found)
         if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
-            numbers = _range(value)
+            numbers = parse_range(value)
             if numbers is not None:
                 return [scalar(param, number) for number in numbers]
         return [scalar(param, value)]
     except Wrong as wrong:
         found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
         return []
-
-
-def _range(text: str) -> list[int | float] | None:
-    try:
-        return parse_range(text)
-    except ValueError as error:
-        raise Wrong(str(error), RANGE_FORM) from error
 
 
 def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
@@ -215,15 +213,13 @@ def read(
     carry besides the plug-in's parameters. beside: parameters that every plug-in has here; a section
     holds those that are not their defaults. What is wrong is appended to ``found``.
     """
-    if not isinstance(value, list):
-        return _entry(kind, value, where, found, overrides, beside)
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"name {a(kind)}"))
-    return [
-        option
-        for i, item in enumerate(value)
-        for option in _entry(kind, item, f"{where}[{i}]", found, overrides, beside)
-    ]
+    return axis(
+        value,
+        where,
+        found,
+        lambda item, at: _entry(kind, item, at, found, overrides, beside),
+        f"name {a(kind)}",
+    )
 
 
 def _entry(

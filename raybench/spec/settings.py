@@ -10,7 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Schema, closed, single_schema
+from raybench.spec.keys import Kind, Locate, Schema, closed, each, single_schema
 from raybench.spec.sections import default
 from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
 from raybench.store import accounting
@@ -160,7 +160,7 @@ class PluginFiles(Kind):
         return tuple(file for file in files if isinstance(file, str))
 
     def located(self, value: object, find: Locate) -> object:
-        return [find(v) for v in value] if isinstance(value, list) else find(value)
+        return each(value, find)
 
     def schema(self) -> Schema:
         text = {"type": "string"}

@@ -65,7 +65,12 @@ def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
     params = registry.lookup(kind, given.name).params
     for key, value in given.params.items():
         if key in params and params[key].kind == "operator" and isinstance(value, str):
-            held = section("compressor", value, where=key)
-            entry = registry.lookup("compressor", held.name)
-            out |= {held.name: [entry.version, entry.source], **inside(held)}
+            out |= versions(value, key)
     return dict(sorted(out.items()))
+
+
+def versions(text: str, where: str = "") -> dict[str, list[str]]:
+    """Return version and source of a compressor and of every one inside it, by name."""
+    held = section("compressor", text, where=where)
+    entry = registry.lookup("compressor", held.name)
+    return {held.name: [entry.version, entry.source], **inside(held)}

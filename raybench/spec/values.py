@@ -15,7 +15,7 @@ Found = list[Complaint]
 NUMERIC_KINDS = ("count", "number", "integer")
 
 
-class Wrong(Exception):
+class Wrong(ValueError):
     """A value that is not allowed: what is wrong, and the fix where the parameter's own is not it."""
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -210,7 +210,7 @@ def parse_range(text: str) -> list[int | float] | None:
     """Return the numbers ``text`` stands for, or None where it is no range.
 
     Powers with a negative exponent are floats, correctly rounded; all others integers. Raises
-    ValueError for a range that is empty or too long, and for powers of two different bases.
+    Wrong for a range that is empty or too long, and for powers of two different bases.
     """
     text = text.strip()
     if found := _INTEGERS.fullmatch(text):
@@ -223,7 +223,7 @@ def parse_range(text: str) -> list[int | float] | None:
     low, high = _POWER.fullmatch(left.strip()), _POWER.fullmatch(right.strip())
     if low and high:
         if low[1] != high[1]:
-            raise ValueError(f"{text!r} mixes powers of {low[1]} and {high[1]}")
+            raise Wrong(f"{text!r} mixes powers of {low[1]} and {high[1]}", RANGE_FORM)
         base, first, last = int(low[1]), int(low[2]), int(high[2])
         _check(text, first, last)
         return [_power(base, e, text) for e in range(first, last + 1)]
@@ -232,15 +232,16 @@ def parse_range(text: str) -> list[int | float] | None:
 
 def _check(text: str, first: int, last: int) -> None:
     if last < first:
-        raise ValueError(f"the range {text!r} is empty: {first} is above {last}")
+        raise Wrong(f"the range {text!r} is empty: {first} is above {last}", RANGE_FORM)
     if last - first >= MAX_VALUES:
-        raise ValueError(f"the range {text!r} has more than {MAX_VALUES:,} values")
+        raise Wrong(f"the range {text!r} has more than {MAX_VALUES:,} values", RANGE_FORM)
 
 
 def _power(base: int, exponent: int, text: str) -> int | float:
     if abs(exponent) > MAX_EXPONENT or base < 2:
-        raise ValueError(f"{text!r}: the base is at least 2, exponents at most {MAX_EXPONENT}")
+        what = f"{text!r}: the base is at least 2, exponents at most {MAX_EXPONENT}"
+        raise Wrong(what, RANGE_FORM)
     try:
         return base**exponent if exponent >= 0 else float(Fraction(base) ** exponent)
     except OverflowError as error:
-        raise ValueError(f"{text!r} is too large") from error
+        raise Wrong(f"{text!r} is too large", RANGE_FORM) from error

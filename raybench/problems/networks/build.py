@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,6 +65,41 @@ def network_of(text: str, train: Examples | None, seed: int) -> tuple[Network, T
     return made, Task(made.losses, made.metrics) if made.losses else task_of(kind, examples)
 
 
+def sizes_of(text: str, names: Collection[str], key: str) -> dict[str, Any]:
+    """Return the sizes that follow a name, as of ``mlp:hidden=[64]``, which must be of ``names``."""
+    sizes = parse(text, key)
+    name = sizes.pop("name")
+    for size in sizes:
+        if size not in names:
+            fix = nearest(size, names) if names else "it has none"
+            raise InputError.of(f"{key}.{size}", f"{name} has no such size", fix)
+    return sizes
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of an error of torch, a dozen kinds of which files and networks raise."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def inputs_at(
+    source: Examples,
+    rows: Tensor,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    shift: Tensor | None,
+    factor: Tensor | None,
+) -> Tensor:
+    """Return inputs (*rows, ..): tokens as integers, others, pictures in [0, 1], as (input - shift) factor."""
+    values = torch.from_numpy(source.inputs[rows.flatten().cpu().numpy()]).to(device)
+    if source.kind in ("text", "texts"):
+        return values.long().unflatten(0, tuple(rows.shape))
+    full = 255.0 if source.kind == "image" and values.dtype == torch.uint8 else 1.0
+    values = values.to(dtype) / full
+    if shift is not None and factor is not None:
+        values = (values - shift.to(values)) * factor.to(values)
+    return values.unflatten(0, tuple(rows.shape))
+
+
 def _seen(train: Examples | None) -> Seen:
     if train is None:
         raise InputError.of("problem.dataset", "is missing", "such as digits, mnist or shakespeare")
@@ -72,13 +107,8 @@ def _seen(train: Examples | None) -> Seen:
 
 
 def _named(text: str, train: Examples | None) -> nn.Module:
-    sizes = parse(text, KEY)
-    function = NAMED[sizes.pop("name")]
-    known = list(inspect.signature(function).parameters)[1:]
-    for name in sizes:
-        if name not in known:
-            fix = f"{nearest(name, known)}" if known else "it has none"
-            raise InputError.of(f"{KEY}.{name}", f"{function.__name__} has no such size", fix)
+    function = NAMED[text.partition(":")[0]]
+    sizes = sizes_of(text, list(inspect.signature(function).parameters)[1:], KEY)
     seen = _seen(train)
     wants_text = function.__name__ == "transformer"
     assert train is not None
@@ -151,9 +181,8 @@ def load_weights(model: nn.Module, path: str) -> None:
     key = "problem.init_from"
     try:
         result = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises a dozen kinds on files that are no weights
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError.of(key, f"cannot read {path}: {said}", "a state_dict") from error
+    except Exception as error:
+        raise InputError.of(key, f"cannot read {path}: {reason(error)}", "a state_dict") from error
     if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
         raise InputError.of(key, f"{path} holds no weights", "save model.state_dict()")
     own = model.state_dict()

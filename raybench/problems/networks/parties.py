@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
-from raybench.problems.networks.build import TORCHVISION, load_weights, network_of, trainable
+from raybench.problems.networks import build
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
-from raybench.spec.sections import parse
 
 KEY = "problem.encoders"
 TEXTS = {"words": {"size": 1000}, "bert": {"width": 64, "layers": 2, "heads": 2, "length": 32, "size": 1000}}  # fmt: skip
@@ -34,21 +33,29 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """An encoder and what it takes. module: None where inputs are the features themselves.
+class Encoder:
+    """An encoder and what it takes, sample by sample.
 
     train, test: inputs, as the view's or as tokens. shift, factor: inputs become (input - shift) factor, (C,
     1, 1) of pictures in [0, 1] and (p,) of features; None leaves them.
     """
 
-    module: nn.Module | None
+    module: nn.Module
     train: Examples
     test: Examples | None
-    shift: np.ndarray | None = None
-    factor: np.ndarray | None = None
+    shift: Tensor | None = None
+    factor: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    def at(self, rows: Tensor, test: bool = False) -> Tensor:
+        """Return the inputs (*rows, ..) of rows of the training or of the test part; tokens stay integers."""
+        source = self.test if test else self.train
+        assert source is not None
+        return build.inputs_at(source, rows, self.dtype, self.device, self.shift, self.factor)
 
 
-def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -> Encoded:
+def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -> Encoder:
     """Return the encoder that ``text`` stands for, initialised from ``seed``, or read from ``weights``.
 
     text: ``identity``, for features as they are and pictures as vectors; ``mlp:hidden=[64]``, ``resnet18`` and
@@ -66,41 +73,38 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "words":
-            return _scaled(Encoded(None, *_shares(view, _sizes(text)["size"])), scale)
+            return _scaled(Encoder(nn.Flatten(), *_shares(view, _sizes(text)["size"])), scale)
         if name == "bert":
             return _bert(_sizes(text), view, weights)
         if text == "identity":
-            return _scaled(Encoded(None, view.train, view.test), scale)
+            return _scaled(Encoder(nn.Flatten(), view.train, view.test), scale)
         return _scaled(_network(text, view, seed, weights), scale)
 
 
 def _sizes(text: str) -> dict[str, int]:
-    given = parse(text, KEY)
-    name = given.pop("name")
-    known = TEXTS[name]
+    usual = TEXTS[text.partition(":")[0]]
+    given = build.sizes_of(text, usual, KEY)
     for key, value in given.items():
-        if key not in known:
-            raise InputError.of(f"{KEY}.{key}", f"{name} has no such size", nearest(key, known))
         if type(value) is not int or value < 1:
             raise InputError.of(f"{KEY}.{key}", f"{value!r} is no size", "an integer from 1 on")
-    return {**known, **given}
+    return {**usual, **given}
 
 
-def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoded:
+def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     name = text.partition(":")[0]
-    if not text.startswith(TORCHVISION) and name not in NETWORKS:  # identity has no sizes
+    if not text.startswith(build.TORCHVISION) and name not in NETWORKS:  # identity has no sizes
         fix = f"{nearest(name, ['identity', *TEXTS, *NETWORKS])}; or torchvision:NAME"
         raise InputError.of(KEY, f"unknown encoder {text!r}", fix)
     with _renamed("problem.model"):
-        net = network_of(text, view.train, seed)[0].model
+        net = build.network_of(text, view.train, seed)[0].model
     if weights is not None:
-        load_weights(net, weights)
+        build.load_weights(net, weights)
     linear = [at for at, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or not linear[-1]:
         raise InputError.of(KEY, f"{text} has no last linear layer", "another network")
     parent, _, own = linear[-1].rpartition(".")
     setattr(net.get_submodule(parent), own, nn.Identity())
-    return Encoded(net, view.train, view.test)
+    return Encoder(net, view.train, view.test)
 
 
 @contextmanager
@@ -113,7 +117,7 @@ def _renamed(key: str) -> Iterator[None]:
         raise InputError(moved) from error
 
 
-def _scaled(made: Encoded, scale: str) -> Encoded:
+def _scaled(made: Encoder, scale: str) -> Encoder:
     """Return the same with the inputs' shift and factor: by the training part, or by ImageNet's colours."""
     train = made.train
     if scale == "imagenet" and train.kind == "image":
@@ -126,10 +130,10 @@ def _scaled(made: Encoded, scale: str) -> Encoded:
         mean, std = train.inputs.mean(0, np.float64), train.inputs.std(0, np.float64)
     else:
         return made
-    factor = 1 / np.where(std > 0, std, 1.0)
+    shift, factor = (torch.from_numpy(v) for v in (mean, 1 / np.where(std > 0, std, 1.0)))
     if train.kind == "image":
-        mean, factor = mean[:, None, None], factor[:, None, None]
-    return replace(made, shift=mean, factor=factor)
+        shift, factor = shift[:, None, None], factor[:, None, None]
+    return replace(made, shift=shift, factor=factor)
 
 
 # Texts ----------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ class _Sentences(nn.Module):
         return self.bert(input_ids=tokens, attention_mask=seen).last_hidden_state[:, 0]
 
 
-def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoded:
+def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoder:
     try:
         import transformers
     except ImportError as error:
@@ -231,7 +235,7 @@ def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoded:
     else:
         net, pad, tokens = _of_folder(transformers, weights, parts, sizes["length"])
     made = [replace(p, inputs=own) for p, own in zip(parts, tokens, strict=True)]
-    return Encoded(_Sentences(net, pad), made[0], made[1] if len(made) > 1 else None)
+    return Encoder(_Sentences(net, pad), made[0], made[1] if len(made) > 1 else None)
 
 
 def _of_folder(
@@ -260,9 +264,9 @@ def _of_folder(
             for p in parts
         ]
         return net, int(tokenizer.pad_token_id), tokens
-    except Exception as error:  # transformers raises a dozen kinds on folders that are no weights
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError.of(key, f"cannot read {folder}: {said}"[:300], fix) from error
+    except Exception as error:
+        what = f"cannot read {folder}: {build.reason(error)}"
+        raise InputError.of(key, what[:300], fix) from error
 
 
 def plain_name(view: str) -> str:
@@ -273,169 +277,108 @@ def plain_name(view: str) -> str:
 # Parties ------------------------------------------------------------------------------------------
 
 
-class Party(Protocol):
-    """What a party does at its own variable x (B, w). rows: (B, b) samples of each cell; None: all."""
-
-    layout: Layout
-
-    def start(self) -> Tensor:
-        """Return the variable at the start, (w,)."""
-
-    def outputs(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return its contributions to the scores, (B, b, classes)."""
-
-    def tested(self, x: Tensor) -> Tensor:
-        """Return its contributions to those of the test part, (B, N_test, classes)."""
-
-    def pullback(self, x: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the gradient (B, w) in x of <r, outputs(x, rows)>, r (B, b, classes)."""
-
-    def to(self, device: torch.device) -> Party:
-        """Return the same on ``device``."""
-
-    def apart(self) -> Party:
-        """Return the same for another thread, with the same tensors."""
+# A party has a variable x (B, w). ``outputs`` are its contributions to the scores, (B, b, classes), of samples rows
+# (B, b), of all where None; ``pullback`` is the gradient (B, w) in x of <r, outputs(x, rows)>, r (B, b, classes).
 
 
 class LinearParty:
-    """A party whose features phi (N, p) do not change: its variable is W (classes, p)."""
+    """A party whose features phi (N, p) do not change: its variable is W (classes, p), at first zeros."""
 
     def __init__(self, name: str, phi: Tensor, test: Tensor | None, classes: int) -> None:
         self.phi, self.test = phi, test
         self.layout = Layout(((f"{name}.head.weight", (classes, phi.shape[1])),))
 
     def start(self) -> Tensor:
-        """Return zeros: at the start all classes are as likely."""
         return self.phi.new_zeros(self.layout.dim)
 
     def outputs(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return phi W', (B, b, classes)."""
         return (self.phi if rows is None else self.phi[rows]) @ self.layout.views(x)[0].mT
 
     def tested(self, x: Tensor) -> Tensor:
-        """Return phi W' of the test part, (B, N_test, classes)."""
+        """Return the contributions to the scores of the test part, (B, N_test, classes)."""
         assert self.test is not None
         return self.test @ self.layout.views(x)[0].mT
 
     def pullback(self, x: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return r' phi, (B, w)."""
         return (r.mT @ (self.phi if rows is None else self.phi[rows])).flatten(1)
 
     def to(self, device: torch.device) -> Self:
-        """Return the same on ``device``."""
         moved = copy.copy(self)
         moved.phi = self.phi.to(device)
         moved.test = None if self.test is None else self.test.to(device)
         return moved
 
     def apart(self) -> Self:
-        """Return itself: nothing of it is ever written to."""
+        """Return the party for another thread: itself, as nothing of it is ever written to."""
         return self
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What an encoder takes, sample by sample: (value - shift) factor of features and of pictures in [0, 1]."""
-
-    train: np.ndarray
-    test: np.ndarray | None
-    shift: Tensor | None
-    factor: Tensor | None
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, made: Encoded, dtype: torch.dtype) -> Inputs:
-        """Return the inputs of an encoder, in the type that it computes in."""
-        shift, factor = (
-            None if v is None else torch.from_numpy(np.asarray(v)).to(dtype)
-            for v in (made.shift, made.factor)
-        )
-        test = None if made.test is None else made.test.inputs
-        return cls(made.train.inputs, test, shift, factor, dtype, torch.device("cpu"))
-
-    def at(self, rows: Tensor, test: bool = False) -> Tensor:
-        """Return the inputs (*rows, ..) of rows of the training or of the test part; tokens stay integers."""
-        source = self.test if test else self.train
-        assert source is not None
-        values = torch.from_numpy(source[rows.flatten().cpu().numpy()]).to(self.device)
-        if values.dtype != torch.int64:
-            full = 255.0 if values.dtype == torch.uint8 else 1.0
-            values = values.to(self.dtype) / full
-            if self.shift is not None and self.factor is not None:
-                values = (values - self.shift.to(values)) * self.factor.to(values)
-        return values.unflatten(0, tuple(rows.shape))
 
 
 class DeepParty:
     """A party that trains its encoder, or a part of it; samples are taken in passes of ``chunk``.
 
     Dropout is off and BatchNorm normalises by the statistics that it starts with, so that the contribution of a
-    sample depends on x alone.
+    sample depends on x alone. start: the encoder's initial weights, and zeros for the head.
     """
 
     def __init__(
-        self, name: str, passes: Passes, inputs: Inputs, start: Tensor, chunk: int
+        self, name: str, passes: Passes, encoder: Encoder, start: Tensor, chunk: int
     ) -> None:
-        self.passes, self.inputs, self.chunk = passes, inputs, chunk
+        self.passes, self.encoder, self.chunk = passes, encoder, chunk
         self._start = start
-        self.layout = Layout(tuple((f"{name}.{own}", shape) for own, shape in passes.layout))
+        self.layout = Layout(tuple((f"{name}.{tensor}", shape) for tensor, shape in passes.layout))
 
     def start(self) -> Tensor:
-        """Return the encoder's initial weights, and zeros for the head."""
         return self._start
 
     def outputs(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the contributions, (B, b, classes)."""
         return self._forward(x, self._parts(x, rows))
 
     def tested(self, x: Tensor) -> Tensor:
-        """Return the contributions of the test part, (B, N_test, classes)."""
-        assert self.inputs.test is not None
-        return self._forward(x, self._whole(x, len(self.inputs.test), test=True))
+        """Return the contributions to the scores of the test part, (B, N_test, classes)."""
+        return self._forward(x, self._parts(x, None, test=True))
 
     def _forward(self, x: Tensor, parts: Iterator[Tensor]) -> Tensor:
         result = [
-            torch.stack([self.passes.outputs(at, own) for at, own in zip(x, part, strict=True)])
+            torch.stack([self.passes.outputs(*pair) for pair in zip(x, part, strict=True)])
             for part in parts
         ]
         return torch.cat(result, 1)
 
     def pullback(self, x: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the gradient (B, w), by automatic differentiation."""
         out = torch.zeros_like(x, memory_format=torch.contiguous_format)
-        for part, own in zip(self._parts(x, rows), r.split(self.chunk, 1), strict=True):
-            self.passes.gradients(x, Work(part, own, x.new_ones(own.shape[:2])), out)
+        for part, along in zip(self._parts(x, rows), r.split(self.chunk, 1), strict=True):
+            self.passes.gradients(x, Work(part, along, x.new_ones(along.shape[:2])), out)
         return out
 
-    def _parts(self, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
+    def _parts(self, x: Tensor, rows: Tensor | None, test: bool = False) -> Iterator[Tensor]:
         """Yield the inputs (B, c, ..) of rows in passes."""
-        if rows is None:
-            yield from self._whole(x, len(self.inputs.train))
-        else:
-            yield from (self.inputs.at(part) for part in rows.split(self.chunk, 1))
-
-    def _whole(self, x: Tensor, count: int, test: bool = False) -> Iterator[Tensor]:
-        for part in torch.arange(count).split(self.chunk):
-            inputs = self.inputs.at(part, test)
+        if rows is not None:
+            yield from (self.encoder.at(part) for part in rows.split(self.chunk, 1))
+            return
+        examples = self.encoder.test if test else self.encoder.train
+        assert examples is not None
+        for part in torch.arange(len(examples)).split(self.chunk):
+            inputs = self.encoder.at(part, test)
             yield inputs.expand(len(x), *inputs.shape)
 
     def to(self, device: torch.device) -> Self:
-        """Return the same on ``device``."""
         moved = copy.copy(self)
         moved.passes, moved._start = self.passes.to(device), self._start.to(device)
-        moved.inputs = Inputs(**{**vars(self.inputs), "device": device})
+        moved.encoder = replace(self.encoder, device=device)
         return moved
 
     def apart(self) -> Self:
-        """Return the same with a module of its own, for another thread."""
-        one = copy.copy(self)
-        one.passes = self.passes.apart()
-        return one
+        """Return the party with a module of its own, for another thread."""
+        party = copy.copy(self)
+        party.passes = self.passes.apart()
+        return party
+
+
+Party = LinearParty | DeepParty
 
 
 def parties_of(
-    made: Mapping[str, Encoded],
+    made: Mapping[str, Encoder],
     classes: int,
     freeze: Sequence[str],
     dtype: torch.dtype,
@@ -447,33 +390,42 @@ def parties_of(
     encoder that does not take its inputs or gives no vector of features, a pattern that names no
     parameter, and for a head that is frozen.
     """
+    encoders = {view: replace(encoder, dtype=dtype) for view, encoder in made.items()}
     nets: dict[str, nn.Module] = {}
-    for view, one in made.items():
-        inputs = Inputs.of(one, dtype)
-        encoder = nn.Flatten() if one.module is None else one.module
-        encoder = encoder.to(dtype).eval()
-        width = _features(view, encoder, inputs.at(torch.arange(min(2, len(one.train))))).shape[1]
-        head = nn.Linear(width, classes, bias=False, dtype=dtype)
+    for view, encoder in encoders.items():
+        module = encoder.module.to(dtype).eval()
+        some = encoder.at(torch.arange(min(2, len(encoder.train))))
+        head = nn.Linear(_features(view, module, some).shape[1], classes, bias=False, dtype=dtype)
         nn.init.zeros_(head.weight)
-        nets[plain_name(view)] = nn.Sequential(OrderedDict(encoder=encoder, head=head))
-    own = trainable(nn.ModuleDict(nets), tuple(freeze))
+        nets[plain_name(view)] = nn.Sequential(OrderedDict(encoder=module, head=head))
+    every = build.trainable(nn.ModuleDict(nets), tuple(freeze))
     parties: list[Party] = []
-    for (name, net), one in zip(nets.items(), made.values(), strict=True):
-        mine = {n.removeprefix(f"{name}."): p for n, p in own.items() if n.startswith(f"{name}.")}
+    for (name, net), (view, encoder) in zip(nets.items(), encoders.items(), strict=True):
+        mine = {n.removeprefix(f"{name}."): p for n, p in every.items() if n.startswith(f"{name}.")}
         if "head.weight" not in mine:
             what = f"{name}.head.weight is frozen"
             raise InputError.of("problem.freeze", what, f"a pattern such as {name}.encoder.*")
-        inputs = Inputs.of(one, dtype)
-        if len(mine) == 1:
-            encoder = net.get_submodule("encoder")
-            parties.append(_frozen(name, encoder, inputs, len(one.train), one.test, classes, chunk))
+        if len(mine) == 1:  # features are computed here, once
+            train, test = (
+                None
+                if examples is None
+                else torch.cat(
+                    [
+                        _features(view, encoder.module, encoder.at(part, examples is encoder.test))
+                        for part in torch.arange(len(examples)).split(chunk)
+                    ]
+                )
+                for examples in (encoder.train, encoder.test)
+            )
+            assert train is not None
+            parties.append(LinearParty(name, train, test, classes))
             continue
         layout = Layout(tuple((n, tuple(p.shape)) for n, p in mine.items()))
         start = layout.concat([p.detach() for p in mine.values()])
         passes = Passes(net.requires_grad_(False), layout, Task(_along), frozen=True)
-        some = inputs.at(torch.arange(min(2, len(one.train))))
+        some = encoder.at(torch.arange(min(2, len(encoder.train))))
         passes.fit(start, some, start.new_zeros(len(some), classes))
-        parties.append(DeepParty(name, passes, inputs, start, chunk))
+        parties.append(DeepParty(name, passes, encoder, start, chunk))
     return parties
 
 
@@ -482,34 +434,16 @@ def _along(outputs: Tensor, r: Tensor) -> Tensor:
     return (outputs * r).sum(-1)
 
 
-def _frozen(
-    name: str,
-    encoder: nn.Module,
-    inputs: Inputs,
-    count: int,
-    test: Examples | None,
-    classes: int,
-    chunk: int,
-) -> LinearParty:
-    """Return a party whose features are computed here, once."""
-
-    def phi(rows: int, test: bool) -> Tensor:
-        parts = torch.arange(rows).split(chunk)
-        return torch.cat([_features(name, encoder, inputs.at(part, test)) for part in parts])
-
-    tested = None if test is None else phi(len(test), True)
-    return LinearParty(name, phi(count, False), tested, classes)
-
-
 @torch.no_grad()
 def _features(view: str, encoder: nn.Module, inputs: Tensor) -> Tensor:
     """Return phi of inputs, (b, p); raises InputError where the encoder does not take them."""
     try:
         out = encoder(inputs)
-    except Exception as error:  # whatever a network raises on inputs that it was not made for
-        said = (str(error) or type(error).__name__).splitlines()[0]
+    except Exception as error:
         what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
-        raise InputError.of(KEY, f"{what}: {said}"[:300], "another encoder, or size") from error
+        raise InputError.of(
+            KEY, f"{what}: {build.reason(error)}"[:300], "another encoder, or size"
+        ) from error
     if out.ndim != 2 or out.shape[0] != len(inputs):
         what = f"the encoder of {view} gives {tuple(out.shape[1:])} for a sample"
         raise InputError.of(KEY, what, "a vector of features")

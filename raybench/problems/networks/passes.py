@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +178,10 @@ class Passes:
             t[j] if every else t[j][some] for t in (work.inputs, work.targets, work.weights)
         )
         views = [v.detach().requires_grad_() for v in self.layout.views(x)]
-        with torch.enable_grad(), drawing(None if work.streams is None else _at(work.streams, j)):
+        with (
+            torch.enable_grad(),
+            drawing(None if work.streams is None else Stream(work.streams.keys[j])),
+        ):
             outputs = self._call(views, inputs, work.buffers, j)
             loss = (self.task.losses(outputs, targets) * w).sum()
             grads = torch.autograd.grad(loss, views, allow_unused=True)
@@ -231,10 +235,6 @@ class Passes:
             rows = range(len(x))
             result = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
         return {name: torch.stack([values[name] for values in result]) for name in result[0]}
-
-
-def _at(streams: Stream, j: int) -> Stream:
-    return Stream(streams.keys[j])
 
 
 def shifted_and_flipped(images: Tensor, stream: Stream, padding: int = 4) -> Tensor:
@@ -294,24 +294,18 @@ def task_of(model: str, train: Examples) -> Task:
 # Dropout from a stream: the same wherever the same sample is taken --------------------------------
 
 
-class _Source:
-    """A stream, and how many layers have drawn from it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.calls = stream, 0
-
-
-_source: ContextVar[_Source | None] = ContextVar("source", default=None)
+# one stream for each layer that draws, in the order in which they do
+_streams: ContextVar[Iterator[Stream] | None] = ContextVar("streams", default=None)
 
 
 @contextmanager
 def drawing(stream: Stream | None) -> Iterator[None]:
     """Let dropout layers draw from a stream of shape (), layer after layer; None switches them off."""
-    before = _source.set(None if stream is None else _Source(stream))
+    before = _streams.set(None if stream is None else map(stream.fold, count(1)))
     try:
         yield
     finally:
-        _source.reset(before)
+        _streams.reset(before)
 
 
 class StreamDropout(nn.Module):
@@ -323,11 +317,10 @@ class StreamDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with each entry dropped with probability p, the others divided by 1 - p."""
-        source = _source.get()
-        if source is None or self.p == 0:
+        streams = _streams.get()
+        if streams is None or self.p == 0:
             return x
-        source.calls += 1
-        kept = source.stream.fold(source.calls).uniform(x.numel()) >= self.p
+        kept = next(streams).uniform(x.numel()) >= self.p
         return x * kept.view(x.shape).to(x) / (1 - self.p)
 
 
