@@ -27,22 +27,9 @@ NET = {
 TOP = {"name": "top_k", "k": 3}
 
 
-def begun(
-    name, params=None, compressor=None, step=0.02, rounds=12, problem=PROBLEM, cells=1, **more
-):
+def run(name, params=None, compressor=None, step=0.02, rounds=12, problem=PROBLEM, **more):
     method = Method(name, params or {}, compressor, problem, step=step, rounds=rounds, more=more)
-    return started(method.batch((1.0, 0.5)[:cells], (0, 1)[:cells]))
-
-
-def run(name, *rest, **named):
-    made = begun(name, *rest, cells=2, **named)
-    made.advance(made.rounds)
-    return made
-
-
-def resolved(name, step, compressor=None, **more):
-    config = Method(name, {}, compressor, PROBLEM, more=more).config(step, 0)
-    return Resolver().resolve(spec.load(config).cells[0])
+    return finished(method.batch((1.0, 0.5), (0, 1)))
 
 
 def close(a, b):
@@ -130,9 +117,10 @@ def test_sparseloco_averages_over_those_that_sent_a_coordinate(combine):
     """By default as its released code does: what one of three clients sent is taken whole, not by a third."""
     chosen = {} if combine == "senders" else {"combine": combine}
     sent = []
-    made = begun(
-        "sparseloco", {**DILOCO, **chosen}, {"name": "top_k", "k": "20%"}, 0.7, problem=NET
+    method = Method(
+        "sparseloco", {**DILOCO, **chosen}, {"name": "top_k", "k": "20%"}, NET, step=0.7
     )
+    made = started(method.batch())
     up = made.net.up
     made.net.up = lambda message: (sent.append(message.decode()), up(message))[1]
     for _ in range(3):
@@ -150,7 +138,7 @@ def test_decoupled_weight_decay_shrinks_x(more):
     outer = {"optimizer": "momentum", "weight_decay": 0.5, "momentum": 0.0, **more}
     plain = run("gd", step=0.1, rounds=1)
     decayed = run("gd", step=0.1, rounds=1, outer=outer)
-    start = begun("gd", cells=2).s.x
+    start = started(Method("gd", {}, None, PROBLEM, step=0.1).batch((1.0, 0.5), (0, 1))).s.x
     gamma = torch.tensor([[0.1], [0.05]], dtype=start.dtype)
     torch.testing.assert_close(decayed.s.x, plain.s.x - gamma * 0.5 * start, rtol=1e-12, atol=1e-15)
 
@@ -158,7 +146,9 @@ def test_decoupled_weight_decay_shrinks_x(more):
 def test_adamw_of_the_server_is_torchs():
     outer = {"optimizer": "adam", "weight_decay": 0.1}
     problem = {**NET, "batch": "full"}
-    ours = begun("gd", step=0.01, rounds=6, problem=problem, outer=outer)
+    ours = started(
+        Method("gd", {}, None, problem, step=0.01, rounds=6, more={"outer": outer}).batch()
+    )
     x = torch.nn.Parameter(ours.s.x.clone())
     theirs = torch.optim.AdamW([x], lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
     for _ in range(5):
@@ -171,13 +161,25 @@ def test_adamw_of_the_server_is_torchs():
 def test_an_outer_step_of_local_differences():
     """local.step_size eta: v = x - y, and step_size 1 with sgd is the mean of the clients' points."""
     plain = run("gd", step=0.03, local={"steps": 4})
-    apart = run("gd", step=1.0, local={"steps": 4, "step_size": 0.03})
+    apart = finished(
+        Method(
+            "gd",
+            {},
+            None,
+            PROBLEM,
+            step=1.0,
+            rounds=12,
+            more={"local": {"steps": 4, "step_size": 0.03}},
+        ).batch()
+    )
     torch.testing.assert_close(apart.s.x[0], plain.s.x[0], rtol=1e-10, atol=1e-13)
 
 
 def test_late_estimates():
     """delay r: x^{t+1} = x^t - gamma g^{t-r}, by hand; the first r steps are none."""
-    late = begun("gd", rounds=9, delay={"rounds": 2})
+    late = started(
+        Method("gd", {}, None, PROBLEM, step=0.02, rounds=9, more={"delay": {"rounds": 2}}).batch()
+    )
     x, seen = [late.problem.start().clone()], []
     for t in range(9):
         late.advance(1)
@@ -188,40 +190,55 @@ def test_late_estimates():
 
 def test_momentum_of_steps_differs_under_a_schedule_only():
     def both(schedule):
-        step = {"step_size": {"value": 0.02, "schedule": schedule}}
-        outers = ({"optimizer": "momentum", "momentum_of": of} for of in ("gradients", "steps"))
-        return (run("gd", step=None, outer=outer, **step).s.x for outer in outers)
+        return (
+            finished(
+                Method(
+                    "gd",
+                    {},
+                    None,
+                    PROBLEM,
+                    rounds=12,
+                    more={
+                        "step_size": {"value": 0.02, "schedule": schedule},
+                        "outer": {"optimizer": "momentum", "momentum_of": of},
+                    },
+                ).batch()
+            ).s.x
+            for of in ("gradients", "steps")
+        )
 
     torch.testing.assert_close(*both("constant"), rtol=1e-10, atol=1e-13)
     a, b = both("cosine")
     assert not torch.allclose(a, b, rtol=1e-6)
 
 
+def torch_optimizer(local, params):
+    kinds = {
+        "sgd": lambda: torch.optim.SGD(params, 0.05, weight_decay=0.0),
+        "momentum": lambda: torch.optim.SGD(params, 0.05, momentum=0.9),
+        "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
+        "adamw": lambda: torch.optim.AdamW(params, 0.05, weight_decay=0.1),
+    }
+    return kinds[local]()
+
+
 LOCALS = {
-    "sgd": ({"optimizer": "sgd"}, torch.optim.SGD, {}),
-    "momentum": ({"optimizer": "momentum"}, torch.optim.SGD, {"momentum": 0.9}),
-    "nesterov": (
-        {"optimizer": "momentum", "nesterov": True},
-        torch.optim.SGD,
-        {"momentum": 0.9, "nesterov": True},
-    ),
-    "adamw": (
-        {"optimizer": "adamw", "weight_decay": 0.1},
-        torch.optim.AdamW,
-        {"weight_decay": 0.1},
-    ),
+    "sgd": {"optimizer": "sgd", "step_size": 0.05},
+    "momentum": {"optimizer": "momentum", "step_size": 0.05},
+    "nesterov": {"optimizer": "momentum", "nesterov": True, "step_size": 0.05},
+    "adamw": {"optimizer": "adamw", "step_size": 0.05, "weight_decay": 0.1},
 }
 
 
 @pytest.mark.parametrize("name", LOCALS)
 def test_inner_optimizers_are_those_of_torch(name):
     """One client, gamma = 1: the network is trained as by torch's optimizer on the same samples."""
-    keys, optimizer_of, options = LOCALS[name]
-    local = {"steps": 3, "step_size": 0.05, **keys}
-    ours = begun("gd", step=1.0, rounds=4, problem={**NET, "clients": 1}, local=local)
+    problem = {**NET, "clients": 1}
+    more = {"local": {"steps": 3, **LOCALS[name]}}
+    ours = started(Method("gd", {}, None, problem, step=1.0, rounds=4, more=more).batch())
     made = ours.problem
     x = nn.Parameter(made.start().clone())
-    optimizer = optimizer_of([x], 0.05, **options)
+    optimizer = torch_optimizer(name, [x])
     for _ in range(4):
         ours.advance(1)
         for sample in ours.net.sample("batch", 15).split(5):
@@ -255,8 +272,11 @@ def muon_by_hand(W, G, M, eta, mu=0.95):
 
 
 def test_muon_on_matrices_and_adamw_on_the_rest():
-    muon = {"optimizer": "muon", "step_size": 0.05, "rest_step_size": 0.01, "rest": [["3.*"]]}
-    ours = begun("gd", step=1.0, rounds=5, problem={**NET, "clients": 1}, local=muon)
+    problem = {**NET, "clients": 1}
+    more = {
+        "local": {"optimizer": "muon", "step_size": 0.05, "rest_step_size": 0.01, "rest": [["3.*"]]}
+    }
+    ours = started(Method("gd", {}, None, problem, step=1.0, rounds=5, more=more).batch())
     made = ours.problem
     layout = made.layout
     names = [name for name, _ in layout]
@@ -295,19 +315,18 @@ def test_interrupted_and_on_other_ranks_the_same(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "part"),
+    ("name", "more", "says"),
     [
-        ("local_ef21", "local"),
-        ("heavy_ball", "outer"),
-        ("vr_marina", "delay"),
-        ("scaffold", "local"),
+        ("local_ef21", {"local": {"steps": 2}}, "without a place for local"),
+        ("heavy_ball", {"outer": {}}, "without a place for outer"),
+        ("vr_marina", {"delay": {}}, "without a place for delay"),
+        ("scaffold", {"local": {"steps": 2}}, "without a place for local"),
     ],
 )
-def test_methods_that_have_their_own_parts_are_skipped(name, part):
-    given = {"steps": 2} if part == "local" else {}
-    config = Method(name, {}, {"name": "rand_k", "k": 3}, PROBLEM, step=0.1, more={part: given})
-    (cell,) = spec.load(config.config({"value": 0.1}, 0)).cells
-    with pytest.raises(Skip, match=f"without a place for {part}"):
+def test_methods_that_have_their_own_parts_are_skipped(name, more, says):
+    method = Method(name, {}, {"name": "rand_k", "k": 3}, PROBLEM, step=0.1, more=more)
+    (cell,) = spec.load(method.config({"value": 0.1}, 0)).cells
+    with pytest.raises(Skip, match=says):
         Resolver(True).resolve(cell)
 
 
@@ -315,24 +334,38 @@ def test_methods_that_have_their_own_parts_are_skipped(name, part):
     ("more", "says"),
     [
         ({"local": {"steps": 3}}, r"local work \(local\)"),
-        ({"outer": {"optimizer": "adam"}}, r"an outer optimizer \(outer: adam\)"),
+        (
+            {"outer": {"optimizer": "adam"}, "algorithm": "gd"},
+            r"an outer optimizer \(outer: adam\)",
+        ),
         ({"delay": {"rounds": 2}}, r"a delay \(delay: 2\)"),
     ],
 )
 def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, says):
-    says = f"no theoretical step size .*a step along an estimate .* {says}"
-    with pytest.raises(Skip, match=says):
-        resolved("ef21", {"theory": 1}, TOP, **more)
-    assert resolved("ef21", {"theory": 1}, TOP, local={"steps": 1}).step_size > 0
+    config = Method("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1}, 0)
+    with pytest.raises(
+        Skip, match=f"no theoretical step size .*a step along an estimate .* {says}"
+    ):
+        Resolver().resolve(spec.load(config).cells[0])
+
+
+def test_one_local_step_has_the_step_of_theory():
+    plain = Method("ef21", {}, TOP, PROBLEM, more={"local": {"steps": 1}}).config({"theory": 1}, 0)
+    assert Resolver().resolve(spec.load(plain).cells[0]).step_size > 0
 
 
 def test_adamw_needs_a_step_of_its_own():
+    config = Method("gd", {}, None, PROBLEM, more={"local": {"optimizer": "adamw"}}).config(
+        {"value": 1}, 0
+    )
     with pytest.raises(InputError, match=r"local.step_size: is missing"):
-        resolved("gd", {"value": 1}, local={"optimizer": "adamw"})
+        Resolver().resolve(spec.load(config).cells[0])
 
 
 def test_methods_without_a_server_ignore_the_parts():
-    method = Method("dgd", {}, None, PROBLEM, more={"local": {"steps": 2}})
-    sweep = spec.load(method.config({"value": 0.1}, 0))
+    config = Method("dgd", {}, None, PROBLEM, more={"local": {"steps": 2}}).config(
+        {"value": 0.1}, 0
+    )
+    sweep = spec.load(config)
     assert sweep.cells[0].local is None
     assert "dgd has no server to step: local ignored" in sweep.notes
