@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 
 import fake_store
 import pandas as pd
@@ -77,6 +78,20 @@ def test_a_cell_comes_out_of_a_plan_as_it_does_alone():
         if cell.id in cells:  # else merged
             assert cells[cell.id] == alone
             assert resolved(cells[cell.id]) == resolved(alone)
+
+
+def test_a_changed_cell_is_not_taken_for_the_one_it_was_made_of():
+    """Ids and groups stay as they were where a test replaces a field: a form is known by the fields."""
+    resolver = Resolver()
+    cell = spec.load(
+        {**GRID, "algorithm": "diana", "compressor": {"name": "rand_k", "k": 2}}
+    ).cells[0]
+    before = resolver.resolve(cell)
+    other = replace(cell, compressor=spec.Section("rand_k", {**cell.compressor.params, "k": 6}))
+    assert (before.k, resolver.resolve(other).k) == (2, 6)
+    top = replace(cell, compressor=spec.Section("top_k", {"k": 2}))
+    with pytest.raises(resolve.Skip):
+        resolver.resolve(top)
 
 
 def test_a_plan_grows_by_little_for_each_cell():

@@ -43,15 +43,11 @@ print(*(sum(sum(getattr(f.stats, n).values()) for f in functions) for n in ("cac
 """
 
 
-@pytest.fixture
-def environment(tmp_path):
-    """Return the environment of processes that find ``module`` and a folder of kernels of their own."""
+def test_processes_that_compile_together_keep_all_they_compiled(tmp_path):
     (tmp_path / "module.py").write_text(MODULE)
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    return {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
-
-def test_processes_that_compile_together_keep_all_they_compiled(tmp_path, environment):
     def start(go, *kinds):
         command = [sys.executable, "-c", USE, str(go), *kinds]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -89,8 +85,12 @@ print(module.f0(np.ones(2))[0], *(sum(getattr(module.f0.stats, n).values()) for 
 
 
 @pytest.fixture
-def kept(tmp_path, environment):
+def kept(tmp_path):
     """Return what runs a kernel in a process of its own, and the folder with its one file."""
+    (tmp_path / "module.py").write_text(MODULE)
+    folder = tmp_path / "cache"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
     def run():
         done = call(sys.executable, "-c", ONE, env=environment, timeout=240)
@@ -98,7 +98,7 @@ def kept(tmp_path, environment):
         return done.stdout.split()
 
     assert run() == ["1.0", "0", "1"]
-    return run, tmp_path / "cache"
+    return run, folder
 
 
 def test_a_kernel_that_cannot_be_read_is_compiled_anew_and_replaced(kept):

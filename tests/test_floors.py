@@ -418,7 +418,7 @@ def test_gradient_differences_with_noise_have_a_floor(name, params):
         assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor
     if name == "vr_marina":  # the noise is of that order
         error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
-        assert float(error) > 0.05 * sigma2 / (n * params["big"])
+        assert float(error) > 0.1 * float(variance(run).mean()) / (n * params["big"])
 
 
 def last_norm(name, **params) -> float:

@@ -59,7 +59,6 @@ ONLY = {  # layers that may use less than all that lies below them
     "store": {"store", "core"},
     "spec": {"spec", "store", "core"},
 }
-LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3876,
@@ -85,14 +84,12 @@ FOREIGN_TO_ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported thing: the module it is in, its name there, where it is imported, and how."""
+    """One imported thing: the module it is in, its name there, and where it is imported."""
 
     file: Path
     line: int
     module: str
     name: str | None
-    at_top: bool
-    typing_only: bool
 
     def __str__(self) -> str:
         what = self.module if self.name is None else f"{self.module}.{self.name}"
@@ -113,26 +110,15 @@ def own_part(file: Path) -> str:
 def imports(file: Path) -> list[Import]:
     """Return every import of a file, those inside functions and under TYPE_CHECKING included."""
     found: list[Import] = []
-
-    def visit(node: ast.AST, at_top: bool, typing_only: bool) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found.extend(
-                [Import(file, node.lineno, a.name, None, at_top, typing_only) for a in node.names]
-            )
+            found += [Import(file, node.lineno, alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level:
                 package = ["raybench", *file.relative_to(PACKAGE).parts[:-1]]
                 module = ".".join([*package[: len(package) - node.level + 1], module]).strip(".")
-            found.extend(
-                [Import(file, node.lineno, module, a.name, at_top, typing_only) for a in node.names]
-            )
-        for child in ast.iter_child_nodes(node):
-            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            visit(child, at_top and not inside, typing_only or (guarded and child in node.body))
-
-    visit(ast.parse(file.read_text()), True, False)
+            found += [Import(file, node.lineno, module, alias.name) for alias in node.names]
     return found
 
 
@@ -147,20 +133,8 @@ def target(found: Import) -> str | None:
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 IMPORTS = {file: imports(file) for file in FILES}
-ALGORITHMS = [
-    f
-    for f in (PACKAGE / "algorithms").glob("*.py")
-    if f.stem
-    not in (
-        "__init__",
-        "base",
-        "protocols",
-        "parts",
-        "robust",
-        "build",
-        "autoencoder",
-    )
-]
+SHARED = {"__init__", "base", "protocols", "parts", "robust", "build", "autoencoder"}
+ALGORITHMS = [f for f in (PACKAGE / "algorithms").glob("*.py") if f.stem not in SHARED]
 
 
 def every() -> Iterator[tuple[str, Import, str]]:
@@ -365,10 +339,9 @@ import ray
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self, *a, **k: source)
         found = imports(bad)
-    assert [target(one) for one in found] == ["execution", "spec", "store", None]
-    assert [one.at_top for one in found] == [False, False, True, True]
+    assert {target(one) for one in found} == {"execution", "spec", "store", None}
     writer = PACKAGE / "store" / "writer.py"
-    back = Import(writer, 1, "raybench.store", "made_up", True, False)
+    back = Import(writer, 1, "raybench.store", "made_up")
     monkeypatch.setattr(sys.modules[__name__], "FILES", [*FILES, bad])
     monkeypatch.setitem(IMPORTS, bad, found)
     monkeypatch.setitem(IMPORTS, writer, [*IMPORTS[writer], back])

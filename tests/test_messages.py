@@ -139,7 +139,7 @@ def messages(draw, kinds=(*SIMPLE, concat, flagged, cases), client_axis=False):
 # Round trips ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(messages())
 def test_unpack_of_pack_is_the_message(m):
     back = unpack(m.pack())
@@ -153,7 +153,7 @@ def test_unpack_of_pack_is_the_message(m):
     assert back.pack() == unpack(back.pack()).pack()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(messages())
 def test_nbytes_is_what_is_sent(m):
     sent = 0
@@ -172,7 +172,7 @@ def header(data):
     return PREFIX.size + PREFIX.unpack_from(data)[2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(messages())
 def test_a_row_alone(m):
     for at in {(0,) * len(m.lead), tuple(size - 1 for size in m.lead)}:
@@ -187,7 +187,7 @@ def test_a_row_alone(m):
             assert torch.equal(row.payload()[:size], m.payload()[at][:size])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(messages(client_axis=True), st.data())
 def test_selecting_cells(m, data):
     cells = torch.tensor(data.draw(st.lists(st.integers(0, m.lead[0] - 1), max_size=4))).long()
@@ -201,7 +201,7 @@ def test_selecting_cells(m, data):
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(messages(client_axis=True))
 def test_sums(m):
     value = m.decode()
@@ -278,7 +278,7 @@ def test_choose_of_masked_rows():
 # Damaged bytes ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(messages(), st.data())
 def test_damaged_cut_short_or_prolonged_bytes_are_a_value_error(m, data):
     packed = m.pack()
