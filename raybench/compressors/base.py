@@ -28,6 +28,7 @@ from raybench.core.layout import Layout
 from raybench.core.streams import Stream, stream
 from raybench.wire import DTYPES, HALVES, Message
 
+AUTO = "auto"
 Contractive, Unbiased, Any_ = Role.CONTRACTIVE, Role.UNBIASED, Role.ANY
 
 
@@ -68,6 +69,17 @@ def _count(text: str, d: int) -> int:
     if not 0 < share <= 1:
         raise ValueError(f"{text} is no share", "a share lies in (0, 100%]")
     return math.ceil(share * d)
+
+
+def sizes_of(value: object, where: str) -> tuple[int, ...] | str:
+    """Return a list of sizes as a tuple of integers >= 1; ``auto`` as it is. Raises InputError."""
+    if value == AUTO:
+        return AUTO
+    listed = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if listed and all(type(n) is int and n >= 1 for n in listed):
+        return listed
+    fix = f"a list of integers >= 1, in a sweep file {where}: [[14, 8]]; or {AUTO}"
+    raise InputError.of(where, f"{value!r} are no sizes", fix)
 
 
 @facts.base("compressor")

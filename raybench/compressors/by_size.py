@@ -165,7 +165,10 @@ def list_above(row, cut, mask, inf, start, found, marks, place):
 
 @compiled
 def list_largest(row, cut, ties, mask, inf, marks, place):
-    """Write the places of a row with a size above a cut, and the first ``ties`` of that size, to place."""
+    """Write the places of a row with a size above a cut, and the first ``ties`` of that size, to place.
+
+    Returns how many there are.
+    """
     found = start = 0
     while ties > 0:
         size = min(row[start] & mask, inf)
@@ -272,32 +275,40 @@ def largest_torch(x: Tensor, k: int) -> Tensor:
     return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
 
 
-# Any selection, by marks -----------------------------------------------------------------------
+# What exceeds a cut, and any selection by marks ------------------------------------------------
 
 
 def above(x: Tensor, cuts: np.ndarray, ties: np.ndarray) -> Ragged:
     """Return the entries of row r with a size above cuts[r], and the first ties[r] of that size.
 
     x (*lead, d) on the CPU; cuts integers (R,) of the form of x; ties int64 (R,), which there are.
+    Indices ascend; beyond a row's count both are zero.
     """
-    rows, form = bits_of(x), FORMS[x.dtype]
-    keep = torch.zeros(x.shape, dtype=torch.bool)
-    arrays = rows, cuts, ties, keep.view(rows.shape).numpy()
-    run_rows(_mark, arrays, rows.size, form.mask, form.inf)
-    return ragged(x, keep)
+    rows, form, lead, counts = bits_of(x), FORMS[x.dtype], x.shape[:-1], ties.copy()
+    cost, limits = COST_OF_LISTING * rows.size, (form.mask, form.inf)
+    run_rows(_count_above, (rows, cuts, counts), cost, *limits)
+    most = int(counts.max(initial=0))
+    where = torch.zeros(len(rows), most, dtype=torch.int64)
+    values = torch.zeros(where.shape, dtype=x.dtype)
+    arrays = rows, cuts, ties, where.numpy(), values.numpy().view(rows.dtype)
+    run_rows(_list_above, arrays, cost, *limits)
+    return torch.from_numpy(counts).view(lead), where.view(*lead, most), values.view(*lead, most)
 
 
 @compiled
-def _mark(rows, cuts, ties, keep, mask, inf):
+def _count_above(rows, cuts, counts, mask, inf):
     for r in range(rows.shape[0]):
-        row, cut, left, start = rows[r], cuts[r], ties[r], 0
-        while left > 0:
-            size = min(row[start] & mask, inf)
-            keep[r, start] = size >= cut
-            left -= size == cut
-            start += 1
-        for j in range(start, row.shape[0]):
-            keep[r, j] = min(row[j] & mask, inf) > cut
+        counts[r] += count_in(rows[r], cuts[r], mask, inf)
+
+
+@compiled
+def _list_above(rows, cuts, ties, where, values, mask, inf):
+    place, marks = np.empty(rows.shape[1] + 1, np.int32), np.empty(BLOCK, np.uint8)
+    for r in range(rows.shape[0]):
+        row, to, kept = rows[r], where[r], values[r]
+        for t in range(list_largest(row, cuts[r], ties[r], mask, inf, marks, place)):
+            own = np.uint32(place[t])
+            to[t], kept[t] = own, row[own]
 
 
 def sizes_torch(x: Tensor) -> Tensor:
@@ -319,7 +330,7 @@ def ragged(x: Tensor, keep: Tensor) -> Ragged:
     """
     lead, d = x.shape[:-1], x.shape[-1]
     rows, mask = x.detach().reshape(-1, d), keep.reshape(-1, d)
-    counts = mask.view(torch.uint8).sum(-1, dtype=torch.int32).long()
+    counts = mask.sum(-1)
     most = int(counts.max()) if len(counts) else 0
     where = torch.zeros(len(rows), most, dtype=torch.int64, device=x.device)
     values = torch.zeros(len(rows), most, dtype=x.dtype, device=x.device)

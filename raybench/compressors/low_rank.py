@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from raybench.compressors.base import Compressor
+from raybench.compressors.base import AUTO, Compressor, sizes_of
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
@@ -159,7 +158,6 @@ def _leading(matrices, turns, rows, weigh_rows, lo, hi):
 # Compressors ----------------------------------------------------------------------------------------
 
 
-AUTO = "auto"
 SHAPE = List(
     AUTO,
     words=(AUTO,),
@@ -177,17 +175,6 @@ def near_square(d: int) -> tuple[int, int]:
     while a * (total - a) < d:
         a += 1
     return a, total - a
-
-
-def sizes_of(value: object, where: str) -> tuple[int, ...] | str:
-    """Return a list of sizes as a tuple of integers >= 1; ``auto`` as it is. Raises InputError."""
-    if value == AUTO:
-        return AUTO
-    listed = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if listed and all(type(n) is int and n >= 1 for n in listed):
-        return listed
-    fix = f"a list of integers >= 1, in a sweep file {where}: [[14, 8]]; or {AUTO}"
-    raise InputError.of(where, f"{value!r} are no sizes", fix)
 
 
 def check_fit(sizes: tuple[int, ...], d: int, where: str) -> None:

@@ -10,7 +10,16 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from raybench.compressors.base import Composed, Compressor, Delegated, Made, build, named
+from raybench.compressors.base import (
+    AUTO,
+    Composed,
+    Compressor,
+    Delegated,
+    Made,
+    build,
+    named,
+    sizes_of,
+)
 from raybench.compressors.dense import Identity
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
@@ -40,7 +49,7 @@ class PerTensor(Composed):
 
     of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
     sizes: Sequence[int] | str = List(
-        "auto", words=("auto",), help="sizes of the tensors, or those of the problem"
+        AUTO, words=(AUTO,), help="sizes of the tensors, or those of the problem"
     )
     bucket: int | None = Integer(
         None, low=1, help="consecutive tensors together, up to so many coordinates"
@@ -54,15 +63,7 @@ class PerTensor(Composed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.sizes, str):
-            if self.sizes != "auto":
-                raise InputError.of("sizes", f"{self.sizes!r} is no list", "[[784, 10]], or auto")
-            return
-        wrong = [s for s in self.sizes if type(s) is not int or s < 1]
-        if wrong or not self.sizes:
-            what = f"{wrong[0]!r} is no size" if wrong else "there are none"
-            raise InputError.of("sizes", what, "integers >= 1 that sum to d")
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # hashable
+        object.__setattr__(self, "sizes", sizes_of(self.sizes, "sizes"))
 
     @property
     def additive(self) -> bool:  # type: ignore[override]

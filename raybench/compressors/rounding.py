@@ -88,11 +88,8 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     on_gpu = gpu.usable(x)
     if (x.device.type != "cpu" and not on_gpu) or not x.numel():
         return cut_torch(x, p, stream)
-    integer, mantissa, exponent = FLOATS[x.dtype]
-    d, width = x.shape[-1], exponent_width(x.dtype, p)
-    dropped, below_sign = 1 + exponent + mantissa - width, (1 << (width - 1)) - 1
-    # the largest finite code; beyond are inf and NaN
-    last = below_sign - (below_sign >> exponent) - 1
+    integer, d, width = FLOATS[x.dtype].integer, x.shape[-1], exponent_width(x.dtype, p)
+    dropped, below_sign, last = _rule(x.dtype, width)
     out = torch.empty(x.shape, dtype=integers_of(width), device=x.device)
     if on_gpu:
         from raybench.core.gpu import quantisers
@@ -114,15 +111,18 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
 
 def cut_torch(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     """Return the same in plain torch, int64 (the reference; any device)."""
-    integer, mantissa, exponent = FLOATS[x.dtype]
-    width = exponent_width(x.dtype, p)
-    dropped, below_sign = 1 + exponent + mantissa - width, (1 << (width - 1)) - 1
-    raw, mask = x.contiguous().view(integer).long(), (1 << dropped) - 1
+    dropped, below_sign, last = _rule(x.dtype, exponent_width(x.dtype, p))
+    raw, mask = x.contiguous().view(FLOATS[x.dtype].integer).long(), (1 << dropped) - 1
     noise = mask >> 1 if stream is None else stream.bits(x.shape[-1]) & mask
     exact, up = ((v >> dropped) & (2 * below_sign + 1) for v in (raw, raw + noise))
-    # the largest finite code; beyond are inf and NaN
-    last = below_sign - (below_sign >> exponent) - 1
     return torch.where(exact & below_sign >= last, exact, up)
+
+
+def _rule(dtype: torch.dtype, width: int) -> tuple[int, int, int]:
+    """Return the bits cut off, those of a code below its sign, and the largest finite code."""
+    _, mantissa, exponent = FLOATS[dtype]
+    below_sign = (1 << (width - 1)) - 1
+    return 1 + exponent + mantissa - width, below_sign, below_sign - (below_sign >> exponent) - 1
 
 
 def _unsigned(x: Tensor) -> np.ndarray:

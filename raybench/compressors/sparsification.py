@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.base import AUTO, Compressor, count_of
 from raybench.compressors.by_size import ragged
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
@@ -247,9 +247,6 @@ class Lazy(Compressor):
 
 
 # Supports that the clients share ------------------------------------------------------------------
-
-
-AUTO = "auto"
 
 
 class _SharedSupport(Compressor):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from raybench.compressors.base import count_of
+from raybench.compressors.base import AUTO, count_of
 from raybench.compressors.low_rank import (
-    AUTO,
     Projection,
     check_fit,
     near_square,

@@ -281,13 +281,8 @@ def goes_on_from_its_state(m: Method) -> None:
     shared = on_virtual_ranks(ranks, lambda t: trial.recorded(trial.continued(m, saved, t)))
     for rank, found in enumerate(shared):
         for name, got in found.items():
-            want = whole[name].nan_to_num()
-            close(
-                got.nan_to_num(),
-                want,
-                1e-9,
-                f"{name}, continued on rank {rank} of {ranks}, differs",
-            )
+            what = f"{name}, continued on rank {rank} of {ranks}, differs"
+            close(got.nan_to_num(), whole[name].nan_to_num(), 1e-9, what)
 
 
 def conformance(method: Method, about: str | None = None) -> list[Finding]:
