@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -42,23 +43,21 @@ def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
             return check
 
         @functools.wraps(check)
-        def test(
-            request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, **_: Any
-        ) -> None:
+        def test(request: pytest.FixtureRequest, **_: Any) -> None:
             items: Any = request.session.items
             selected = tuple(
                 f"{item.path}::{item.name}"
                 for item in items
                 if item.path == request.path and getattr(item.function, "ranks", 0) == size
             )
-            failures, logs = _outcomes(selected, size, tmp_path_factory)
+            failures, logs = _outcomes(selected, size)
             name = request.node.name
             for rank, failure in enumerate(failures):
                 text = failure.get(name, f"not run, after {list(failure)[-1:]}:\n{logs}")
                 assert not text, f"rank {rank}: {text}"
 
-        own = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in FIXTURES]
-        parameters = [*inspect.signature(check).parameters.values(), *own]
+        asks = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
+        parameters = [*inspect.signature(check).parameters.values(), asks]
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         test.ranks = size  # type: ignore[attr-defined]
         return test
@@ -66,18 +65,14 @@ def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-FIXTURES = ("request", "tmp_path_factory")  # of the test that waits for the ranks
-
-
 @functools.cache
-def _outcomes(
-    selected: tuple[str, ...], size: int, folders: pytest.TempPathFactory
-) -> tuple[list[dict[str, str]], str]:
+def _outcomes(selected: tuple[str, ...], size: int) -> tuple[list[dict[str, str]], str]:
     """Return what failed in which test, "" for nothing, of every rank, and what they printed."""
-    folder = folders.mktemp("ranks")
-    _, logs = _wait(start("loop_kit.py", size, folder, *selected), "loop_kit.py", folder)
-    files = [folder / f"loop_kit.py.{rank}.json" for rank in range(size)]
-    return [json.loads(file.read_text()) if file.exists() else {} for file in files], logs
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, logs = _wait(start("loop_kit.py", size, folder, *selected), "loop_kit.py", folder)
+        files = [folder / f"loop_kit.py.{rank}.json" for rank in range(size)]
+        return [json.loads(file.read_text()) if file.exists() else {} for file in files], logs
 
 
 class Failures(dict[str, str]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def _step(local: Local, g: Tensor, eta: float, layout: Layout, c: State) -> Tens
 
 
 def _adam(
-    of: Local | Outer, beta1: PerCell | float, g: Tensor, m: Tensor, v: Tensor, count: Tensor
+    of: Local | Outer, beta1: Any, g: Tensor, m: Tensor, v: Tensor, count: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Return Adam's memory after the gradient g, and its step without eta."""
     m, v = beta1 * m + (1 - beta1) * g, of.beta2 * v + (1 - of.beta2) * g.square()
