@@ -158,7 +158,7 @@ def _tensors(batch: Batch, problem: Problem) -> float:
     state = 0.0
     try:
         few = Options(record=Record(every=max(1, first.rounds)))
-        run = Run(batch, problem.part(here), few)
+        run = Run(batch, problem.host(here), few)
         run.net.apart = False  # what a robust server keeps is counted by itself
         run.a.setup(run.net, run.s, run.c)
         state = _held(run.c) / len(here)
