@@ -50,7 +50,6 @@ def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
     packed = tmp_path / f"tiny{ending}"
     packed.write_bytes(pack.compress(TEXT))
     plain, other = data.load(file), data.load(packed)
-    assert plain.checksum == other.checksum
     assert np.array_equal(plain.features.toarray(), other.features.toarray())
     packed.write_bytes(pack.compress(TEXT)[:-9])
     assert "fetch the file again" in complaint(data.load, packed)
@@ -196,7 +195,8 @@ def test_download_by_name(site, tmp_path, monkeypatch):
     folder = tmp_path / "data" / "libsvm"
     assert [f.name for f in folder.iterdir()] == ["tiny.bz2"]
     monkeypatch.setattr(requests, "get", None)  # a second load must not ask the network
-    assert data.load("tiny").checksum == found.checksum
+    again = data.load("tiny")
+    assert np.array_equal(again.features.toarray(), found.features.toarray())
 
 
 def test_download_that_is_not_there(site, monkeypatch):

@@ -7,9 +7,11 @@ import torch
 from numba import njit
 
 from raybench.core import parallel
+from raybench.core.draws import Sample
 from raybench.problems import kernels
-from raybench.problems.clients import Rows
-from raybench.problems.margins import DenseMargins, SparseMargins
+from raybench.problems.clients import DataProblem, Regularizer, Rows
+from raybench.problems.margins import MarginProblem, SparseMargins
+from raybench.problems.scores import DenseScores
 
 
 def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
@@ -24,8 +26,28 @@ def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
     return Rows(A, np.sign(random.standard_normal(N)), np.cumsum([0, *counts]))
 
 
-def both(held, loss, dtype=torch.float64):
-    return SparseMargins(held, loss, dtype), DenseMargins(held, loss, dtype, torch.device("cpu"))
+class Dense(MarginProblem):
+    """The same by dense torch, for all devices: a problem on rows without regulariser."""
+
+    def __init__(self, held, loss):
+        super(DataProblem, self).__init__(len(held.counts), held.features.shape[1])
+        self.rows, self.loss, self.regularizer = held, loss, Regularizer("none", 0.0)
+        self._kept["linear"] = DenseScores(held, self.dtype, self.device)
+
+    def kernel(self, batch=None):
+        return None
+
+    def oracle(self, x, shift=None, loss=True):
+        grads, losses = super().oracle(x, loss)
+        return (grads if shift is None else grads + self.spread(shift)), losses
+
+    def minibatch(self, x, sample, shift):
+        grads = self.grad(x, Sample.at(sample))
+        return grads if shift is None else grads + self.spread(shift)
+
+
+def both(held, loss):
+    return SparseMargins(held, loss, torch.float64), Dense(held, loss)
 
 
 def points(*shape, scale=1.0, seed=0):

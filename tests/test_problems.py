@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 
 from raybench import problems
 from raybench.core.draws import Sample
@@ -213,11 +213,19 @@ def test_evaluate():
     assert np.allclose(found["test_loss"], np.logaddexp(0, -z).mean(0))
     assert set(problems.build("logistic", CANCER).evaluate(x)) == {"accuracy"}
     assert problems.build("quadratic", {}).evaluate(x) == {}
-    digits = problems.build("least_squares", {"dataset": "digits", "clients": 2, "test_size": 0.2})
-    X = points(digits, 3)
-    right = (digits.test.features @ digits.layout.views(X)[0].numpy()).argmax(-1)
-    want = (right == digits.test.labels.argmax(1)).mean(1)
-    assert np.allclose(digits.evaluate(X)["accuracy"], want)
+    for name in ("least_squares", "softmax"):
+        digits = problems.build(name, {"dataset": "digits", "clients": 2, "test_size": 0.2})
+        X = points(digits, 3)
+        scores = digits.test.features @ digits.layout.views(X)[0].numpy()
+        labels = digits.test.labels if name == "softmax" else digits.test.labels.argmax(1)
+        found = digits.evaluate(X)
+        assert np.allclose(found["accuracy"], (scores.argmax(-1) == labels).mean(1))
+        if name == "softmax":
+            own = np.take_along_axis(scores, labels[None, :, None], -1)[..., 0]
+            want = logsumexp(scores, -1) - own
+        else:
+            want = 0.5 * ((scores - digits.test.labels) ** 2).sum(-1)
+        assert np.allclose(found["test_loss"], want.mean(-1))
 
 
 def test_vertical_blocks():

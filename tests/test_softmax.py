@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from raybench import problems
 from raybench.core.draws import Sample
 from raybench.problems.base import share_right, share_signed
-from raybench.problems.softmax import DenseScores
+from raybench.problems.scores import DenseScores
 
 pytestmark = pytest.mark.thorough
 
@@ -134,17 +134,6 @@ def test_the_minimum_is_what_scipy_finds():
     best = problem.minimizer()
     assert float(problem.grad(best[None]).mean(1).norm()) < 1e-10
     assert problem.constants.mu == 0.01
-
-
-def test_evaluate():
-    problem = problems.build("softmax", {**DIGITS, "rows": 500, "test_size": 0.2})
-    x = points(problem, 2)
-    found = problem.evaluate(x)
-    A, y = problem.test.parts()[0]
-    scores = np.einsum("np,bpc->bnc", A, x.numpy().reshape(2, 64, 10))
-    assert found["accuracy"].tolist() == pytest.approx((scores.argmax(-1) == y).mean(1).tolist())
-    want = [float(cross_entropy(torch.as_tensor(z), torch.as_tensor(y))) for z in scores]
-    assert found["test_loss"].tolist() == pytest.approx(want)
 
 
 @pytest.mark.parametrize("name", ["logistic", "nonconvex_classification", "vertical_least_squares"])

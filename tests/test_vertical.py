@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,16 +133,3 @@ def test_rows_split_over_clients_are_refused():
     method = Method("vertical_naive", {}, rand(2), {"name": "least_squares", **DATA}, step=0.1)
     with pytest.raises(Skip, match="features split over clients"):
         method.cell()
-
-
-def test_a_feature_of_mushrooms_per_client(data_folder: Path):
-    args = {"clients": 112, "rounds": 20, "step": 4e-6}
-    runs = {
-        name: finished(on("mushrooms", name, how, **args).batch(), every=20)
-        for name, how in (("vertical_gd", None), ("vertical_marina", "identity"))
-    }
-    x = [run.a.point(run.net, run.s, run.c) for run in runs.values()]
-    assert largest(*x) < 1e-10
-    run = runs["vertical_gd"]
-    assert run.problem.message_dim == 8124
-    assert run.recorder.column("loss")[0, -1] < 0.1 * run.recorder.column("loss")[0, 0]

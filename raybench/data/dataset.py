@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -16,11 +15,10 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.limits import decompressed
 from raybench.data import tables
 from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS, fetch, find, folder
 from raybench.data.files import DATASET_KEY, cached, data_error
-from raybench.data.tables import CLIENT_KEY, LABEL_KEY
+from raybench.data.tables import CLIENT_KEY
 
 TEST_KEY = "problem.test_set"
 SCALES = ("none", "rows", "columns")
@@ -29,18 +27,12 @@ Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in flo
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Features (rows, d) as CSR or ndarray in float64, and the labels as they were stored.
-
-    ``checksum`` is the SHA-256 of the decompressed file (of the arrays for embedded sets), before
-    ``rows``, ``scale`` and ``intercept``; ``source`` says where the data came from.
-    """
+    """Features (rows, d) as CSR or ndarray in float64, and the labels as they were stored."""
 
     name: str
     features: Features
     labels: np.ndarray
     classes: np.ndarray
-    source: str
-    checksum: str
     positive: tuple[float | str, ...] | None = None
     clients: np.ndarray | None = None  # what the column that tells the client says of each row
     names: tuple[str, ...] | None = None  # of the features, where they have any
@@ -225,7 +217,7 @@ def _read(given: str, label: str | None, client: str | None, optional: bool) -> 
     named = "/" not in given and os.sep not in given and not path.is_file()
     if given in EMBEDDED or named:
         data = _embedded(given) if given in EMBEDDED else _named(given)
-        _without_columns(data.name, label, None if optional else client)
+        tables.without_columns(data.name, label, None if optional else client)
         return data
     if not path.is_file():
         what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
@@ -238,14 +230,6 @@ def _read(given: str, label: str | None, client: str | None, optional: bool) -> 
         if not optional or client is None or error.complaints[0].where != CLIENT_KEY:
             raise
     return _file(files, path.name, None, label, None)
-
-
-def _without_columns(name: str, label: str | None, client: str | None) -> None:
-    """Raise InputError where a set whose columns have no names is asked for one."""
-    for key, column in ((LABEL_KEY, label), (CLIENT_KEY, client)):
-        if column is not None:
-            fix = "columns have names in CSV and Parquet, arrays in .npz"
-            raise data_error(f"{name} has no column {column!r}", fix, key)
 
 
 def _named(name: str) -> Dataset:
@@ -270,23 +254,10 @@ def _file(
     files: tuple[Path], name: str, d: int | None, label: str | None, client: str | None
 ) -> Dataset:
     (path,) = files
-    content = b"".join(decompressed(path, DATASET_KEY))
-    if path.suffix == ".npz":
-        table = tables.arrays(path, label, client)
-    elif tables.kind_of(path) in tables.KINDS:
-        table = tables.parse(content, path, label, client)
-    else:
-        _without_columns(path.name, label, client)
-        table = tables.Table(*tables.libsvm(content, path.name, d))
+    table = tables.read(path, label, client, d)
+    classes = np.unique(table.labels)
     return Dataset(
-        name,
-        table.features,
-        table.labels,
-        np.unique(table.labels),
-        str(path),
-        hashlib.sha256(content).hexdigest(),
-        clients=table.clients,
-        names=table.names,
+        name, table.features, table.labels, classes, clients=table.clients, names=table.names
     )
 
 
@@ -299,8 +270,7 @@ def _embedded(name: str) -> Dataset:
         bunch = getattr(datasets, f"load_{name}")()
         table = np.column_stack([np.asarray(bunch.data, float), np.asarray(bunch.target, float)])
     features, labels = np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1])
-    digest = hashlib.sha256(features.tobytes() + labels.tobytes()).hexdigest()
-    return Dataset(name, features, labels, np.unique(labels), "scikit-learn", digest)
+    return Dataset(name, features, labels, np.unique(labels))
 
 
 def _shipped(name: str) -> np.ndarray | None:

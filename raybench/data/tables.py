@@ -13,13 +13,12 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.limits import check_fits
+from raybench.core.limits import check_fits, decompressed
 from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, data_error, opened
 
 LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
-KINDS = (*SEPARATORS, *PARQUET)
 INDEX = re.compile(r"__index_level_\d+__")  # how pandas saves the names of rows: no feature
 LABELS = ("label", "target", "y")  # columns that are the label where nobody says which is
 NOT_TEXT = {
@@ -53,19 +52,35 @@ def kind_of(path: Path) -> str:
     return (Path(path.stem).suffix if packed else path.suffix).lower()
 
 
-def parse(content: bytes, path: Path, label: str | None, client: str | None) -> Table:
-    """Return the table that a file's decompressed content holds.
+def read(path: Path, label: str | None, client: str | None, d: int | None = None) -> Table:
+    """Return the table that a file holds, by its ending; LIBSVM without one.
 
     label: the column of labels, else the first of ``LABELS`` that is there. client: the column that tells
     which client has a row, or None. All other columns are features: numbers and truth values as they
-    are, categories (of Parquet) as a column of 0 and 1 each.
+    are, categories (of Parquet) as a column of 0 and 1 each. d: the number of features of a LIBSVM set.
 
     Raises InputError, naming file and column, for what is no such file, is empty, lacks a column, or has
     values that are missing, not finite, or text where a number should be.
     """
     kind = kind_of(path)
-    frame = _parquet(content, path) if kind in PARQUET else _text(content, path, SEPARATORS[kind])
-    return of_frame(frame, path.name, label, client, first=0 if kind in PARQUET else 2)
+    if path.suffix == ".npz":
+        return arrays(path, label, client)
+    content = b"".join(decompressed(path, DATASET_KEY))
+    if kind in PARQUET:
+        return of_frame(_parquet(content, path.name), path.name, label, client)
+    if kind in SEPARATORS:
+        frame = _text(content, path.name, SEPARATORS[kind])
+        return of_frame(frame, path.name, label, client, first=2)
+    without_columns(path.name, label, client)
+    return Table(*libsvm(content, path.name, d))
+
+
+def without_columns(name: str, label: str | None, client: str | None) -> None:
+    """Raise InputError where a set whose columns have no names is asked for one."""
+    for key, column in ((LABEL_KEY, label), (CLIENT_KEY, client)):
+        if column is not None:
+            fix = "columns have names in CSV and Parquet, arrays in .npz"
+            raise data_error(f"{name} has no column {column!r}", fix, key)
 
 
 def of_frame(
@@ -184,10 +199,9 @@ def _plain(column: Any) -> np.ndarray:
 # Reading -------------------------------------------------------------------------------------------
 
 
-def _text(content: bytes, path: Path, separator: str) -> Any:
+def _text(content: bytes, where: str, separator: str) -> Any:
     import pandas as pd
 
-    where = path.name
     start = next((kind for magic, kind in NOT_TEXT.items() if content.startswith(magic)), None)
     if start or b"\0" in content[:4096]:
         what = f"{where} is no text" + (f", but {start}" if start else "")
@@ -216,11 +230,10 @@ def _text(content: bytes, path: Path, separator: str) -> Any:
     return frame
 
 
-def _parquet(content: bytes, path: Path) -> Any:
+def _parquet(content: bytes, where: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    where = path.name
     if not content.startswith(b"PAR1"):
         raise data_error(
             f"{where} is not Parquet", "write it with to_parquet, or name it .csv if it is text"

@@ -137,7 +137,7 @@ def _tensors(batch: Batch, problem: Problem) -> float:
     state = 0.0
     with suppress(Exception):  # whatever a plug-in raises becomes a failed row when it runs
         few = Options(record=Record(every=max(1, batch.cells[0].cell.rounds)))
-        run = Run(batch, problem.part(here), few)
+        run = Run(batch, problem.host(here), few)
         run.net.apart = False  # what a robust server keeps is counted by itself
         run.a.setup(run.net, run.s, run.c)
         state = _held(run.c) / len(here)

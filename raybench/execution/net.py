@@ -89,7 +89,7 @@ class Poisoned:
         self.honest = len(here) - len(bad)
         self.problem: Problem | None = None
         if len(bad):
-            part = problem.part(bad)
+            part = problem.host(bad)
             assert isinstance(part, Labelled)
             self.problem = part.flipped()
 

@@ -193,13 +193,6 @@ class Problem:
 
         Raises ValueError if they are not a stretch of this problem's n clients.
         """
-        return self.part(clients)
-
-    def part(self, clients: range) -> Self:
-        """Return the same problem holding only these consecutive clients' data, to be used in turn with others.
-
-        Raises ValueError if they are not a stretch of this problem's n clients.
-        """
         if clients.step != 1 or not 0 <= clients.start < clients.stop <= self.n:
             raise ValueError(f"clients {clients} are not a stretch of 0..{self.n - 1}")
         part = copy.copy(self.whole)

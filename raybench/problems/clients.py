@@ -1,12 +1,10 @@
-"""Rows dealt out to clients, regularisers, and what losses of linear scores have in common."""
+"""Rows dealt out to clients, regularisers, and problems on a data set."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -19,9 +17,9 @@ from raybench.core.layout import Layout
 from raybench.core.limits import check_fits
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Text
 from raybench.data.dataset import Features
-from raybench.problems.base import DTYPES, Constants, Fact, Problem
+from raybench.problems.base import DTYPES, Fact, Problem
 from raybench.problems.kernels import nonconvex_kernel
-from raybench.problems.minimum import dense, lmax_gram, row_norms_sq
+from raybench.problems.minimum import dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,97 +314,3 @@ class DataProblem(Problem):
         p, n = A.shape[-1], x.shape[1]
         X = x.unflatten(-1, (p, -1)).permute(0, 2, 1, 3).flatten(-2)  # (B, p, n c)
         return self.link((A @ X).unflatten(-1, (n, -1)).permute(0, 2, 1, 3))
-
-
-# Losses of linear scores --------------------------------------------------------------------------
-
-
-class ScoreProblem(DataProblem):
-    """f_i(X) = mean_j l_j(X'a_j) + regulariser, where l_j >= 0 is the loss of row j at its scores.
-
-    ``slope`` is sup ||grad l_j||, ``curvature`` sup ||Hessian of l_j||, and ``convex`` says whether l_j is
-    convex. Every constant follows from these and from the rows: the Hessian of the mean loss is
-    mean_j (Hessian of l_j) (x) a_j a_j', which is at most curvature I (x) mean_j a_j a_j'.
-    """
-
-    slope: ClassVar[float]
-    curvature: ClassVar[float]
-    convex: ClassVar[bool] = False
-    labelled: ClassVar[bool] = True
-
-    def loss_L(self) -> float:
-        """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
-        return self.curvature * lmax_gram(self.rows.features, self.rows.weights())
-
-    def find_constants(self) -> Constants:
-        """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
-
-        f* where a strongly convex f is quickly minimised. L_plus is bounded by L_tilde. L_samples is
-        the root mean square over clients of curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of
-        the regulariser (Minkowski). A single sample has the constant curvature ||a_j||^2 + L of the
-        regulariser, and its gradient is at most slope ||a_j|| away from the regulariser's: hence
-        sample_variance.
-        """
-        reg, c = self.regularizer, self.curvature
-        each, samples, single, squares = [], [], [], []
-        for features, labels in self.rows.parts():
-            count = len(labels)
-            each.append(c * lmax_gram(features) / count + reg.L)
-            norms = row_norms_sq(features)
-            samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
-            single.append(c * float(norms.max()) + reg.L)
-            squares.append(float(norms.mean()))
-        result = Constants(L_i=tuple(each))
-        least, mu = self._minimum(), self.strong_convexity()
-        return Constants(
-            L=self.loss_L() + reg.L,
-            L_i=tuple(each),
-            L_plus=result.L_tilde,
-            L_pm=0.0 if self.n == 1 else None,
-            mu=mu,
-            mu_i=(mu,) * self.n if mu else (),
-            f_inf=least[0] if least else 0.0,
-            f_star=least[0] if least else None,
-            L_samples=math.sqrt(float(np.mean(np.square(samples)))),
-            L_sample_i=tuple(single),
-            sample_variance=self.slope**2 * float(np.mean(squares)),
-            facts=self.facts_where(convex=self.convex, strongly_convex=bool(mu)),
-        )
-
-    def strong_convexity(self) -> float | None:
-        """Return lambda of l2 where the loss is convex: mu, None where there is none."""
-        return (self.regularizer.mu or None) if self.convex else None
-
-    def minimizer(self) -> Tensor | None:
-        """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
-        whole = self.whole
-        result = whole._minimum()
-        if result is None:
-            return None
-        return torch.from_numpy(result[1]).to(self.dtype).to(self.device)
-
-    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
-        """Return (min f, x* (d,)) with the regulariser mu ||x||^2/2, mu > 0, in float64; None where unknown."""
-        return None
-
-    def _minimum(self) -> tuple[float, np.ndarray] | None:
-        mu = self.strong_convexity()
-        if not mu:
-            return None
-        return self.once("minimum", lambda: self.least(mu))
-
-    def flipped(self) -> Self:
-        """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""
-        other = copy.copy(self)
-        other._whole, other._kept = self.whole, {}
-        other.rows = replace(self.rows, labels=self.turned(self.rows.labels))
-        return other
-
-    def turned(self, labels: np.ndarray) -> np.ndarray:
-        """Return wrong labels: signs are turned around, by default."""
-        return -labels
-
-
-def stored_entries(features: Features) -> int:
-    """Return how many entries of a matrix are stored: all of a dense one."""
-    return features.nnz if scipy.sparse.issparse(features) else features.size

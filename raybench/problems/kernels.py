@@ -145,7 +145,7 @@ def _slope_and_loss(kind: int, z: float) -> tuple[float, float, float]:
 
 @cache
 def margin_kernel(tile: int, weighted: bool, kind: int) -> Callable[..., None]:
-    """Return the compiled oracle for tiles of ``tile`` cells; see ``sparse.SparseMargins``."""
+    """Return the compiled oracle for tiles of ``tile`` cells; see ``margins.SparseMargins``."""
     # Closures may capture integers only: with anything else numba's cache on disk never matches.
     weigh = int(weighted)
     T, room = tile, block_size(tile) * tile

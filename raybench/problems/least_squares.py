@@ -12,21 +12,20 @@ import torch
 from torch import Tensor
 
 from raybench import data
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, problem
 from raybench.problems.base import Constants, Fact, share_right, share_signed
-from raybench.problems.clients import DataProblem
 from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, dense, lmax_gram, row_norms_sq
 from raybench.problems.quadratic import quadratic_constants
+from raybench.problems.scores import DenseScores, ScoreProblem
 
 MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
 
 
 @problem("least_squares")
-class LeastSquares(DataProblem):
+class LeastSquares(ScoreProblem):
     """Least squares: f_i(x) = ||A_i x - b_i||^2 / (2 N_i) + lambda r(x).
 
     r: none (PL with mu = the smallest nonzero eigenvalue), l2 (||x||^2 / 2: ridge), l1 (lasso, by
@@ -36,6 +35,8 @@ class LeastSquares(DataProblem):
     """
 
     per_client = ("rows", "H", "M", "half_square")
+    curvature = 1.0
+    labelled = False
     H: Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
     M: Tensor | None  # (n, p, c): A_i'b_i / N_i
 
@@ -66,7 +67,7 @@ class LeastSquares(DataProblem):
             M = np.stack([dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
             self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
-        else:  # ``_padded``, which every gradient is computed from
+        else:  # of the dense rows that every gradient is computed from
             need_memory(
                 self.dtype.itemsize * clients * max(self.samples) * self.p,
                 f"{clients:,} matrices of {max(self.samples):,} rows and {self.p:,} features",
@@ -95,52 +96,40 @@ class LeastSquares(DataProblem):
         return Layout((("x", shape),))
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        X = x.unflatten(-1, (self.p, self.c))  # (B[, n], p, c)
-        shared = x.ndim == 2
-        if self.H is not None and self.M is not None:
-            n = len(self.H)
-            if shared:
-                pulled = X.transpose(1, 2) @ self._wide()  # (B, c, n p)
-                HX = pulled.unflatten(-1, (n, self.p)).permute(0, 2, 3, 1)
-            else:
-                HX = self.H @ X
-            grads = HX - self.M
-            at = X[:, None] if shared else X
-            losses = (at * (0.5 * HX - self.M)).sum((-2, -1)) + self.half_square if loss else None
-        else:
-            A, Y, weights = self._padded()
-            residual = A @ (X[:, None] if shared else X) - Y  # (B, n, N, c)
+        X = self._matrix(x)  # (B[, n], p, c)
+        at = X[:, None] if x.ndim == 2 else X
+        if self.H is None or self.M is None:
+            linear = self.linear()
+            A, Y = linear.A, linear.labels.view(*linear.A.shape[:2], self.c)
+            weights = linear.weights.view(A.shape[:2])[:, 0]
+            residual = A @ at - Y  # (B, n, N, c)
             grads = (A.transpose(1, 2) @ residual) * weights[:, None, None]
             losses = residual.square().sum((-2, -1)) * (0.5 * weights) if loss else None
-        grads = grads.flatten(-2).contiguous()
-        return self.regularized(x, grads, losses)
+        else:
+            HX = self.H @ X if x.ndim == 3 else self._shared(X, self.H)
+            grads = HX - self.M
+            losses = (at * (0.5 * HX - self.M)).sum((-2, -1)) + self.half_square if loss else None
+        return self.regularized(x, grads.flatten(-2).contiguous(), losses)
 
-    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        if sample is None:
-            return self.oracle(x, loss=False)[0]
-        A, Y, _ = self._padded()
-        client = torch.arange(len(A), device=x.device)[None, :, None]
-        # (B, n, b, p), (B, n, b, c)
-        rows, targets = A[client, sample.indices], Y[client, sample.indices]
-        X = self.spread(x).unflatten(-1, (self.p, self.c))
-        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
-        return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
+    def _shared(self, X: Tensor, H: Tensor) -> Tensor:
+        """Return H_i X (B, n, p, c) of X (B, p, c): one product serves all clients."""
+        wide = self.once("wide", lambda: H.permute(2, 0, 1).reshape(self.p, -1).contiguous())
+        pulled = X.transpose(1, 2) @ wide  # (B, c, n p)
+        return pulled.unflatten(-1, (len(H), self.p)).permute(0, 2, 3, 1)
 
-    def _wide(self) -> Tensor:
-        H = self.H  # made (p, n p), so that one product serves all clients
-        assert H is not None
-        return self.once("wide", lambda: H.permute(2, 0, 1).reshape(self.p, -1).contiguous())
+    def linear(self) -> DenseScores:
+        return self.once("linear", lambda: DenseScores(self.rows, self.dtype, self.device))
 
-    def _padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        if "padded" not in self._kept:
-            A, Y, _ = self.rows.padded(self.dtype, self.device)
-            counts = torch.tensor(self.rows.counts, dtype=self.dtype, device=self.device)
-            self._kept["padded"] = A, Y.view(*A.shape[:2], self.c), 1 / counts
-        return self._kept["padded"]
+    def terms(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        residual = scores - (labels if self.c > 1 else labels[..., None])
+        return residual, 0.5 * residual.square().sum(-1)
 
-    def loss_L(self) -> float:
-        """Return lmax(mean_i A_i'A_i / N_i)."""
-        return lmax_gram(self.rows.features, self.rows.weights())
+    def right_share(self, scores: Tensor, labels: Tensor) -> Tensor | None:
+        """Return the share of right signs, or of largest columns; None of regressed values."""
+        if self.c > 1:
+            return share_right(scores, labels.argmax(-1))
+        signs = bool((labels.abs() == 1).all())
+        return share_signed(labels * scores[..., 0]) if signs else None
 
     def find_constants(self) -> Constants:
         """Exact for none and l2; a nonconvex regulariser adds 2 lambda to each but L_pm.
@@ -151,7 +140,7 @@ class LeastSquares(DataProblem):
         weights = self.rows.weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
-        f_star, mu, _, full = self._minimum(ridge, weights)
+        f_star, mu, _, full = self._solution(ridge, weights)
         if self.exact is not None:
             result = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
@@ -189,10 +178,12 @@ class LeastSquares(DataProblem):
         regularizer = self.regularizer
         if regularizer.kind not in ("none", "l2"):
             return None
-        x = whole.once("minimizer", lambda: whole._minimum(regularizer.mu, whole.rows.weights())[2])
+        x = whole.once(
+            "minimizer", lambda: whole._solution(regularizer.mu, whole.rows.weights())[2]
+        )
         return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
 
-    def _minimum(
+    def _solution(
         self, ridge: float, weights: np.ndarray
     ) -> tuple[float | None, float | None, np.ndarray | None, bool]:
         """Return (min of the squares with ridge, its PL constant, x*, whether A'A has full rank).
@@ -218,25 +209,3 @@ class LeastSquares(DataProblem):
         residual = A @ x - b
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
         return least, mu or None, np.asarray(x).reshape(-1), full
-
-    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
-        """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.
-
-        The test loss is ||Ax - b||^2 / (2 N) on the test part. No accuracy for regressed values.
-        Ties count in part (see ``share_right``, ``share_signed``).
-        """
-        whole = self.whole
-        rows = whole.test or whole.rows
-        X = x.detach().cpu().double().numpy().reshape(len(x), self.p, self.c)
-        scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(
-            -1, len(x), self.c), 1, 0)  # fmt: skip
-        targets = rows.labels.reshape(len(rows.labels), -1)
-        result = {}
-        if self.c > 1:
-            label = torch.from_numpy(targets.argmax(-1))
-            result["accuracy"] = share_right(torch.from_numpy(scores), label)
-        elif np.isin(targets, (-1, 1)).all():
-            result["accuracy"] = share_signed(torch.from_numpy(scores[..., 0] * targets[:, 0]))
-        if whole.test is not None:
-            result["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
-        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in result.items()}

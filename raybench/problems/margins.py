@@ -1,9 +1,9 @@
-"""Losses l(y a'x) of a margin: logistic regression and its nonconvex sister, by compiled kernels or dense torch."""
+"""Losses l(y a'x) of a margin: logistic regression and its nonconvex sister, by compiled kernels or torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -18,50 +18,60 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Number, problem
 from raybench.problems import kernels
 from raybench.problems.base import share_signed
-from raybench.problems.clients import Rows, ScoreProblem, stored_entries
+from raybench.problems.clients import Rows
 from raybench.problems.minimum import logistic_minimum
+from raybench.problems.scores import ScoreProblem, stored_entries
 
-MOST_ENTRIES_BY_KERNEL = (
-    40_000  # up to so many stored entries the sparse kernel beats dense matrix products
-)
+MOST_ENTRIES_BY_KERNEL = 40_000  # stored entries up to which the kernel beats dense products
 
 
 class MarginProblem(ScoreProblem):
     """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
 
-    ``loss`` names l >= 0 among the kernels; see ``ScoreProblem`` for slope, curvature and convex.
+    ``loss`` names l >= 0 among ``LOSSES``; see ``ScoreProblem`` for slope, curvature and convex.
     """
 
     loss: ClassVar[str]
 
-    def margins(self, batch: int | None = None) -> DenseMargins | SparseMargins:
-        """Return what computes losses and gradients of so many cells here, made on first use.
+    def kernel(self, batch: int | None = None) -> SparseMargins | None:
+        """Return the compiled kernels over rows here, made on first use, for so many cells; None where torch is better.
 
-        On the CPU the compiled kernels over compressed rows, but dense torch for one cell on data
-        that is large and mostly not zero (measured two to four times faster there); elsewhere
-        dense torch.
+        That is elsewhere than on the CPU, and for one cell on data that is large and mostly not zero
+        (measured two to four times faster there).
         """
         most = max(MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape))
         full = self.once("full", lambda: stored_entries(self.rows.features) > most)
         if self.device.type != "cpu" or (batch == 1 and full):
-            return self.once(
-                "dense", lambda: DenseMargins(self.rows, self.loss, self.dtype, self.device)
-            )
-        return self.once("sparse", lambda: SparseMargins(self.rows, self.loss, self.dtype))
+            return None
+        return self.once("kernel", lambda: SparseMargins(self.rows, self.loss, self.dtype))
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        smooth = self.regularizer.smooth
-        shift, value = self.regularizer.both(x) if smooth else (None, None)
-        grads, losses = self.margins(len(x)).oracle(x, shift, loss)
+        kernel = self.kernel(len(x))
+        if kernel is None:
+            return super().oracle(x, loss)
+        shift, value = self.regularizer.both(x) if self.regularizer.smooth else (None, None)
+        grads, losses = kernel.oracle(x, shift, loss)
         if losses is not None and value is not None:
             losses += value if value.ndim == 2 else value[:, None]
         return grads, losses
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        if sample is None:
-            return self.oracle(x, loss=False)[0]
+        kernel = self.kernel()
+        if sample is None or kernel is None:
+            return super().grad(x, sample)
         shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
-        return self.margins().minibatch(x, sample.indices, shift)
+        return kernel.minibatch(x, sample.indices, shift)
+
+    def terms(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        signs = labels[..., None]
+        loss, z = LOSSES[self.loss], signs * scores
+        return signs * loss(z, True), loss(z, False)[..., 0]
+
+    def values(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return LOSSES[self.loss](labels * scores[..., 0], False)
+
+    def right_share(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return share_signed(labels * scores[..., 0])
 
     def link(self, scores: Tensor) -> Tensor:
         """Return the probability of the label +1."""
@@ -72,22 +82,6 @@ class MarginProblem(ScoreProblem):
         if self.loss != "logistic":
             return None
         return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
-
-    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
-        """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
-
-        The test loss has no regulariser. A margin of 0 decides for neither class and counts as half
-        right, so x = 0 has accuracy 0.5: what a guess would have.
-        """
-        whole = self.whole
-        rows = whole.test or whole.rows
-        margins = torch.from_numpy(
-            rows.labels * (rows.features @ x.detach().cpu().double().numpy().T).T
-        )
-        result = {"accuracy": share_signed(margins)}
-        if whole.test is not None:
-            result["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
-        return {k: v.to(x.device) for k, v in result.items()}
 
 
 @problem("logistic")
@@ -140,59 +134,18 @@ class NonconvexClassification(MarginProblem):
         super().__init__(dataset, clients, regularizer=regularizer, lambda_=lambda_, **rest)
 
 
-# Dense rows, in plain torch: every device's path, the CPU's reference -----------------------------
+def _logistic(z: Tensor, slope: bool) -> Tensor:
+    """Return l(z) = log(1 + exp(-z)), or l'(z) = -sigma(-z)."""
+    return -torch.sigmoid(-z) if slope else softplus(-z, threshold=1e9)
 
 
-Scalar = Callable[[Tensor], tuple[Tensor, Tensor]]
+def _sigmoid_sq(z: Tensor, slope: bool) -> Tensor:
+    """Return l(z) = sigma(-z)^2, or l'(z) = -2 sigma(-z)^2 sigma(z)."""
+    square = torch.sigmoid(-z).square()
+    return -2 * square * torch.sigmoid(z) if slope else square
 
 
-def logistic(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return l(z) = log(1 + exp(-z)) and l'(z) = -sigma(-z)."""
-    return softplus(-z, threshold=1e9), -torch.sigmoid(-z)
-
-
-def sigmoid_sq(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return l(z) = sigma(-z)^2 and l'(z) = -2 sigma(-z)^2 sigma(z)."""
-    s = torch.sigmoid(-z)
-    return s * s, -2 * s * s * torch.sigmoid(z)
-
-
-class DenseMargins:
-    """f_i(x) = mean_j l(y_j a_j'x) for rows held as a padded (n, N, d) tensor of y_j a_j."""
-
-    losses: ClassVar[dict[str, Scalar]] = {"logistic": logistic, "sigmoid_sq": sigmoid_sq}
-
-    def __init__(self, rows: Rows, loss: str, dtype: torch.dtype, device: torch.device) -> None:
-        A, signs, self.weights = rows.padded(dtype, device)
-        self.A = A * signs[..., None]
-        self.loss = self.losses[loss]
-
-    def oracle(self, x: Tensor, shift: Tensor | None, loss: bool) -> tuple[Tensor, Tensor | None]:
-        """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
-        n, rows, d = self.A.shape
-        if x.ndim == 2:
-            z = (self.A.view(n * rows, d) @ x.T).view(n, rows, -1)
-        else:
-            z = self.A @ x.permute(1, 2, 0)
-        values, slopes = self.loss(z)  # (n, N, B)
-        # bmm(s, A) is 2.6 times as fast as bmm(A', s)
-        pulled = torch.bmm((slopes * self.weights[:, :, None]).transpose(1, 2), self.A)
-        grads = pulled.transpose(0, 1)
-        if shift is not None:
-            grads = grads + (shift if shift.ndim == 3 else shift[:, None])
-        losses = torch.einsum("nrb,nr->bn", values, self.weights) if loss else None
-        return grads.contiguous(), losses
-
-    def minibatch(self, x: Tensor, sample: Tensor, shift: Tensor | None) -> Tensor:
-        """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
-        at = x if x.ndim == 3 else x[:, None]
-        client = torch.arange(self.A.shape[0], device=x.device)[None, :, None]
-        picked = self.A[client, sample]  # (B, n, b, d)
-        slopes = self.loss((picked * at[:, :, None]).sum(-1))[1]
-        grads = (slopes[..., None] * picked).mean(2)
-        if shift is not None:
-            grads = grads + (shift if shift.ndim == 3 else shift[:, None])
-        return grads
+LOSSES = {"logistic": _logistic, "sigmoid_sq": _sigmoid_sq}
 
 
 # Compressed rows and columns on the CPU, for the compiled kernels ---------------------------------
@@ -204,7 +157,7 @@ KINDS = {"logistic": kernels.LOGISTIC, "sigmoid_sq": kernels.SIGMOID_SQ}
 
 
 class SparseMargins:
-    """f_i(x) = mean_j l(y_j a_j'x) by the kernels: the same calls as ``DenseMargins``."""
+    """f_i(x) = mean_j l(y_j a_j'x) by the kernels."""
 
     def __init__(self, rows: Rows, loss: str, dtype: torch.dtype) -> None:
         A = scipy.sparse.csr_array(rows.features)
@@ -220,18 +173,16 @@ class SparseMargins:
         self._matrix = A
         self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # kept by the number of rows per block
 
-    def _blocked(self, tile: int) -> tuple[Arrays, Arrays]:
-        size = kernels.block_size(tile)
-        if size not in self._blocks:
-            self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
-        return self._blocks[size]
-
     def oracle(self, x: Tensor, shift: Tensor | None, loss: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
         B, (n, d) = len(x), self.shape
-        tile = _tile(B)
+        # tiles of 16 cells, unless half of the last tile were empty
+        tile = 1 if B == 1 else 16 if -B % 16 < 8 else 8
         kernel = kernels.margin_kernel(tile, self.weighted, self.kind)
-        blocks, columns = self._blocked(tile)
+        size = kernels.block_size(tile)
+        if size not in self._blocks:
+            self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
+        blocks, columns = self._blocks[size]
         grads = torch.empty(B, n, d, dtype=self.dtype)
         losses = torch.empty(B, n, dtype=self.dtype)
         given = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
@@ -261,12 +212,6 @@ class SparseMargins:
         per_row = self.nnz / max(len(self.labels), 1)
         run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))
         return grads
-
-
-def _tile(B: int) -> int:
-    if B == 1:
-        return 1
-    return 16 if -B % 16 < 8 else 8  # tiles of 16 cells, unless half of the last tile were empty
 
 
 def _array(x: Tensor) -> np.ndarray:

@@ -208,5 +208,5 @@ def _parts(problem: Problem) -> Iterator[Problem]:
         yield problem
         return
     for first in range(0, problem.n, size):
-        yield problem.part(range(first, min(first + size, problem.n)))
+        yield problem.host(range(first, min(first + size, problem.n)))
         give_back()  # what one part leaves free the next cannot use

@@ -181,11 +181,6 @@ class NetworkProblem(Problem):
         part.passes = self.passes.apart()
         return part
 
-    def part(self, clients: range) -> Self:
-        part = super().part(clients)
-        part.passes = self.passes
-        return part
-
     def to(self, device: torch.device | str) -> Self:
         moved = super().to(device)
         if moved is not self:

@@ -31,7 +31,7 @@ class VerticalProblem(Problem):
     """A problem whose clients hold features of all N samples, and send ``width`` entries for each of them.
 
     f is no mean over clients: ``oracle`` gives every hosted client the full gradient and loss, so that means
-    over clients are right (and L_i = L).
+    over clients are right (and L_i = L). Methods work on blocks (see ``SplitByFeatures``).
     """
 
     width: int = 1
@@ -95,13 +95,9 @@ class VerticalProblem(Problem):
 class VerticalLeastSquares(VerticalProblem):
     """Vertical least squares: F(x) = ||sum_j A_j x_j - b||^2, client j holding the columns A_j.
 
-    Columns fall into contiguous blocks, as equal as may be; labels are -1 and +1; starts at
-    U(0,1)^d. Messages have length N, the number of rows (``message_dim``). F is no mean over
-    clients: ``oracle`` gives every hosted client the full gradient and the full loss, so that means
-    over clients are right (and L_i = L). A method works on blocks: ``split``, ``products``,
-    ``block_grad``, ``assemble``; blocks are padded with zeros to the widest, w. After the vertical
-    experiment of naryst/marina. A minibatch of b rows stands for N/b times its part of F. Raises InputError
-    for more clients than features.
+    Columns fall into contiguous blocks, as equal as may be, padded with zeros to the widest, w; labels are -1
+    and +1; starts at U(0,1)^d. A minibatch of b rows stands for N/b times its part of F. After the vertical
+    experiment of naryst/marina. Raises InputError for more clients than features.
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
@@ -155,11 +151,9 @@ class VerticalLeastSquares(VerticalProblem):
         return len(self.b)
 
     def message_layout(self, batch: object = None) -> Layout:
-        """Return the layout of a vector with an entry per row of a message."""
         return Layout.vector(self.batch_size(batch))
 
     def places(self, rows: Tensor) -> Tensor:
-        """Return where the entries of rows (B, b) stand in a message of all rows: there."""
         return rows
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -186,11 +180,9 @@ class VerticalLeastSquares(VerticalProblem):
         return torch.einsum("bk,nwbk->bnw", r, self.blocks[..., rows])
 
     def split(self, x: Tensor) -> Tensor:
-        """Return the hosted clients' blocks (B, n_here, w) of x (B, d), padded with zeros."""
         return x[:, self.columns] * self.present
 
     def assemble(self, blocks: Tensor) -> Tensor:
-        """Return x (B, d) from the blocks (B, n, w) of all clients."""
         whole = self.whole
         # Blocks hold consecutive columns, so this puts them in order.
         return blocks[:, whole.present.to(blocks.device).bool()]
@@ -327,7 +319,6 @@ class VerticalNetwork(VerticalProblem):
         return (rows[..., None] * self.classes + torch.arange(self.classes).to(rows)).flatten(1)
 
     def split(self, x: Tensor) -> Tensor:
-        """Return the hosted clients' x_j (B, n_here, w), padded with zeros to the widest, of x (B, d)."""
         out = x.new_zeros(len(x), len(self.clients), max(self.sizes))
         parts = x.split(self.sizes, -1)
         for j, i in enumerate(self.clients):
@@ -335,7 +326,6 @@ class VerticalNetwork(VerticalProblem):
         return out
 
     def assemble(self, blocks: Tensor) -> Tensor:
-        """Return x (B, d) of all clients' blocks (B, n, w)."""
         return torch.cat([blocks[:, j, :w] for j, w in enumerate(self.sizes)], -1)
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -370,7 +360,7 @@ class VerticalNetwork(VerticalProblem):
     def _scores(self, x: Tensor, test: bool = False) -> Tensor:
         """Return the scores (B, N, C) of all training, or test, samples at x (B, d)."""
         pairs = zip(self.parties, x.split(self.sizes, -1), strict=True)
-        return sum(p.tested(own) if test else p.outputs(own) for p, own in pairs)  # type: ignore[return-value]
+        return sum(p.outputs(own, test=test) for p, own in pairs)  # type: ignore[return-value]
 
     def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = F.cross_entropy(scores.flatten(0, 1), labels.repeat(len(scores)), reduction="none")

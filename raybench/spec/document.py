@@ -63,8 +63,10 @@ def overrides() -> list[str]:
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     own = {name: _property(name) for name in overrides()}
-    beside = {name: axis_schema(param) for name, param in COLLECTIVE.items()}
-    beside["granularity"] = axis_schema(GRANULARITY)
+    beside = {
+        name: axis_schema(param)
+        for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
+    }
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
     also = {"algorithm": own, "compressor": beside}
     parts = {kind: plugins_schema(kind, also.get(kind, {})) for kind in sorted(plugins)}
@@ -212,34 +214,25 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
         fix = nearest(str(tokens[0]), every_key())
         raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
     value = yaml.parse(right, where)
-    out = _entries_placed(_placed(raw, tokens, value, where), tokens, value, where)
+
+    def assigned(node: Mapping[str, Any], always: bool) -> dict[str, Any]:
+        """Return a sweep, or a case, in which entries of ``algorithm`` that have this very key have the value too."""
+        out = _placed(node, tokens, value, where) if always or _covers(node, tokens) else dict(node)
+        given = out.get("algorithm")
+        if tokens[0] in overrides() and given is not None:
+            entries = [
+                _placed(entry, tokens, value, where) if _holds(entry, tokens) else entry
+                for entry in (given if isinstance(given, list) else [given])
+            ]
+            out["algorithm"] = entries if isinstance(given, list) else entries[0]
+        return out
+
+    out = assigned(raw, always=True)
     given = out.get("cases")
     if tokens[0] != "cases" and isinstance(given, list):
         out["cases"] = [
-            _entries_placed(
-                _placed(case, tokens, value, where) if _covers(case, tokens) else case,
-                tokens, value, where,
-            )
-            if isinstance(case, Mapping)
-            else case
-            for case in given
-        ]  # fmt: skip
-    return out
-
-
-def _entries_placed(
-    node: Mapping[str, Any], tokens: Sequence[str | int], value: object, where: str
-) -> dict[str, Any]:
-    """Return a sweep or a case in which entries of ``algorithm`` that have this very key for themselves have the value."""
-    out, given = dict(node), node.get("algorithm")
-    if tokens[0] not in overrides() or given is None:
-        return out
-    entries = given if isinstance(given, list) else [given]
-    placed = [
-        _placed(entry, tokens, value, where) if _holds(entry, tokens) else entry
-        for entry in entries
-    ]
-    out["algorithm"] = placed if isinstance(given, list) else placed[0]
+            assigned(case, always=False) if isinstance(case, Mapping) else case for case in given
+        ]
     return out
 
 

@@ -88,12 +88,15 @@ def _settings(raw: Mapping[str, object], found: Found) -> dict[str, Any]:
     for name in raw:
         if name not in known:
             found.append(Complaint(name, "unknown key", nearest(name, known)))
-    return {
-        key.field: key.kind.absent()
-        if raw.get(name) is None
-        else key.kind.read(raw[name], name, found)
-        for name, key in document.settings().items()
-    }
+    out = {}
+    for name, key in document.settings().items():
+        out[key.field] = key.kind.absent()
+        try:
+            if raw.get(name) is not None:
+                out[key.field] = key.kind.read(raw[name], name, found)
+        except InputError as error:
+            found.extend(error.complaints)
+    return out
 
 
 def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path, str]:

@@ -30,7 +30,7 @@ from raybench.spec.sections import (
     parted,
     product,
 )
-from raybench.spec.values import Found, show
+from raybench.spec.values import Found, Wrong, show
 
 # called as locate(path, folders=False); returns the path made absolute where it exists
 Locate = Callable[..., object]
@@ -68,7 +68,10 @@ class Kind:
         return self.absent()
 
     def read(self, value: Any, where: str, found: Found) -> Any:
-        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting."""
+        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
+
+        What is wrong is appended to ``found``, or raised as InputError.
+        """
         raise NotImplementedError
 
     def plain(self, value: Any) -> Any:
@@ -209,9 +212,7 @@ class Table(Mappings):
 
     def points(self, value: object, where: str, found: Found) -> list[Any]:
         if not isinstance(value, Mapping):
-            what = f"expected a mapping, not {show(value)}"
-            found.append(Complaint(where, what, f"keys: {', '.join(self.table)}"))
-            return []
+            raise Wrong(f"expected a mapping, not {show(value)}", f"keys: {', '.join(self.table)}")
         also = tuple(key for key in self.beside if key in value)
         every = product(self.table, value, where, found, also=also)
         if self.idle:
@@ -423,23 +424,16 @@ class Steps(Mappings):
     def points(self, value: object, where: str, found: Found) -> list[Step]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
-                found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
-                return []
+                raise Wrong(f"{value} needs a number", f"write {{{value}: 1}}")
             return [Step("value", number) for number in options(STEP["value"], value, where, found)]
         kinds = [kind for kind in self.either if value.get(kind) is not None]
         if len(kinds) == 2:
-            fix = "write a list of two mappings"
-            found.append(Complaint(where, "theory and value together", fix))
-            return []
+            raise Wrong("theory and value together", "write a list of two mappings")
         kind = kinds[0] if kinds else "theory"
         given = {k: v for k, v in value.items() if v is not None or k not in self.either}
         every = product(STEP, {kind: 1, **given}, where, found)
-        try:
-            for name in {one["of"] for one in every if kind == "theory"} - {None}:
-                registry.lookup("algorithm", name, f"{where}.of")
-        except InputError as error:
-            found.extend(error.complaints)
-            return []
+        for name in {one["of"] for one in every if kind == "theory"} - {None}:
+            registry.lookup("algorithm", name, f"{where}.of")
         # A plain number needs no rule of the theory.
         names = _SHAPE if kind == "value" else ("rule", "of", *_SHAPE)
         return [Step(kind, step[kind], **{n: step[n] for n in names}) for step in every]
@@ -477,13 +471,14 @@ class Groups(Kind):
             what = f"expected a list of groups, not {show(value)}"
             found.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = [self._one(one, f"{where}[{i}]", found) for i, one in enumerate(value)]
+        groups = value and sections.axis(
+            value, where, found, lambda one, at: [self._one(one, at, found)], GROUP_FORM
+        )
         return [Option(groups or None, where)]
 
     def _one(self, value: object, where: str, found: Found) -> dict[str, str]:
         if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
-            found.append(Complaint(where, "a group has a pattern and a compressor", GROUP_FORM))
-            return {}
+            raise Wrong("a group has a pattern and a compressor", GROUP_FORM)
         pattern, given = value["match"], value["compressor"]
         if not isinstance(pattern, str) or not pattern:
             what = f"{show(pattern)} is no pattern of names"

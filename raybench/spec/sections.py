@@ -59,12 +59,24 @@ def axis(
     points: Callable[[Any, str], list[Any]],
     form: str,
 ) -> list[Any]:
-    """Return the points of an axis, those of a single item or of each of a list; ``form`` is what may be written."""
-    if not isinstance(value, list):
-        return points(value, where)
-    if not value:
+    """Return the points of an axis, those of a single item or of each of a list; ``form`` is what may be written.
+
+    What is wrong with an item, raised as Wrong or InputError, is appended to ``found``.
+    """
+    items = [(where, value)]
+    if isinstance(value, list):
+        items = [(f"{where}[{i}]", item) for i, item in enumerate(value)]
+    if not items:
         found.append(Complaint(where, "an empty list leaves no cells", form))
-    return [point for i, item in enumerate(value) for point in points(item, f"{where}[{i}]")]
+    out: list[Any] = []
+    for at, item in items:
+        try:
+            out += points(item, at)
+        except Wrong as wrong:
+            found.append(Complaint(at, wrong.what, wrong.fix or form))
+        except InputError as error:
+            found.extend(error.complaints)
+    return out
 
 
 def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
@@ -78,22 +90,18 @@ def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
 
 
 def _spread(param: Param, value: object, where: str, found: Found) -> list[object]:
-    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or a compressor."""
-    try:
-        if isinstance(value, list):
-            raise Wrong("a list inside a list", f"one value is {allowed(param)}")
-        if param.kind == "operator" and value is not None:
-            return list(operators(value, where, found))
-        if isinstance(value, Mapping):
-            return _tagged(param, value, where, found)
-        if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
-            numbers = parse_range(value)
-            if numbers is not None:
-                return [scalar(param, number) for number in numbers]
-        return [scalar(param, value)]
-    except Wrong as wrong:
-        found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
-        return []
+    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or a compressor. Raises Wrong."""
+    if isinstance(value, list):
+        raise Wrong("a list inside a list", f"one value is {allowed(param)}")
+    if param.kind == "operator" and value is not None:
+        return list(operators(value, where, found))
+    if isinstance(value, Mapping):
+        return _tagged(param, value, where, found)
+    if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
+        numbers = parse_range(value)
+        if numbers is not None:
+            return [scalar(param, number) for number in numbers]
+    return [scalar(param, value)]
 
 
 def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
@@ -110,30 +118,28 @@ def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found)
 
 def _lists(param: Param, value: object, where: str, found: Found) -> list[object]:
     """Return the axis of a list-valued parameter, whose outer list is the axis."""
-    if value is None or (isinstance(value, str) and value in param.words):
-        return _spread(param, value, where, found)
     key = where.rsplit(".", 1)[-1]
-    if not isinstance(value, list):
+
+    def is_word(item: object) -> bool:
+        return item is None or (isinstance(item, str) and item in param.words)
+
+    def entry(item: Any, at: str) -> list[object]:
+        if not isinstance(item, list):
+            return [scalar(param, item)]
+        if all(isinstance(part, (str, int, float)) or part is None for part in item):
+            return [[tidy(part) for part in item]]
+        raise Wrong("an entry that is neither number nor text", "lists hold numbers and text")
+
+    if not isinstance(value, list) and not is_word(value):
         fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
         found.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
         return []
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"write {key}: [[]]"))
-    out: list[Any] = []
-    for i, item in enumerate(value):
-        if isinstance(item, list):
-            if all(isinstance(entry, (str, int, float)) or entry is None for entry in item):
-                out.append([tidy(entry) for entry in item])
-            else:
-                what = "an entry that is neither number nor text"
-                found.append(Complaint(f"{where}[{i}]", what, "lists hold numbers and text"))
-        elif item is None or (isinstance(item, str) and item in param.words):
-            out += _spread(param, item, f"{where}[{i}]", found)
-        else:
-            fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
-            found.append(Complaint(where, "a flat list would be an axis of single values", fix))
-            return []
-    return out
+    if isinstance(value, list) and not all(isinstance(v, list) or is_word(v) for v in value):
+        fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
+        found.append(Complaint(where, "a flat list would be an axis of single values", fix))
+        return []
+    form = f"write {key}: [[]]" if value == [] else allowed(param)
+    return axis(value, where, found, entry, form)
 
 
 def default(param: Param) -> object:
@@ -237,11 +243,11 @@ def _entry(
         value = {"name": value}
     if not isinstance(value, Mapping):
         what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        found.append(Complaint(where, what, choices(kind)))
-        return []
+        raise Wrong(what, choices(kind))
     if "name" not in value:
-        found.append(Complaint(f"{where}.name", "required", choices(kind)))
-        return []
+        raise InputError.of(f"{where}.name", "required", choices(kind))
+    if kind == "compressor":
+        beside = {"granularity": GRANULARITY, **beside}
     given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
     extra = {k: v for k, v in value.items() if k in overrides}
     names = value["name"] if isinstance(value["name"], list) else [value["name"]]
@@ -260,18 +266,13 @@ def _entry(
             if kind == "problem" and key in entry.params:
                 _files(given.get(key), f"{where}.{key}", found)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        grains = [GLOBAL]
-        if kind == "compressor" and "granularity" in given and "granularity" not in entry.params:
-            raw = given.pop("granularity")
-            grains = options(GRANULARITY, raw, f"{where}.granularity", found) or grains
         own = {key: param for key, param in beside.items() if key not in entry.params}
         asked = {key: given.pop(key) for key in own if key in given}
         more = product(own, asked, where, found) or [{}]
         every = product(entry.params, given, where, found, also=(*overrides, *beside)) or [{}]
         out += [
-            Option(_with(grained(Section(name, params), str(grain)), others, own), where, extra)
+            Option(_with(Section(name, params), others, own), where, extra)
             for params in every
-            for grain in grains
             for others in more
         ]
     return out
@@ -280,6 +281,7 @@ def _entry(
 def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
     """Return the section with further parameters, of which defaults are left out."""
     told = {name: value for name, value in more.items() if value != default(params[name])}
+    given = grained(given, told.pop("granularity", GLOBAL))
     return Section(given.name, {**given.params, **told}) if told else given
 
 
@@ -325,27 +327,17 @@ def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
     compressors have equal texts: names sorted, values typed, defaults left out. What is wrong is
-    appended to ``found``.
+    appended to ``found``, or raised as InputError where it is no compressor at all.
     """
     if isinstance(value, str):
-        try:
-            return _spelled(value, where, registry.state())
-        except InputError as error:
-            found.extend(error.complaints)
-            return ()
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str) and ":" in value["name"]:
-        try:  # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
-            value = {
-                **parse(value["name"], where),
-                **{k: v for k, v in value.items() if k != "name"},
-            }
-        except InputError as error:
-            found.extend(error.complaints)
-            return ()
+        return _spelled(value, where, registry.state())
     if not isinstance(value, Mapping):
         what = f"expected a compressor by name or as a mapping, not {show(value)}"
-        found.append(Complaint(where, what, "such as top_k:k=1%"))
-        return ()
+        raise InputError.of(where, what, "such as top_k:k=1%")
+    name = value.get("name")
+    if isinstance(name, str) and ":" in name:
+        # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
+        value = {**parse(name, where), **{k: v for k, v in value.items() if k != "name"}}
     before = len(found)
     choices = read("compressor", value, where, found)
     if len(found) > before:

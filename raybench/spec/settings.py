@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Schema, closed, each, single_schema
-from raybench.spec.sections import default
+from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, single_schema
 from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
@@ -19,14 +18,8 @@ from raybench.store.accounting import Accounting
 NO_AXIS = "this key holds for the whole sweep and is no axis"
 
 
-@dataclass(frozen=True)
-class Single(Kind):
+class Single(Scalar):
     """One value of a parameter."""
-
-    param: Param
-
-    def absent(self) -> object:
-        return default(self.param)
 
     def read(self, value: object, where: str, found: Found) -> Any:
         return one_value(self.param, value, where, found)
@@ -77,8 +70,7 @@ class Group(Kind):
         value = self.long_form(value)
         if not isinstance(value, Mapping):
             fix = f"keys: {', '.join(self.fields)}" if self.fields else "it has no settings"
-            found.append(Complaint(where, f"expected a mapping, not {show(value)}", fix))
-            return self.absent()
+            raise InputError.of(where, f"expected a mapping, not {show(value)}", fix)
         wrong: Found = []
         typed = {}
         for name, one in value.items():
@@ -87,13 +79,12 @@ class Group(Kind):
                 wrong.append(Complaint(f"{where}.{name}", "unknown key", fix))
             elif one is not None or self.fields[name].default is not None:
                 typed[name] = one_value(self.fields[name], one, f"{where}.{name}", wrong)
-        if not wrong:
-            try:
-                return self.record(**typed)
-            except InputError as error:  # settings that contradict one another
-                wrong += [Complaint(where, c.what, c.fix) for c in error.complaints]
-        found += wrong
-        return self.absent()
+        if wrong:
+            raise InputError(wrong)
+        try:
+            return self.record(**typed)
+        except InputError as error:  # settings that contradict one another
+            raise InputError([replace(c, where=where) for c in error.complaints]) from error
 
     def schema(self) -> Schema:
         said = (self.record.__doc__ or "").split("\n")[0]
@@ -128,13 +119,11 @@ class FolderName(Kind):
 
     def read(self, value: object, where: str, found: Found) -> str | None:
         if not isinstance(value, str):
-            found.append(Complaint(where, f"expected text, not {show(value)}"))
-        elif _NAME.fullmatch(value):
-            return value
-        else:
+            raise InputError.of(where, f"expected text, not {show(value)}")
+        if not _NAME.fullmatch(value):
             fix = "letters, digits, '.', '_' and '-', at most 100, beginning with a letter or digit"
-            found.append(Complaint(where, f"{show(value)} cannot name a folder", fix))
-        return None
+            raise InputError.of(where, f"{show(value)} cannot name a folder", fix)
+        return value
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
@@ -175,11 +164,7 @@ class Booking(Kind):
         return Accounting()
 
     def read(self, value: Any, where: str, found: Found) -> Accounting:
-        try:
-            return accounting.parse(value)
-        except InputError as error:
-            found.extend(error.complaints)
-            return Accounting()
+        return accounting.parse(value)
 
     def schema(self) -> Schema:
         usual = Accounting()

@@ -278,7 +278,8 @@ def plain_name(view: str) -> str:
 
 
 # A party has a variable x (B, w). ``outputs`` are its contributions to the scores, (B, b, classes), of samples rows
-# (B, b), of all where None; ``pullback`` is the gradient (B, w) in x of <r, outputs(x, rows)>, r (B, b, classes).
+# (B, b), of all where None, or of the test part; ``pullback`` is the gradient (B, w) in x of <r, outputs(x, rows)>,
+# r (B, b, classes).
 
 
 class LinearParty:
@@ -291,13 +292,10 @@ class LinearParty:
     def start(self) -> Tensor:
         return self.phi.new_zeros(self.layout.dim)
 
-    def outputs(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        return (self.phi if rows is None else self.phi[rows]) @ self.layout.views(x)[0].mT
-
-    def tested(self, x: Tensor) -> Tensor:
-        """Return the contributions to the scores of the test part, (B, N_test, classes)."""
-        assert self.test is not None
-        return self.test @ self.layout.views(x)[0].mT
+    def outputs(self, x: Tensor, rows: Tensor | None = None, test: bool = False) -> Tensor:
+        phi = self.test if test else self.phi
+        assert phi is not None
+        return (phi if rows is None else phi[rows]) @ self.layout.views(x)[0].mT
 
     def pullback(self, x: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
         return (r.mT @ (self.phi if rows is None else self.phi[rows])).flatten(1)
@@ -330,17 +328,10 @@ class DeepParty:
     def start(self) -> Tensor:
         return self._start
 
-    def outputs(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        return self._forward(x, self._parts(x, rows))
-
-    def tested(self, x: Tensor) -> Tensor:
-        """Return the contributions to the scores of the test part, (B, N_test, classes)."""
-        return self._forward(x, self._parts(x, None, test=True))
-
-    def _forward(self, x: Tensor, parts: Iterator[Tensor]) -> Tensor:
+    def outputs(self, x: Tensor, rows: Tensor | None = None, test: bool = False) -> Tensor:
         result = [
             torch.stack([self.passes.outputs(*pair) for pair in zip(x, part, strict=True)])
-            for part in parts
+            for part in self._parts(x, rows, test)
         ]
         return torch.cat(result, 1)
 
