@@ -10,7 +10,7 @@ import pandas as pd
 
 from raybench.analysis.curves import first_crossing
 from raybench.analysis.links import Network
-from raybench.analysis.simulated import SECONDS, work
+from raybench.analysis.simulated import SECONDS, travel, work
 from raybench.analysis.statistics import interval
 from raybench.analysis.tuned import candidates, set_apart
 
@@ -77,15 +77,15 @@ def _facet(
     kept = curves[curves["round"] <= curves["cell"].map(reached)]
     kept = kept[np.isfinite(kept["cell"].map(reached))].reset_index(drop=True)
     done, names = work(kept, cells), pd.unique(kept["cell"])
-    thin = pd.unique(kept["cell"][(done.sent > 0) & ~done.dense])
+    thin = pd.unique(kept["cell"][(done["messages_up"] > 0) & ~done["dense"]])
     dense = ~cells["method"].isin(cells.loc[cells["cell"].isin(thin), "method"])
     cells = cells.assign(dense=dense)
     seconds = np.full((len(at), len(cells)), np.inf)
     column = pd.Index(cells["cell"]).get_indexer(names)
-    compute = np.bincount(done.cell, done.compute, len(names))
+    compute = np.bincount(done["cell"], done["compute"], len(names))
     for row, bits in zip(seconds, at):
         net = replace(network, link=replace(network.link, bandwidth=bits / 8, name=""))
-        row[column] = compute + np.bincount(done.cell, done.travel(net), len(names))
+        row[column] = compute + np.bincount(done["cell"], travel(done, net), len(names))
     return _best(seconds, cells, table, at).assign(target=target)
 
 

@@ -13,7 +13,7 @@ What was sent before the first round counts as a round. Packing, unpacking and t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,67 +29,17 @@ COUNTS = ("bytes_up", "bytes_down", "bytes_up_max", "messages_up", "messages_dow
 PARTS = ("seconds_gradient", "seconds_compress")
 
 
-@dataclass(frozen=True)
-class Work:
-    """What happened between the rows of curves: arrays over rows; counts and bytes are those of a mean round.
-
-    cell: the number of the row's cell. rounds: how many. compute: seconds of one client, all rounds together. dense:
-    whether the messages are whole vectors, which can be summed on their way. how: ``collective`` of the
-    compressor, or ``gossip`` for methods on a graph.
-    """
-
-    cell: np.ndarray
-    clients: np.ndarray
-    rounds: np.ndarray
-    up: np.ndarray
-    down: np.ndarray
-    most: np.ndarray
-    sent: np.ndarray
-    told: np.ndarray
-    dense: np.ndarray
-    compute: np.ndarray
-    how: np.ndarray
-
-    def travel(self, network: Network) -> np.ndarray:
-        """Return the seconds that the messages of each row travel.
-
-        Dense messages are summed on their way, as ``collective: reduce`` does with all; ``all_to_all`` is two-shot.
-        A server takes everything as it is. raybench's own ``gather`` gathers dense messages too. On a graph
-        every machine sends to its neighbours one after the other, whatever the form.
-        """
-
-        def seconds(rows: np.ndarray, form: str = network.form, reduced: bool = False) -> Any:
-            return seconds_of_round(
-                replace(network, form=form),
-                self.clients[rows],
-                up=self.up[rows],
-                down=self.down[rows],
-                up_max=self.most[rows],
-                messages_up=self.sent[rows],
-                messages_down=self.told[rows],
-                reduced=reduced,
-            )
-
-        served = network.form == "server"
-        gossip = self.how == "gossip"
-        shot = (self.how == ALL_TO_ALL) & (not served)
-        summed = (self.how == REDUCE) | (self.dense & (network.form != "gather"))
-        summed &= ~gossip & ~shot & (not served)
-        # dense vectors: the two-shot form is as long as the ring
-        ring = "ring" if network.form == "two_shot" else network.form
-        spent = self.sent * network.link.latency + self.most / network.link.bandwidth
-        spent[shot] = seconds(shot, "two_shot")
-        spent[summed] = seconds(summed, ring, True)
-        others = ~(gossip | shot | summed)
-        spent[others] = seconds(others)
-        return self.rounds * spent
+SENT = ("up", "down", "up_max", "messages_up", "messages_down")
 
 
-def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> Work:
+def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return what happened between the rows of curves, which are sorted by cell and round.
 
     curves: as ``raybench.load`` returns them. cells: as ``raybench.store.cells`` does, which tell which methods
-    run on a graph. Unknown counts are filled: no message counts as one for a round, the largest client as a mean
+    run on a graph. Columns, counts and bytes being those of a mean round: cell, the number of the row's cell; clients;
+    rounds, how many; those of ``SENT``, as ``seconds_of_round`` takes them; dense, whether the messages are whole
+    vectors, which can be summed on their way; compute, the seconds of one client, all rounds together; how, the
+    ``collective`` of the compressor, or ``gossip`` for methods on a graph. Unknown counts are filled: no message counts as one for a round, the largest client as a mean
     one; unknown seconds as none (``unmeasured`` tells of which cells).
     """
     cell = pd.factorize(curves["cell"])[0]
@@ -112,20 +62,45 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> Work:
     clients = np.maximum(_column(curves, "clients", 1.0), 1.0)
     workers = np.maximum(_column(curves, "workers", 1.0), 1.0)
     compute = (steps(PARTS[0]) + steps(PARTS[1])) * np.minimum(workers / clients, 1.0)
-    return Work(
-        cell=cell,
-        clients=clients,
-        rounds=rounds,
-        up=up / rounds,
-        down=down / rounds,
-        most=np.maximum(most, up) / rounds,
+    columns = {
+        "up": up / rounds,
+        "down": down / rounds,
+        "up_max": np.maximum(most, up) / rounds,
         # a round in which some clients are silent waits for the others all the same
-        sent=np.where(sent > 0, np.maximum(sent / rounds, 1.0), 0.0),
-        told=np.where(told > 0, np.maximum(told / rounds, 1.0), 0.0),
-        dense=dense,
-        compute=compute,
-        how=_hows(curves, cells),
-    )
+        "messages_up": np.where(sent > 0, np.maximum(sent / rounds, 1.0), 0.0),
+        "messages_down": np.where(told > 0, np.maximum(told / rounds, 1.0), 0.0),
+    }
+    columns |= {"cell": cell, "clients": clients, "rounds": rounds, "dense": dense}
+    return pd.DataFrame({**columns, "compute": compute, "how": _hows(curves, cells)})
+
+
+def travel(done: pd.DataFrame, network: Network) -> np.ndarray:
+    """Return the seconds that the messages of each row of ``work`` travel.
+
+    Dense messages are summed on their way, as ``collective: reduce`` does with all; ``all_to_all`` is two-shot.
+    A server takes everything as it is. raybench's own ``gather`` gathers dense messages too. On a graph
+    every machine sends to its neighbours one after the other, whatever the form.
+    """
+
+    def seconds(rows: np.ndarray, form: str = network.form, reduced: bool = False) -> Any:
+        part = {name: done[name].to_numpy()[rows] for name in ("clients", *SENT)}
+        return seconds_of_round(
+            replace(network, form=form), part.pop("clients"), **part, reduced=reduced
+        )
+
+    served, how = network.form == "server", done["how"].to_numpy()
+    gossip, shot = how == "gossip", (how == ALL_TO_ALL) & (not served)
+    summed = (how == REDUCE) | (done["dense"].to_numpy() & (network.form != "gather"))
+    summed &= ~gossip & ~shot & (not served)
+    # dense vectors: the two-shot form is as long as the ring
+    ring = "ring" if network.form == "two_shot" else network.form
+    sent, most = done["messages_up"].to_numpy(), done["up_max"].to_numpy()
+    spent = sent * network.link.latency + most / network.link.bandwidth
+    spent[shot] = seconds(shot, "two_shot")
+    spent[summed] = seconds(summed, ring, True)
+    others = ~(gossip | shot | summed)
+    spent[others] = seconds(others)
+    return np.asarray(done["rounds"] * spent)
 
 
 def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndarray:
@@ -158,8 +133,8 @@ def simulated(
     """
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     done = work(curves, cells)
-    spent = done.travel(network) + done.compute
-    total = pd.Series(spent, dtype=float).groupby(done.cell).cumsum()
+    spent = done["compute"] + travel(done, network)
+    total = spent.groupby(done["cell"]).cumsum()
     return curves.assign(**{SECONDS: total.where(curves["bytes_up"].notna())})
 
 

@@ -17,7 +17,6 @@ from rich.text import Text
 from raybench.core.errors import InputError, nearest
 from raybench.report.sheet import Field, Sheet
 
-FORMS = ("terminal", "plain", "markdown", "csv", "latex")
 PLAIN_WIDTH = 160
 GAP = 2  # blanks between columns
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell that is computed begins with
@@ -63,7 +62,7 @@ def check(form: str) -> str:
 
 def written(sheet: Sheet, form: str) -> str:
     """Return a sheet as text in one of ``FORMS``; ``terminal`` is ``plain``. Raises InputError for another."""
-    return _WRITERS[check(form)](sheet)
+    return FORMS[check(form)](sheet)
 
 
 def plain(sheet: Sheet) -> str:
@@ -226,7 +225,7 @@ class Fitted:
         yield Text()
 
 
-_WRITERS: dict[str, Callable[[Sheet], str]] = {
+FORMS: dict[str, Callable[[Sheet], str]] = {
     "terminal": plain,
     "plain": plain,
     "markdown": markdown,
