@@ -59,6 +59,7 @@ ONLY = {  # layers that may use less than all that lies below them
     "store": {"store", "core"},
     "spec": {"spec", "store", "core"},
 }
+LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3876,

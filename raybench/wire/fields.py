@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,25 @@ MOST_NATURAL = 2**53  # of a header's integers: what is computed from them stays
 # A coding says how the entries of an array are packed, each row of them in whole bytes: what a row of
 # ``count`` entries costs, its bytes as sent and in memory once read, how values (*lead, count) are written
 # into bytes out (*lead, P) from column ``at``, and how they are read back.
+
+
+class Coding(Protocol):
+    """How the entries of an array are packed: each row of them in whole bytes."""
+
+    def cost(self, count: int) -> Counts:
+        """Return what a row of so many entries costs."""
+
+    def size(self, count: int) -> int:
+        """Return its bytes."""
+
+    def memory(self, count: int) -> int:
+        """Return the bytes that it takes once it is read."""
+
+    def write(self, values: Tensor, out: Tensor, at: int) -> None:
+        """Pack values (*lead, count) into bytes out (*lead, P) from column ``at``."""
+
+    def read(self, data: Tensor, at: int, count: int) -> Tensor:
+        """Return the values (*lead, count) that were packed into data from column ``at``."""
 
 
 class Numbers(NamedTuple):
@@ -93,9 +112,6 @@ class Indices(NamedTuple):
 
     def read(self, data: Tensor, at: int, count: int) -> Tensor:
         return decode(data[..., at : at + self.size(count)], self.d, count)
-
-
-Coding: TypeAlias = Numbers | Symbols | Indices
 
 
 class Field(NamedTuple):
