@@ -23,9 +23,18 @@ DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float3
 MOST_NATURAL = 2**53  # of a header's integers: what is computed from them stays within 64 bits
 
 
-# A coding says how the entries of an array are packed, each row of them in whole bytes: what a row of
-# ``count`` entries costs, its bytes as sent and in memory once read, how values (*lead, count) are written
-# into bytes out (*lead, P) from column ``at``, and how they are read back.
+class Coding(Protocol):
+    """How the entries of an array are packed: each row of them in whole bytes.
+
+    cost, size, memory: what a row of ``count`` entries costs, its bytes as sent, and once read. write packs
+    values (*lead, count) into bytes out (*lead, P) from column ``at``, and read returns what was packed there.
+    """
+
+    def cost(self, count: int) -> Counts: ...
+    def size(self, count: int) -> int: ...
+    def memory(self, count: int) -> int: ...
+    def write(self, values: Tensor, out: Tensor, at: int) -> None: ...
+    def read(self, data: Tensor, at: int, count: int) -> Tensor: ...
 
 
 class Coding(Protocol):
