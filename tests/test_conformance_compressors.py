@@ -200,7 +200,7 @@ class Remembers(FreeBytes):
 
     def _payload(self):
         type(self).last = self
-        return super()._payload()
+        return super()._payload()[..., : self._size()]
 
     @classmethod
     def read(cls, known, payload, stream):
