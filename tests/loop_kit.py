@@ -257,5 +257,5 @@ if __name__ == "__main__":
     code = pytest.main([*settings, "-p", "no:cacheprovider", *sys.argv[2:]], [failures])
     save(failures)
     if code == 0:
-        leave()
+        dist.destroy_process_group()
     sys.exit(code)
