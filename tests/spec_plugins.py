@@ -72,6 +72,13 @@ def registered() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
+@pytest.fixture(autouse=True, scope="module")
+def dummies() -> Iterator[None]:
+    """These plug-ins alone, in every module that imports this."""
+    with registered():
+        yield
+
+
 def wrong(source, **more) -> dict[str, str]:
     """Load what must be refused; return the messages by key path."""
     with pytest.raises(InputError) as caught:

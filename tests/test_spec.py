@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spec_plugins import BASE, registered, wrong
+from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
 
 from raybench.core import registry, yaml
 from raybench.execution.build import mixing
@@ -16,12 +16,6 @@ from raybench.store.schema import CURVES
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 REAL = (registry._entries, registry._ensure)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _dummies():
-    with registered():
-        yield
 
 
 # ------------------------------------------------------------------ grids

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from spec_plugins import BASE, registered, wrong
+from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
 
 from raybench.core import registry
 from raybench.spec import load, sections
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _dummies():
-    with registered():
-        yield
 
 
 @pytest.mark.parametrize(

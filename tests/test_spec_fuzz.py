@@ -7,18 +7,12 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spec_plugins import registered
+from spec_plugins import dummies  # noqa: F401 (a fixture)
 
 from raybench.core.errors import InputError
 from raybench.spec import load
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _dummies():
-    with registered():
-        yield
 
 
 KEYS = ["problem", "algorithm", "compressor", "step_size", "seed", "x0", "rounds", "stop", "exclude",

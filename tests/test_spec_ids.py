@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spec_plugins import registered
+from spec_plugins import dummies  # noqa: F401 (a fixture)
 
 from raybench.core import registry
 from raybench.core.errors import InputError
@@ -31,12 +31,6 @@ CONFIG = {
     "rounds": 500,
     "stop": {"grad_norm_sq": 1e-14, "bits_up": 1000},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _dummies():
-    with registered():
-        yield
 
 
 def only(config):
