@@ -37,25 +37,6 @@ class Coding(Protocol):
     def read(self, data: Tensor, at: int, count: int) -> Tensor: ...
 
 
-class Coding(Protocol):
-    """How the entries of an array are packed: each row of them in whole bytes."""
-
-    def cost(self, count: int) -> Counts:
-        """Return what a row of so many entries costs."""
-
-    def size(self, count: int) -> int:
-        """Return its bytes."""
-
-    def memory(self, count: int) -> int:
-        """Return the bytes that it takes once it is read."""
-
-    def write(self, values: Tensor, out: Tensor, at: int) -> None:
-        """Pack values (*lead, count) into bytes out (*lead, P) from column ``at``."""
-
-    def read(self, data: Tensor, at: int, count: int) -> Tensor:
-        """Return the values (*lead, count) that were packed into data from column ``at``."""
-
-
 class Numbers(NamedTuple):
     """Numbers as they lie in memory: values of full width, or ``raw`` bits that no accounting changes."""
 
