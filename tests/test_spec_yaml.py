@@ -75,7 +75,10 @@ def test_core_schema(text, value):
         ("1: 2\n", "f.yaml", "key 1 is not text"),
         ("a: {null: 2, [x]: 3}\n", "a", "is not text"),
         ("a: *x\n", "f.yaml, line 1", "undefined alias"),
+        ("a: &a [*a]\n", "", "too large or refers to itself"),
+        ("[" * 2000, "f.yaml", ""),
         ("a: !!int x\n", "f.yaml", "not valid YAML"),
+        ("a: " + "9" * 6000, "f.yaml", "not valid YAML"),
         ("a: \x00\n", "f.yaml", "not valid YAML"),
     ],
 )
@@ -87,6 +90,13 @@ def test_bad_text(text, where, says):
     assert says in complaint.what
     assert "ruamel" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_aliases_that_explode_are_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    with pytest.raises(InputError, match="too large"):
+        yaml.parse("\n".join(lines))
 
 
 @settings(max_examples=500, deadline=None)
@@ -130,6 +140,13 @@ def test_dump_and_parse_are_inverse(value):
 # ------------------------------------------------------------------ ranges
 
 
+@given(st.integers(-50, 50), st.integers(0, 40))
+def test_integer_ranges(first, length):
+    assert values.parse_range(f"{first}..{first + length}") == list(
+        range(first, first + length + 1)
+    )
+
+
 @given(st.integers(2, 12), st.integers(-30, 30), st.integers(0, 20))
 def test_powers(base, first, length):
     got = values.parse_range(f"{base}^{first}..{base}^{first + length}")
@@ -154,6 +171,15 @@ def test_what_is_no_range(text):
 def test_bad_ranges(text):
     with pytest.raises(ValueError):
         values.parse_range(text)
+
+
+@given(st.text(alphabet="0123456789.^-+ ", max_size=12))
+def test_any_text_is_a_range_or_not(text):
+    try:
+        got = values.parse_range(text)
+    except ValueError:
+        return
+    assert got is None or (got and len(got) <= values.MAX_VALUES)
 
 
 # ------------------------------------------------------------------ values
