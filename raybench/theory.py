@@ -298,7 +298,7 @@ class Theorem:
 
     def failing(self, k: Setting) -> list[Assumption]:
         """Return the assumptions that do not hold in a setting."""
-        return [one for one in self.assumes if not one.holds(k)]
+        return [assumption for assumption in self.assumes if not assumption.holds(k)]
 
     @property
     def kind(self) -> str:
@@ -311,8 +311,10 @@ class Theorem:
 
     def step(self, k: Setting) -> float:
         """Return the step size; raises NoTheory where an assumption does not hold."""
-        for one in self.failing(k):
-            raise NoTheory(f"the theorem assumes that {one.text}, and here {one.otherwise}")
+        for assumption in self.failing(k):
+            raise NoTheory(
+                f"the theorem assumes that {assumption.text}, and here {assumption.otherwise}"
+            )
         return self.number(k)
 
 
@@ -359,8 +361,8 @@ class StepSizes:
 
     def under(self, rule: str) -> Theorem | Convention | None:
         """Return what there is under a rule, None for nothing."""
-        found: Theorem | Convention | None = getattr(self, rule)
-        return found
+        theorem: Theorem | Convention | None = getattr(self, rule)
+        return theorem
 
     def step(self, k: Setting, rule: str) -> float:
         """Return the step size under a rule; raises NoTheory where there is none here."""
@@ -375,10 +377,10 @@ class StepSizes:
         return self._known(rule).kind
 
     def _known(self, rule: str) -> Theorem | Convention:
-        found = self.under(rule)
-        if found is None:
+        theorem = self.under(rule)
+        if theorem is None:
             raise NoTheory(f"the method has none under the rule {rule!r}")
-        return found
+        return theorem
 
     def working(self, k: Setting) -> list[str]:
         """Return the rules under which there is a step here."""

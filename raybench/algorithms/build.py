@@ -148,8 +148,8 @@ def method(
     facts, d = entry.facts, layout.dim
     dims = d, n, layout
     up, down = operators
-    own = _uplink(entry, up)
-    bound = _bound(own, dims, facts.up or Role.ANY, unproven)
+    compressor = _uplink(entry, up)
+    bound = _bound(compressor, dims, facts.up or Role.ANY, unproven)
     setting = theory.Setting(
         constants=Constants(),
         n=n,
@@ -176,8 +176,8 @@ def method(
     if facts.down is not None:
         op = build(facts.down.usual_form if down is None else down, "downlink")
         server = op, op.bind(*dims, facts.down)
-    a = assembled(entry, settled, numbers, (own, bound), server, dims, clock)
-    a.check(params, own, d)
+    a = assembled(entry, settled, numbers, (compressor, bound), server, dims, clock)
+    a.check(params, compressor, d)
     assert isinstance(a, Estimator)
     return a
 

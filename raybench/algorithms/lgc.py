@@ -54,9 +54,9 @@ class LGC(Estimator):
     @classmethod
     def check(cls, params, op, d):
         few = params["innovation"]
-        for one in [op] if few == "off" else [op, keeping(op, few)]:
+        for part in [op] if few == "off" else [op, keeping(op, few)]:
             try:
-                Support(one.compress(torch.zeros(1, d)))
+                Support(part.compress(torch.zeros(1, d)))
             except TypeError:
                 raise InputError.of("compressor", "sends no fixed number", "top_k") from None
 
@@ -100,12 +100,12 @@ class LGC(Estimator):
         if s.moments:  # the server, which fitted the weights, tells them once
             s.W = autoencoder.cut(wire.down(Dense(torch.cat([w.flatten(1) for w in s.W], 1))), s.W)
             s.moments = []
-        S, own = a.shared(wire, a.C(v, wire.stream("up")), v)
-        z = Dense(autoencoder.encoded(s.W, own))
+        S, common = a.shared(wire, a.C(v, wire.stream("up")), v)
+        z = Dense(autoencoder.encoded(s.W, common))
         z = a.passed_on(wire, z).decode() if a.broadcasts_model else wire.mean(z.values)
-        h = autoencoder.decoded(s.W, z[:, None], own.shape[-1])
+        h = autoencoder.decoded(s.W, z[:, None], common.shape[-1])
         size = h.square().sum(-1, keepdim=True)
-        factor = where(size != 0, (h * own).sum(-1, keepdim=True) / size, 0.0)
+        factor = where(size != 0, (h * common).sum(-1, keepdim=True) / size, 0.0)
         sent = zeros_like(v).scatter(-1, S, factor * h)
         both = wire.up(Dense(factor)).mean() if a.broadcasts_model else wire.mean(factor)
         mean = wire.zero().scatter(-1, S[:, 0], both * h[:, 0])
@@ -113,8 +113,11 @@ class LGC(Estimator):
             more = a.T(v - sent, wire.stream("innovation"))
             if a.broadcasts_model:
                 return sent + more.decode(), mean + wire.up(more).mean()
-            S, own = a.shared(wire, more, v - sent)
-            sent, mean = sent.scatter_add(-1, S, own), mean.scatter_add(-1, S[:, 0], wire.mean(own))
+            S, common = a.shared(wire, more, v - sent)
+            sent, mean = (
+                sent.scatter_add(-1, S, common),
+                mean.scatter_add(-1, S[:, 0], wire.mean(common)),
+            )
         return sent, mean
 
     def shared(a, wire, message, v):
@@ -126,9 +129,9 @@ class LGC(Estimator):
         """Send the leader's message to the server, which passes it on; return it, without clients."""
         leads = torch.arange(wire.n, device=message.device) == a.leads(wire)
         message = message.masked(wire.here(leads.expand(message.lead[0], -1)))
-        one = wire.up(message).message.map(lambda x: x[:, a.leads(wire)])
-        wire.down(one)
-        return one
+        relayed = wire.up(message).message.map(lambda x: x[:, a.leads(wire)])
+        wire.down(relayed)
+        return relayed
 
     def leads(a, wire):
         return (wire.t - 1) % wire.n if a.leader == "rotating" else 0

@@ -57,10 +57,10 @@ class PowerSGD(Estimator):
         for j, (step, left) in enumerate(zip(wire.layout.views(g), tensors)):
             if j in M:
                 step.view(len(g), *M[j].shape[2:]).baddbmm_(P[j], s.Q[j].mT, beta=0)
-                own = Q[j] if a.error == "own" else s.Q[j][:, None].expand_as(Q[j])
-                every = P[j][:, None].expand(-1, own.shape[1], -1, -1).flatten(0, 1)
+                right = Q[j] if a.error == "own" else s.Q[j][:, None].expand_as(Q[j])
+                every = P[j][:, None].expand(-1, right.shape[1], -1, -1).flatten(0, 1)
                 M[j].view(len(every), *M[j].shape[2:]).baddbmm_(
-                    every, own.flatten(0, 1).mT, alpha=-1
+                    every, right.flatten(0, 1).mT, alpha=-1
                 )
             else:
                 step.copy_(means[j])

@@ -131,9 +131,9 @@ def geometric_median(x: Tensor, f: int) -> Tensor:
         y = torch.where(moving, closer, y)
         moving = moving & ~short
     nearest = (x - y[:, None]).norm(dim=-1).argmin(1)
-    own = x.gather(1, nearest[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
-    better = _distances(x, own) <= _distances(x, y)
-    return torch.where(better[:, None], own, y)
+    nearest_point = x.gather(1, nearest[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
+    better = _distances(x, nearest_point) <= _distances(x, y)
+    return torch.where(better[:, None], nearest_point, y)
 
 
 def where_pulled(x: Tensor, y: Tensor) -> Tensor:

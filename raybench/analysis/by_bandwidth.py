@@ -96,11 +96,11 @@ def _best(
     settings = cells.groupby(["series", "step"], sort=False).indices
     chooses, reports = (cells[name].to_numpy(bool) for name in ("chooses", "reports"))
     rows = []
-    for method, own in table.groupby("method", sort=False):
-        places = [settings[key] for key in zip(own["series"], own["step"], strict=True)]
+    for method, part in table.groupby("method", sort=False):
+        places = [settings[key] for key in zip(part["series"], part["step"], strict=True)]
         medians = np.array([np.median(seconds[:, p[chooses[p]]], axis=1) for p in places])
         # in the order of ``candidates``: by tier, and within it the fewest seconds
-        first = own["tier"].to_numpy() == own["tier"].min()
+        first = part["tier"].to_numpy() == part["tier"].min()
         for j, which in enumerate(np.where(first[:, None], medians, np.inf).argmin(axis=0)):
             place = places[which]
             head, shown = cells.iloc[place[0]], place[reports[place]]

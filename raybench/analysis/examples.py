@@ -45,7 +45,7 @@ def example(
                     luck = 1 - 0.03 * seed * (1 + (len(name) + p) % 3)
                     pace = decade * slower * luck * (1 + 0.5 * p) / step
                     g = 10.0 ** (-rounds / pace)
-                    known = {
+                    facts = {
                         "cell": f"{problem} {name} {k} {step:g} {seed}",
                         "group": f"{problem} {name} {k}",
                         "label": name if k is None else f"{name} {operator} k={k}",
@@ -61,9 +61,9 @@ def example(
                     }
                     rows = {"round": rounds, "grad_norm_sq": g, "loss": g, "epoch": 1.0 * rounds}
                     rows |= {"bits_up": 1.0 * bits * rounds, "seconds": 1e-3 * rounds}
-                    curves.append(to_table({**known, **rows}, CURVES).to_pandas())
+                    curves.append(to_table({**facts, **rows}, CURVES).to_pandas())
                     last = {key: value[-1:] for key, value in rows.items()}
-                    cell = {**known, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
+                    cell = {**facts, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
                     cell["config"] = json.dumps(config)
                     kept = {key: value for key, value in cell.items() if key in CELLS.names}
                     cells.append(to_table(kept, CELLS).to_pandas())

@@ -119,7 +119,7 @@ class Frames:
         """The target that was asked for, or those that are kept and, of other facets, ``own_targets``."""
         if isinstance(self.asked, float):
             return self.asked
-        kept = {} if self.asked == "auto" else {f: one.value for f, one in self.kept.items()}
+        kept = {} if self.asked == "auto" else {f: goal.value for f, goal in self.kept.items()}
         return {**self.own_targets, **kept}
 
     @cached_property

@@ -61,7 +61,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     )
     for kind, name in kinds:
         pairs = zip(heads[kind], plugins, strict=True)
-        heads[name] = [_title(kind, plain, own) for plain, own in pairs]
+        heads[name] = [_title(kind, plain, columns) for plain, columns in pairs]
     extras = _extras(heads, config)
     named = _named(heads, extras)
     series = [named["facet"], named["series"]]
@@ -123,8 +123,10 @@ def _versions(
 def _differs(column: str, value: object) -> str:
     """Return a key and its value, ``rounds=800``; of a plug-in of one's own its name and the beginning of its hash."""
     if column == "plugins":
-        own = json.loads(str(value)) if value is not None else []
-        return ", ".join(f"{one['name']} {(one['source'] or one['version'])[:6]}" for one in own)
+        plugins = json.loads(str(value)) if value is not None else []
+        return ", ".join(
+            f"{plugin['name']} {(plugin['source'] or plugin['version'])[:6]}" for plugin in plugins
+        )
     return f"{_key(column)}={_number(value)}" if _known(value) else f"no {_key(column)}"
 
 
@@ -145,8 +147,10 @@ def _plain(value: object) -> str | int | float | bool:
 
 def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     # f is the mean over honest clients: how many others there are is part of the problem
-    known = [c for c in config if c.startswith(("problem.", "x0.")) or c in ("x0", ATTACKERS)]
-    table = config[known].copy()
+    problem_columns = [
+        c for c in config if c.startswith(("problem.", "x0.")) or c in ("x0", ATTACKERS)
+    ]
+    table = config[problem_columns].copy()
     # cells of old folders have no config; the columns tell at least this much
     for name in ("dataset", "clients", "problem"):
         key = "problem.name" if name == "problem" else f"problem.{name}"
@@ -184,9 +188,9 @@ def _extras(cells: pd.DataFrame, config: pd.DataFrame) -> list[str]:
     place = [cells["facet"], cells["algorithm"]]
     place += [cells["compressor"].fillna(""), cells["k"].fillna(-1)]
     text = config[keys].map(lambda v: "" if v is None else repr(v))
-    own = text.groupby(group).nunique().max() <= 1
+    fixed = text.groupby(group).nunique().max() <= 1
     told = text.groupby(place).nunique().max() > 1
-    chosen = [k for k in keys if own[k] and told[k]]
+    chosen = [k for k in keys if fixed[k] and told[k]]
     return [
         ", ".join(f"{_key(c)}={_number(row[c])}" for c in chosen if _known(row[c]))
         for row in config[chosen].to_dict("records")
@@ -295,8 +299,10 @@ def k_order(word: str) -> tuple[int, float]:
 def k_of_rows(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Return K for reading of rows that have facet, algorithm, compressor and k: the words of their cells."""
     keys = ["facet", "algorithm", "compressor", "k"]
-    known = cells.assign(word=k_words(cells)).drop_duplicates(keys)
-    words = {key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)}
+    rows_of_k = cells.assign(word=k_words(cells)).drop_duplicates(keys)
+    words = {
+        key_of(values): str(word) for *values, word in rows_of_k[[*keys, "word"]].to_numpy(object)
+    }
     return [words.get(key_of(values), "") for values in rows[keys].to_numpy(object)]
 
 

@@ -239,12 +239,12 @@ def _grids(
     every = costs_of(results, cells.assign(apart=apart), [(facet, goal)], x, results.metric)
     costs = dict(list(every.groupby(by, sort=False)))
     for name, order in ranked.groupby(by, sort=False):
-        own = costs[name]
-        table = own.pivot_table(
+        paid = costs[name]
+        table = paid.pivot_table(
             index=["series", "step"], columns="seed", values="cost", aggfunc="median", dropna=False
         )
         table = table.reindex(pd.MultiIndex.from_frame(order[["series", "step"]]))
-        shown = own.loc[own["apart"], "seed"] if own["apart"].any() else own["seed"]
+        shown = paid.loc[paid["apart"], "seed"] if paid["apart"].any() else paid["seed"]
         part = table[sorted(shown.unique())]
         # a candidate that ran with fewer seeds than others has on the rest its median
         for usual in (part.median(axis=1), table.median(axis=1)):
@@ -344,20 +344,20 @@ def compare(
     """
     if by not in WAYS:
         raise InputError.of("by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
-    one, two = opened(a, where, accounting), opened(b, where, accounting)
-    if by == "step" and (one.tuning_seeds or two.tuning_seeds):
+    first, second = opened(a, where, accounting), opened(b, where, accounting)
+    if by == "step" and (first.tuning_seeds or second.tuning_seeds):
         raise InputError.of(
             "--tuning-seeds", "every step is compared, and none chosen", "--by series"
         )
-    x, y = axis(x or one.cost, one, "x"), one.metric
-    left, right = _keyed(one, two, by)
+    x, y = axis(x or first.cost, first, "x"), first.metric
+    left, right = _keyed(first, second, by)
     if set(left["key"]).isdisjoint(right["key"]):
         raise InputError.of("compare", "the folders have no method on a problem in common")
     left, right = _paired([left, right])
     right = _renamed(right, left, by)
-    goals = targets_of(one, target)
-    left, right = _tuned(one, left, by, goals, x), _tuned(two, right, by, goals, x)
-    costs = [costs_of(f, c, goals, x, y) for f, c in ((one, left), (two, right))]
+    goals = targets_of(first, target)
+    left, right = _tuned(first, left, by, goals, x), _tuned(second, right, by, goals, x)
+    costs = [costs_of(f, c, goals, x, y) for f, c in ((first, left), (second, right))]
     rows = list(_rows(costs[0], costs[1], y))
     table = pd.DataFrame(rows, columns=COMPARED)
     table["p_adjusted"] = holm(table["p_value"].to_numpy(float))
@@ -368,8 +368,8 @@ def compare(
 
 def differences(a: Source, b: Source) -> dict[str, tuple[str, str]]:
     """Return what all cells of two sources differ in: {key of the sweep file: (values in a, values in b)}."""
-    one, two = (_asked(opened(source).cells)[0] for source in (a, b))
-    return {name: (_values(one, name), _values(two, name)) for name in _apart(one, two)}
+    first, second = (_asked(opened(source).cells)[0] for source in (a, b))
+    return {name: (_values(first, name), _values(second, name)) for name in _apart(first, second)}
 
 
 def _asked(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
@@ -494,11 +494,15 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
         row["apart"] = " → ".join(dict.fromkeys(str(side["side"].iloc[0]) for side in ran))
         row |= {"pairs": 0, "identical": 0, **Verdict(math.nan, math.nan, math.nan)._asdict()}
         if len(ran) == 2:
-            one, two = sides
-            pairs = one.drop_duplicates("seed").merge(two.drop_duplicates("seed"), on="seed")
+            first, second = sides
+            pairs = first.drop_duplicates("seed").merge(second.drop_duplicates("seed"), on="seed")
             same = (pairs["cost_x"] == pairs["cost_y"]) & (pairs[f"{y}_x"] == pairs[f"{y}_y"])
             row |= {"pairs": len(pairs), "identical": int(same.sum())}
-            costs = (pairs["cost_x"], pairs["cost_y"]) if len(pairs) else (one["cost"], two["cost"])
+            costs = (
+                (pairs["cost_x"], pairs["cost_y"])
+                if len(pairs)
+                else (first["cost"], second["cost"])
+            )
             test = paired if len(pairs) else unpaired
             row |= test(*(cost.to_numpy() for cost in costs))._asdict()
         yield row
@@ -566,7 +570,7 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
 
 
 def _readings(results: Frames) -> Iterator[pd.DataFrame]:
-    goals, own = results.goals, parse(results.accounting)
+    goals, declared = results.goals, parse(results.accounting)
     by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in results.cells["facet"]}
     curves = results.curves.reset_index(drop=True)
     narrow = _telling(curves, curves["facet"].map(by_facet), results.metric)
@@ -586,7 +590,7 @@ def _readings(results: Frames) -> Iterator[pd.DataFrame]:
                     best = _chosen(table, steps, results.metric)
                     reading = (str(values), code, "counted" if counted else "free", side, steps)
                     facts = {"facet": facet, **dict(zip(FACTORS, reading, strict=True))}
-                    is_own = how == own and side == "up" and steps == "tuned"
+                    is_own = how == declared and side == "up" and steps == "tuned"
                     rank = best["cost"].replace(np.inf, np.nan).rank(method="min")
                     yield best[["method", "cost"]].assign(rank=rank, own=is_own, **facts)
 
@@ -616,10 +620,10 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for facet, part in readings.groupby("facet", sort=False):
         costs = part.set_index([*FACTORS, "own", "method"])["cost"].unstack()
-        own = costs[costs.index.get_level_values("own")]
-        if own.empty:  # such as a width that no reading has: then the first one stands for it
-            own = costs.iloc[:1]
-        first = own.iloc[0]
+        stated = costs[costs.index.get_level_values("own")]
+        if stated.empty:  # such as a width that no reading has: then the first one stands for it
+            stated = costs.iloc[:1]
+        first = stated.iloc[0]
         order = first.dropna().sort_values(kind="stable").index
         for better, worse in itertools.combinations(order, 2):
             if not first[better] < first[worse]:

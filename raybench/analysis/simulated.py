@@ -119,8 +119,8 @@ def _hows(curves: pd.DataFrame, cells: pd.DataFrame | None) -> np.ndarray:
     how = pd.Series(GATHER, index=curves.index, dtype=object)
     if "compressor_params" in curves:
         texts = curves["compressor_params"]
-        known = {t: json.loads(t).get("collective", GATHER) for t in texts.dropna().unique()}
-        how = texts.map(known).astype(object).where(texts.notna(), GATHER)
+        collectives = {t: json.loads(t).get("collective", GATHER) for t in texts.dropna().unique()}
+        how = texts.map(collectives).astype(object).where(texts.notna(), GATHER)
     return how.mask(curves["cell"].isin(graphs), "gossip").to_numpy(object)
 
 

@@ -178,14 +178,14 @@ def scaling(
         pieces.append(few.assign(problem=problem))
     costs = pd.concat(pieces, ignore_index=True)
     rows = []
-    known = costs[costs[column].notna()]
-    for (problem, method), part in known.groupby(["problem", "method"], sort=False):
-        own = []
+    finite = costs[costs[column].notna()]
+    for (problem, method), part in finite.groupby(["problem", "method"], sort=False):
+        points = []
         for (value, goal), few in part.groupby([column, "target"], dropna=False):
             middle = interval(few["cost"].to_numpy())
-            own.append((problem, method, value, goal, len(few), *middle))
-        fit = power([row[2] for row in own], [row[5] for row in own])
-        rows += [(*row, *fit) for row in own]
+            points.append((problem, method, value, goal, len(few), *middle))
+        fit = power([row[2] for row in points], [row[5] for row in points])
+        rows += [(*row, *fit) for row in points]
     return pd.DataFrame(rows, columns=[*heads, *ends, *fits])
 
 
@@ -197,8 +197,8 @@ def _apart(cells: pd.DataFrame, over: str) -> pd.Series:
         if over == "n":
             words = [word for word in words if not word.endswith(" clients")]
         if over == "d":
-            own = os.path.basename(dataset) if isinstance(dataset, str) else None
-            words = [word for word in words if word != own and not word.startswith("dim=")]
+            name = os.path.basename(dataset) if isinstance(dataset, str) else None
+            words = [word for word in words if word != name and not word.startswith("dim=")]
         return ", ".join(words)
 
     told = [text(f, d) for f, d in zip(cells["facet"], cells["dataset"], strict=True)]

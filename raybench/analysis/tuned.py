@@ -113,25 +113,25 @@ def candidates(
     table = table.reset_index(drop=True)
     ok = (cells["status"] == "ok").to_numpy()
     counts = {s: np.bincount(number[cells["status"] == s], minlength=len(table)) for s in STATUSES}
-    good, own = cells[ok], number[ok]
+    good, places = cells[ok], number[ok]
     cost = good["cell"].map(first_crossing(rows, target, x, y, settled=True))
     end = good["cell"].map(rows.last(x, every))
     finals = list(dict.fromkeys([y, "loss", "accuracy", x, "bits_up", "seconds", "rounds"]))
     paid = cost.astype(float).fillna(np.inf).to_numpy()
-    costs = _intervals(paid, own, len(table))
+    costs = _intervals(paid, places, len(table))
     table = table.assign(
         step_size=cells["step_size"].groupby(number).mean(),
         seeds=counts["ok"],
         **{s: counts[s] for s in ("ok", "diverged", "failed")},
         eligible=(counts["ok"] > 0) & (counts["diverged"] == 0) & (counts["pruned"] == 0),
-        arrived=np.bincount(own[np.isfinite(paid)], minlength=len(table)),
+        arrived=np.bincount(places[np.isfinite(paid)], minlength=len(table)),
         reached=np.isfinite(costs["cost"]),
         **costs,
-        **good[finals].astype(float).groupby(own).median().reindex(table.index),
+        **good[finals].astype(float).groupby(places).median().reindex(table.index),
     )
     every_seed = table["arrived"] == table["ok"] + table["failed"]
     table["tier"] = np.where(table["reached"], np.where(every_seed, 0, 1), 2)
-    ends = end.astype(float).groupby(own).median().reindex(table.index)
+    ends = end.astype(float).groupby(places).median().reindex(table.index)
     kinds = ["facet", by]
     ladders = list(dict.fromkeys([*kinds, "series"]))
 
@@ -139,8 +139,8 @@ def candidates(
         """Return ``y`` at what all settings of a kind have spent."""
         part = table.groupby(kind, sort=False, dropna=False).ngroup()
         budget = ends.where(table["eligible"]).groupby(part).min().reindex(part)
-        budgets = pd.Series(budget.to_numpy()[own], index=good["cell"].to_numpy())
-        seeds = pd.Series(_at_budget(rows, budgets, y, x)).groupby(own)
+        budgets = pd.Series(budget.to_numpy()[places], index=good["cell"].to_numpy())
+        seeds = pd.Series(_at_budget(rows, budgets, y, x)).groupby(places)
         return seeds.agg(lambda values: values.median(skipna=False)).reindex(table.index)
 
     table["at_budget"] = at_budget(ladders)
@@ -185,8 +185,8 @@ def _at_budget(rows: Ordered, budgets: pd.Series, y: str, x: str) -> np.ndarray:
     budget = budgets.reindex(rows.cells).to_numpy(float)
 
     def within(block: Block) -> np.ndarray:
-        own = budget[block["cell"]]
-        return ((block[x] <= own) & ~np.isnan(block[y])) | np.isnan(own)
+        limit = budget[block["cell"]]
+        return ((block[x] <= limit) & ~np.isnan(block[y])) | np.isnan(limit)
 
     result: np.ndarray = rows.last(y, within).reindex(budgets.index).to_numpy(float)
     return result
@@ -268,19 +268,19 @@ def _held_out(best: pd.DataFrame, held: pd.DataFrame, by: str) -> pd.DataFrame:
     others = held.set_index(keys)
     there = pd.MultiIndex.from_frame(best[keys]).isin(others.index)
     results = [name for name in held if name not in {*keys, *SAME}]
-    own = others.loc[list(best.loc[there, keys].itertuples(index=False, name=None)), results]
+    values = others.loc[list(best.loc[there, keys].itertuples(index=False, name=None)), results]
     best = best.assign(held_out=there).astype(dict.fromkeys(results, object))
-    best.loc[there, results] = own.to_numpy(object)
+    best.loc[there, results] = values.to_numpy(object)
     return best.astype(held[results].dtypes.to_dict())
 
 
 def _edge(grid: pd.DataFrame, best: pd.Series) -> str:
     """Return where the best step lies on its grid: ``low``, ``high``, ``only`` or inside (empty)."""
     column = "step_size" if pd.isna(best["step_multiple"]) else "step_multiple"
-    steps, own = grid[column].dropna(), best[column]
+    steps, chosen = grid[column].dropna(), best[column]
     if len(steps) <= 1:
         return "only"
-    return "high" if own >= steps.max() else "low" if own <= steps.min() else ""
+    return "high" if chosen >= steps.max() else "low" if chosen <= steps.min() else ""
 
 
 def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:

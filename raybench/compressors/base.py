@@ -207,16 +207,16 @@ class Compressor:
 
         Raises InputError where the parameters do not fit d, or the compressor cannot play the role.
         """
-        own = self.fit(d, n, layout)
-        omega, alpha, factor = own.omega(d), own.alpha(d), 1.0
+        fitted = self.fit(d, n, layout)
+        omega, alpha, factor = fitted.omega(d), fitted.alpha(d), 1.0
         if role == Role.UNBIASED and omega is None:
             raise InputError.of("compressor", "is biased; the method needs an unbiased one")
         if role == Role.CONTRACTIVE and alpha is None:
-            found = own.b3(d)
-            if found is None:
+            constants = fitted.b3(d)
+            if constants is None:
                 raise InputError.of("compressor", "has no contraction; the method needs one")
-            alpha, factor = 1 / found[0], found[1]
-        return Bound(own, d, role, omega if factor == 1.0 else None, alpha, factor)
+            alpha, factor = 1 / constants[0], constants[1]
+        return Bound(fitted, d, role, omega if factor == 1.0 else None, alpha, factor)
 
 
 @dataclass(frozen=True)
@@ -284,8 +284,8 @@ def named(name: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        found = [Complaint(f"{name}.{c.where}", c.what, c.fix) for c in error.complaints]
-        raise InputError(found) from error
+        complaints = [Complaint(f"{name}.{c.where}", c.what, c.fix) for c in error.complaints]
+        raise InputError(complaints) from error
 
 
 class Composed(Compressor):

@@ -363,13 +363,15 @@ class DCTMessage(ConcatMessage):
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
-        found = head["chunks"]
-        whole = isinstance(found, list) and all(isinstance(c, list) and len(c) == 4 for c in found)
-        if not whole or not all(type(side) is int and side > 0 for c in found for side in c):
+        shapes = head["chunks"]
+        whole = isinstance(shapes, list) and all(
+            isinstance(c, list) and len(c) == 4 for c in shapes
+        )
+        if not whole or not all(type(side) is int and side > 0 for c in shapes for side in c):
             raise ValueError("chunks that are no lists of four sides")
         if any(part.lead != parts[0].lead for part in parts):
             raise ValueError("parts of several shapes")
-        chunks: Chunks = tuple((a, b, p, q) for a, b, p, q in found)
+        chunks: Chunks = tuple((a, b, p, q) for a, b, p, q in shapes)
         message = cls(head["d"], parts[0].dtype, parts, chunks, scale=head["scale"])
         message.check()
         return message

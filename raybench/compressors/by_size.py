@@ -63,22 +63,22 @@ def bits_of(x: Tensor) -> np.ndarray:
 @compiled(inline="always")
 def _neighbours(sizes, cut, low, high):
     """Return how many exceed cut, the largest size up to it, the smallest above it."""
-    found, below, over = 0, low, high
+    count, below, over = 0, low, high
     for j in range(sizes.shape[0]):
         size = sizes[j]
-        found += size > cut
+        count += size > cut
         below = max(below, low if size > cut else size)
         over = min(over, size if size > cut else high)
-    return found, below, over
+    return count, below, over
 
 
 @compiled(inline="always")
 def count_above(sizes, cut):
     """Return how many of sizes (n,) exceed a cut."""
-    found = 0
+    count = 0
     for j in range(sizes.shape[0]):
-        found += sizes[j] > cut
-    return found
+        count += sizes[j] > cut
+    return count
 
 
 @compiled(inline="always")
@@ -88,31 +88,31 @@ def cut_of_largest(sizes, k):
     Integers >= 0, 1 <= k <= n. Where many sizes are equal, halving would take as many steps as a size
     has bits; so later steps end at sizes that occur, and each leaves at least one of them behind.
     """
-    low, high, one = sizes[0], sizes[0], sizes.dtype.type(1)
+    low, high, unit = sizes[0], sizes[0], sizes.dtype.type(1)
     for j in range(sizes.shape[0]):
         low, high = min(low, sizes[j]), max(high, sizes[j])
-    equal = count_above(sizes, high - one)
+    equal = count_above(sizes, high - unit)
     if equal >= k:  # the largest alone: k = 1, or many that are equal
-        return (high - one, 0) if equal == k else (high, k)
-    high -= one
+        return (high - unit, 0) if equal == k else (high, k)
+    high -= unit
     if low == 0:  # few may be anything else
         more, _, over = _neighbours(sizes, low, low, high)
         if more <= k:
             return low, k - more
         low = over
-    low -= one
+    low -= unit
     steps = 0
-    while high - low > one:  # at least k exceed low, fewer than k exceed high
-        cut = low + ((high - low) >> one)
-        below, over = cut, cut + one
+    while high - low > unit:  # at least k exceed low, fewer than k exceed high
+        cut = low + ((high - low) >> unit)
+        below, over = cut, cut + unit
         if steps < PLAIN_STEPS:
-            found = count_above(sizes, cut)
+            count = count_above(sizes, cut)
         else:
-            found, below, over = _neighbours(sizes, cut, low, high)
+            count, below, over = _neighbours(sizes, cut, low, high)
         steps += 1
-        if found > k:
-            low = over - one
-        elif found < k:
+        if count > k:
+            low = over - unit
+        elif count < k:
             high = below
         else:
             return cut, 0
@@ -122,10 +122,10 @@ def cut_of_largest(sizes, k):
 @compiled(inline="always")
 def count_in(row, cut, mask, inf):
     """Return how many entries of a row (d,), seen as integers, have a size above a cut."""
-    found = 0
+    count = 0
     for j in range(row.shape[0]):
-        found += min(row[j] & mask, inf) > cut
-    return found
+        count += min(row[j] & mask, inf) > cut
+    return count
 
 
 @compiled
@@ -134,18 +134,20 @@ def listed(marks, size, start, found, place):
 
     marks (BLOCK,) uint8 is read eight at a time; its bytes up to the next multiple of 8 are changed.
     """
-    one, ones = np.uint64(1), np.uint64(0x0101010101010101)
+    bit, low_bits = np.uint64(1), np.uint64(0x0101010101010101)
     words = (size + 7) // 8
     marks[size : 8 * words] = 0
     eights = marks.view(np.uint64)
     for w in range(words):
         left = eights[w]
         while left != 0:
-            below = (left & (~left + one)) - one  # the bits below the first that is set
-            byte = ((below & ones) * ones) >> np.uint64(56)  # counts the bytes that they reach into
+            below = (left & (~left + bit)) - bit  # the bits below the first that is set
+            byte = ((below & low_bits) * low_bits) >> np.uint64(
+                56
+            )  # counts the bytes that they reach into
             place[found] = start + 8 * w + np.int64(byte)
             found += 1
-            left &= left - one
+            left &= left - bit
     return found
 
 
@@ -169,14 +171,14 @@ def list_largest(row, cut, ties, mask, inf, marks, place):
 
     Returns how many there are.
     """
-    found = start = 0
+    count = start = 0
     while ties > 0:
         size = min(row[start] & mask, inf)
-        place[found] = start
-        found += size >= cut
+        place[count] = start
+        count += size >= cut
         ties -= size == cut
         start += 1
-    return list_above(row, cut, mask, inf, start, found, marks, place)
+    return list_above(row, cut, mask, inf, start, count, marks, place)
 
 
 @compiled
@@ -218,13 +220,13 @@ def places_of_largest(row, k, mask, inf, sizes, marks, place):
     d = row.shape[0]
     if d >= LONG_ROW:
         cut = _guess(row, k, mask, inf, sizes)
-        found = count_in(row, cut, mask, inf)
-        if k <= found <= 2 * k + d // 64:
+        count = count_in(row, cut, mask, inf)
+        if k <= count <= 2 * k + d // 64:
             list_above(row, cut, mask, inf, 0, 0, marks, place)
-            for i in range(found):
+            for i in range(count):
                 sizes[i] = min(row[place[i]] & mask, inf)
-            if found > k:
-                keep_largest(sizes[:found], k, place)
+            if count > k:
+                keep_largest(sizes[:count], k, place)
             return
     for j in range(d):
         sizes[j] = min(row[j] & mask, inf)
@@ -241,8 +243,8 @@ def _largest(rows, where, values, k, mask, inf):
         row, to, kept = rows[r], where[r], values[r]
         places_of_largest(row, k, mask, inf, sizes, marks, place)
         for t in range(k):
-            own = np.uint32(place[t])
-            to[t], kept[t] = own, row[own]
+            entry = np.uint32(place[t])
+            to[t], kept[t] = entry, row[entry]
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -307,8 +309,8 @@ def _list_above(rows, cuts, ties, where, values, mask, inf):
     for r in range(rows.shape[0]):
         row, to, kept = rows[r], where[r], values[r]
         for t in range(list_largest(row, cuts[r], ties[r], mask, inf, marks, place)):
-            own = np.uint32(place[t])
-            to[t], kept[t] = own, row[own]
+            entry = np.uint32(place[t])
+            to[t], kept[t] = entry, row[entry]
 
 
 def sizes_torch(x: Tensor) -> Tensor:

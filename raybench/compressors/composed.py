@@ -100,9 +100,9 @@ class SeededSupportMessage(SeededMessage):
     @classmethod
     def of(cls, message: SeededMessage) -> SeededSupportMessage:
         """Return the support of a message."""
-        shape, own = message.values.shape, message.values.new_ones((), dtype=torch.uint8)
+        shape, absent = message.values.shape, message.values.new_ones((), dtype=torch.uint8)
         source, common = message.source, message.common
-        return cls(message.d, message.dtype, own.expand(shape), source, common)
+        return cls(message.d, message.dtype, absent.expand(shape), source, common)
 
     def holding(self, values: Tensor, scale: float) -> Scattered:
         """Return the seeded message of values (*lead, k) at these coordinates."""
@@ -116,8 +116,8 @@ class SeededSupportMessage(SeededMessage):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededSupportMessage:
-        own = payload.new_ones(()).expand(*payload.shape[:-1], natural(known, "k"))
-        return cls._read(known, payload, stream, values=own)
+        absent = payload.new_ones(()).expand(*payload.shape[:-1], natural(known, "k"))
+        return cls._read(known, payload, stream, values=absent)
 
 
 class _StandIn(ConcatMessage):
@@ -160,8 +160,8 @@ class NestedMessage(_StandIn):
 
     def plain(self) -> Scattered:
         where = cast(SupportMessage | SeededSupportMessage, self.parts[0])
-        own = where.holding(self.parts[1].decode(), self.scale)
-        return own if where.present is None else cast(Scattered, own.masked(where.present))
+        inner = where.holding(self.parts[1].decode(), self.scale)
+        return inner if where.present is None else cast(Scattered, inner.masked(where.present))
 
 
 def nest(message: Message, then: Callable[[Tensor], Message]) -> Message:
@@ -173,8 +173,8 @@ def nest(message: Message, then: Callable[[Tensor], Message]) -> Message:
     if length_kept(message) == message.d:
         return then(message.decode())
     if isinstance(message, NestedMessage | ScaledMessage):
-        own, inner = message.parts
-        return replace(message, parts=[own, nest(inner, then)])
+        outer, inner = message.parts
+        return replace(message, parts=[outer, nest(inner, then)])
     support: Message
     if isinstance(message, SparseMessage):
         support = SupportMessage(message.d, message.dtype, message.indices)
@@ -199,9 +199,11 @@ def length_kept(message: Message) -> int:
     """Return the length of the vector that ``nest`` hands on."""
     if type(message) is NestedMessage:
         return length_kept(message.parts[1])
-    own = scattered(message)
+    sparse = scattered(message)
     return (
-        message.d if own is None or own.present is not None else own.values.shape[-1] or message.d
+        message.d
+        if sparse is None or sparse.present is not None
+        else sparse.values.shape[-1] or message.d
     )
 
 
@@ -242,14 +244,14 @@ class SumMessage(ConcatMessage):
 
     def union(self) -> Counts:
         parts = [scattered(part) for part in self.parts]
-        own = [part for part in parts if part is not None]
-        if len(own) < len(parts):
+        sparse = [part for part in parts if part is not None]
+        if len(sparse) < len(parts):
             return Message.union(self)
         where, values = (
             torch.cat(arrays, -1)
-            for arrays in zip(*((part.support(), part.values) for part in own), strict=True)
+            for arrays in zip(*((part.support(), part.values) for part in sparse), strict=True)
         )
-        return SparseMessage(self.d, self.dtype, where, values, present=own[0].present).union()
+        return SparseMessage(self.d, self.dtype, where, values, present=sparse[0].present).union()
 
 
 @dataclass(eq=False)
@@ -312,12 +314,12 @@ class Chain(Composed):
 
     def length(self, d: int) -> int:
         """Return the dimension that ``then`` acts in: k of a sparse message, or d."""
-        known: dict[int, int] = self.__dict__.setdefault("_lengths", {})
-        if d not in known:
-            known[d] = length_kept(
+        lengths: dict[int, int] = self.__dict__.setdefault("_lengths", {})
+        if d not in lengths:
+            lengths[d] = length_kept(
                 self.part("first").compress(torch.arange(d, dtype=torch.float32))
             )
-        return known[d]
+        return lengths[d]
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         half = replace(self, first=self._fitted("first", d, n, layout))
@@ -326,18 +328,20 @@ class Chain(Composed):
 
     def omega(self, d: int) -> float | None:
         first, then = self.parts
-        one, two = first.omega(d), then.omega(self.length(d))
-        return None if one is None or two is None else (one + 1) * (two + 1) - 1
+        of_first, of_second = first.omega(d), then.omega(self.length(d))
+        return (
+            None if of_first is None or of_second is None else (of_first + 1) * (of_second + 1) - 1
+        )
 
     def alpha(self, d: int) -> float | None:
         first, then = self.parts
-        k, own = self.length(d), first.alpha(d)
-        if own is None or then.omega(k) == 0:  # the second leaves all as it is
-            return own
-        alone = k < d or own == 1 or then.selection  # the second stays on the coordinates kept
+        k, alpha = self.length(d), first.alpha(d)
+        if alpha is None or then.omega(k) == 0:  # the second leaves all as it is
+            return alpha
+        alone = k < d or alpha == 1 or then.selection  # the second stays on the coordinates kept
         after = then.alpha(k)
-        projects = first.selection or own == 1
-        return own * after if projects and alone and after is not None else None
+        projects = first.selection or alpha == 1
+        return alpha * after if projects and alone and after is not None else None
 
     def b1(self, d: int) -> tuple[float, float] | None:
         first = self.part("first")
@@ -364,8 +368,8 @@ class Chain(Composed):
 def _error(op: Compressor, d: int) -> float | None:
     """Return the least e known with E||C(x) - x||^2 <= e ||x||^2."""
     alpha, omega = op.alpha(d), op.omega(d)
-    known = [e for e in (None if alpha is None else 1 - alpha, omega) if e is not None]
-    return min(known, default=None)
+    errors = [e for e in (None if alpha is None else 1 - alpha, omega) if e is not None]
+    return min(errors, default=None)
 
 
 @compressor("two_shot")
@@ -383,10 +387,10 @@ class TwoShot(Composed):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         first, then = self.parts
-        one = first.encode(x, stream.fold("first"))
-        left = one.scaled(-1.0).add_to(x.clone())
+        first_message = first.encode(x, stream.fold("first"))
+        left = first_message.scaled(-1.0).add_to(x.clone())
         two = then.encode(left, stream.fold("then"))
-        return SumMessage(x.shape[-1], x.dtype, [one, two])
+        return SumMessage(x.shape[-1], x.dtype, [first_message, two])
 
     def omega(self, d: int) -> float | None:
         first, then = self.parts
@@ -540,10 +544,10 @@ class OptimalRescale(Composed):
         return SumMessage(x.shape[-1], x.dtype, [message, TopK(1).encode(left, stream)])
 
     def alpha(self, d: int) -> float | None:
-        found = self.part("of").b3(d)
+        constants = self.part("of").b3(d)
         if self.correct:
-            return 1 - (1 - (1 / found[0] if found else 0.0)) * (1 - 1 / d)
-        return 1 / found[0] if found else None
+            return 1 - (1 - (1 / constants[0] if constants else 0.0)) * (1 - 1 / d)
+        return 1 / constants[0] if constants else None
 
 
 @compressor("as_contractive")
@@ -563,18 +567,18 @@ class AsContractive(Composed):
         return self.part("of").additive
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        found = self._known(x.shape[-1])
-        return self.part("of").encode(x, stream).scaled(found[1])
+        constants = self._known(x.shape[-1])
+        return self.part("of").encode(x, stream).scaled(constants[1])
 
     def alpha(self, d: int) -> float:
         return 1 / self._known(d)[0]
 
     def _known(self, d: int) -> tuple[float, float]:
-        found = self.part("of").b3(d)
-        if found is None:
+        constants = self.part("of").b3(d)
+        if constants is None:
             fix = "as_contractive takes unbiased compressors and those of B1 or B2"
             raise InputError.of("of", "has no constants that a factor makes contractive", fix)
-        return found
+        return constants
 
 
 def best_factor(x: Tensor, message: Message) -> Tensor:
@@ -596,9 +600,9 @@ def best_factor(x: Tensor, message: Message) -> Tensor:
         a, b = x[odd].double(), value[odd].double()
         if a.shape[-1]:
             p, q = (v.abs().amax(-1, keepdim=True) for v in (a, b))
-            one, two = _products(a / p.where(p > 0, 1.0), b / q.where(q > 0, 1.0))
+            numerator, denominator = _products(a / p.where(p > 0, 1.0), b / q.where(q > 0, 1.0))
             ratio = (p / q.where(q > 0, 1.0))[..., 0]
-            factor[odd] = torch.where(two == 0, 0.0, one / two * ratio)
+            factor[odd] = torch.where(denominator == 0, 0.0, numerator / denominator * ratio)
     top = torch.finfo(x.dtype).max
     return factor.clamp(-top, top).to(x.dtype)[..., None]
 

@@ -149,7 +149,7 @@ def codes_of(
     if x.device.type != "cpu" or not x.numel():
         return codes_torch(x, norm, stream, way, s, bucket, steps)
     d, out = x.shape[-1], torch.empty(x.shape, dtype=code_dtype(2 * s + 1))
-    rows, codes, own = x.view(-1, d).numpy(), out.view(-1, d).numpy(), bucket or d
+    rows, codes, size = x.view(-1, d).numpy(), out.view(-1, d).numpy(), bucket or d
     keys = np.zeros(len(rows), np.uint64)
     if way != NEAREST:
         keys = stream.keys.reshape(-1).numpy().view(np.uint64)
@@ -157,7 +157,7 @@ def codes_of(
     ladder = np.empty(0) if steps is None else steps.numpy()
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _codes(rows, keys, by, own, way, s, ladder, r0, r1, lo, hi, codes)
+        _codes(rows, keys, by, size, way, s, ladder, r0, r1, lo, hi, codes)
 
     run_tiled(work, len(rows), d, CODE_WORK + len(ladder), aligned(bucket))
     return out

@@ -72,9 +72,9 @@ class CodedMessage(Message):
         return replace(template, **changed, scale=self.scale)  # type: ignore[arg-type]
 
     def to(self, dtype: torch.dtype) -> Message:
-        own = coded(self.inner.to(dtype))
-        assert own is not None
-        return own if self.present is None else own.masked(self.present)
+        message = coded(self.inner.to(dtype))
+        assert message is not None
+        return message if self.present is None else message.masked(self.present)
 
     def _write(self, out: Tensor) -> None:
         self.inner.decode(out=out)
@@ -115,15 +115,15 @@ class CodedMessage(Message):
         codes = torch.empty(*lead, d, dtype=template.__dict__["codes"].dtype)
         side = torch.empty(*lead, len(side_of(template)), dtype=torch.uint8)
         data = payload.reshape(-1, payload.shape[-1]).cpu().numpy()
-        own, beside = codes.view(-1, d), side.view(len(data), side.shape[-1]).numpy()
-        into = _symbols(own)  # over the same memory
+        flat, beside = codes.view(-1, d), side.view(len(data), side.shape[-1]).numpy()
+        into = _symbols(flat)  # over the same memory
         plain = np.flatnonzero(data[:, 0] == PLAIN) if data.shape[1] else np.arange(len(data))
         if len(plain):
             room = np.zeros((len(plain), size), np.uint8)  # an absent row may have been cut
             held = data[plain, 1 : 1 + size]
             room[:, : held.shape[1]] = held
             leaf = KINDS[of["kind"]].read(of, torch.from_numpy(room), None)
-            own[plain], beside[plain] = leaf.__dict__["codes"], side_of(leaf).numpy()
+            flat[plain], beside[plain] = leaf.__dict__["codes"], side_of(leaf).numpy()
         cut, most = 1 + beside.shape[1], np.iinfo(into.dtype).max
         for r in np.setdiff1d(np.arange(len(data)), plain):
             row = data[r]
@@ -314,12 +314,12 @@ class EntropyCoded(Composed, Delegated):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         message = self.part("of").encode(x, stream)
         leaves = message.leaves()
-        found = [coded(leaf) for leaf in leaves]
-        if not any(found):
+        codes = [coded(leaf) for leaf in leaves]
+        if not any(codes):
             fix = "such as dithering, natural, int8 or nf4"
             raise InputError.of("entropy_coded.of", "sends no symbols to code", fix)
         return message.rebuild(
-            iter([leaf if new is None else new for leaf, new in zip(leaves, found, strict=True)])
+            iter([leaf if new is None else new for leaf, new in zip(leaves, codes, strict=True)])
         )
 
     def _other(self, d: int) -> tuple[Compressor, int]:

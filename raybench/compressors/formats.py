@@ -197,9 +197,9 @@ def _round(
     drop, rebias, normal, steps, largest, infinity, nan, sign_at, r0, r1, lo, hi, out,
 ):  # fmt: skip
     kind = raw.dtype.type
-    one, last, cut, lower = kind(1), kind(8 * raw.itemsize - 1), kind(drop), kind(rebias)
-    magnitude, first = kind(kind(one << last) - one), kind(normal)
-    half = kind(kind(one << kind(cut - one)) - one)
+    unit, last, cut, lower = kind(1), kind(8 * raw.itemsize - 1), kind(drop), kind(rebias)
+    magnitude, first = kind(kind(unit << last) - unit), kind(normal)
+    half = kind(kind(unit << kind(cut - unit)) - unit)
     step, top, endless, missing = rows.dtype.type(steps), kind(largest), kind(infinity), kind(nan)
     infinite, place = kind(kind(magnitude >> kind(mantissa)) << kind(mantissa)), kind(sign_at)
     piece = block * max(1, CHUNK // block) if scales.shape[0] else CHUNK  # whole blocks
@@ -210,8 +210,10 @@ def _round(
             stop = min(start + piece, hi)
             v, bits, o = rows[r, start:stop], raw[r, start:stop], out[r, start:stop]
             if scales.shape[0]:
-                own = scales[r, start // block : -(-stop // block)]
-                _over_powers(v, bits, block, magnitude, kind(mantissa), lift, powers, held, own)
+                block_scales = scales[r, start // block : -(-stop // block)]
+                _over_powers(
+                    v, bits, block, magnitude, kind(mantissa), lift, powers, held, block_scales
+                )
             elif divisors.shape[0]:
                 for j in range(v.shape[0]):
                     held[j] = v[j] / divisors[r]
@@ -219,7 +221,7 @@ def _round(
                 v, bits = held[: stop - start], held_bits[: stop - start]
             for j in range(v.shape[0]):
                 u = kind(bits[j] & magnitude)
-                even = kind(kind(u >> cut) & one)
+                even = kind(kind(u >> cut) & unit)
                 large = kind(kind(kind(u + half + even) >> cut) - lower)
                 small = kind(np.int32(np.rint(abs(v[j]) * step)))
                 code = min(large if u >= first else small, top)

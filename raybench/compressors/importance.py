@@ -136,18 +136,18 @@ def _place(row, draw, sums):
         total += sums[b]
     if not 0.0 < total < np.inf:
         return 0, total
-    aim, before, b, found = min(draw * total, np.nextafter(total, 0.0)), 0.0, 0, 0
+    aim, before, b, place = min(draw * total, np.nextafter(total, 0.0)), 0.0, 0, 0
     while before + sums[b] <= aim:
         before += sums[b]
         b += 1
     for j in range(b * BLOCK, min((b + 1) * BLOCK, d)):
-        own = np.float64(abs(row[j]))
-        before += own
-        if own > 0.0:
-            found = j  # the last non-zero one, should rounding keep these sums below the block's
+        size = np.float64(abs(row[j]))
+        before += size
+        if size > 0.0:
+            place = j  # the last non-zero one, should rounding keep these sums below the block's
         if before > aim:
             break
-    return found, total
+    return place, total
 
 
 @compiled
@@ -162,11 +162,11 @@ def _places(rows, draws, places, sizes):
         # the plain sum overflows or loses digits
         unit, most = np.empty(d), np.float64(np.abs(row).max())
         for j in range(d):
-            own = np.float64(abs(row[j]))
+            size = np.float64(abs(row[j]))
             if most < np.inf:
-                unit[j] = own / most if most > 0.0 else 0.0
+                unit[j] = size / most if most > 0.0 else 0.0
             else:
-                unit[j] = 0.0 if own < np.inf else 1.0
+                unit[j] = 0.0 if size < np.inf else 1.0
         places[r] = _place(unit, draws[r], sums)[0]
 
 

@@ -40,13 +40,13 @@ def truncated_svd(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """
     _, a, b = matrices.shape
     if matrices.device.type == "cpu" and min(a, b) <= SMALL_SIDE and a * b <= SMALL_SIZE:
-        found = by_rotations(matrices, r)
+        factors = by_rotations(matrices, r)
     elif matrices.dtype == torch.float32:
-        found = by_gram(matrices, r)
+        factors = by_gram(matrices, r)
     else:
         U, S, V = torch.linalg.svd(matrices, full_matrices=False)
-        found = U[..., :r], S[..., :r, None] * V[..., :r, :]
-    return found[0].to(matrices.dtype), found[1].to(matrices.dtype)
+        factors = U[..., :r], S[..., :r, None] * V[..., :r, :]
+    return factors[0].to(matrices.dtype), factors[1].to(matrices.dtype)
 
 
 def by_gram(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:

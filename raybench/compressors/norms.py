@@ -60,8 +60,8 @@ def norms_torch(x: Tensor, p: float, bucket: int = 0) -> Tensor:
 
 def in_buckets(x: Tensor, bucket: int) -> Tensor:
     """Return x (*lead, d) as (*lead, nb, bucket), the last bucket filled up with zeros."""
-    d, own = x.shape[-1], min(bucket, x.shape[-1]) or x.shape[-1]
-    return torch.nn.functional.pad(x, (0, -d % own)).unflatten(-1, (-1, own))
+    d, size = x.shape[-1], min(bucket, x.shape[-1]) or x.shape[-1]
+    return torch.nn.functional.pad(x, (0, -d % size)).unflatten(-1, (-1, size))
 
 
 def sums(x: Tensor, what: int, bucket: int = 0, up: Tensor | None = None) -> Tensor:
@@ -71,13 +71,13 @@ def sums(x: Tensor, what: int, bucket: int = 0, up: Tensor | None = None) -> Ten
     """
     if x.device.type != "cpu" or not x.numel():
         return sums_torch(x, what, bucket, up)
-    d, own = x.shape[-1], bucket or ALIGN
+    d, size = x.shape[-1], bucket or ALIGN
     rows, many = x.view(-1, d).numpy(), buckets(d, bucket)
-    parts = np.empty((len(rows), buckets(d, own)))
+    parts = np.empty((len(rows), buckets(d, size)))
     factors = np.ones((len(rows), many)) if up is None else up.reshape(len(rows), many).numpy()
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _sums(rows, what, factors, own, r0, r1, lo, hi, parts)
+        _sums(rows, what, factors, size, r0, r1, lo, hi, parts)
 
     run_tiled(work, len(rows), d, SUM_WORK, aligned(bucket))
     total = parts if bucket else parts.sum(1, keepdims=True)
@@ -106,13 +106,13 @@ def largest(x: Tensor, bucket: int = 0) -> Tensor:
         return norms_torch(x, math.inf, bucket).to(x.dtype)
     d = x.shape[-1]
     bucket = bucket if bucket < d else 0
-    own = bucket or ALIGN
+    size = bucket or ALIGN
     rows = x.view(-1, d).numpy()
     bits = rows.view(f"i{rows.itemsize}")  # sizes of floats are ordered as integers
-    out = np.empty((len(rows), buckets(d, own)), bits.dtype)
+    out = np.empty((len(rows), buckets(d, size)), bits.dtype)
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _largest(bits, np.iinfo(bits.dtype).max, own, r0, r1, lo, hi, out)
+        _largest(bits, np.iinfo(bits.dtype).max, size, r0, r1, lo, hi, out)
 
     run_tiled(work, len(rows), d, SUM_WORK, aligned(bucket))
     best = out if bucket else out.max(1, keepdims=True)

@@ -89,12 +89,12 @@ class PerTensor(Composed):
             tensors = [(size, None) for size in self.tensors(d)]
         self._check_groups(layout)
         fitted = []
-        for size, own in tensors:
-            given = self._of_group(own)
+        for size, inner in tensors:
+            given = self._of_group(inner)
             with named("of" if given is None else "groups"):
-                dense = self.vectors == "dense" and own is not None and _only_vectors(own)
+                dense = self.vectors == "dense" and inner is not None and _only_vectors(inner)
                 op = self.part("of") if given is None else given
-                op = Identity() if dense and given is None else op.fit(size, n, own)
+                op = Identity() if dense and given is None else op.fit(size, n, inner)
                 op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
                 fitted.append(op)
         return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
@@ -106,8 +106,8 @@ class PerTensor(Composed):
     def _of_group(self, own: Layout | None) -> Compressor | None:
         """Return the compressor of the group of a tensor, None where it is in none."""
         names = [name for name, _ in own] if own is not None else []
-        found = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
-        return found[0] if found else None
+        matches = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
+        return matches[0] if matches else None
 
     def _check_groups(self, layout: Layout | None) -> None:
         names = [name for name, _ in layout or ()]
@@ -127,14 +127,14 @@ class PerTensor(Composed):
     def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
         """Yield size and layout of every bucket; what is sent dense is in buckets of its own."""
         held: list[Layout] = []
-        for size, own in tensors:
+        for size, inner in tensors:
             mixed = self.vectors == "dense" and bool(held)
-            mixed = mixed and _only_vectors(held[0]) != _only_vectors(own)
+            mixed = mixed and _only_vectors(held[0]) != _only_vectors(inner)
             total = sum(layout.dim for layout in held) + size
             if held and (self.bucket is None or total > self.bucket or mixed):
                 yield _joined(held)
                 held = []
-            held.append(own)
+            held.append(inner)
         if held:
             yield _joined(held)
 
@@ -157,9 +157,9 @@ class PerTensor(Composed):
     def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
         """Return a constant of every tensor; None where one has none."""
         different = {(id(op), size): (op, size) for op, size in self.operators(d)}
-        found = [constant(op, size) for op, size in different.values()]
-        known = [value for value in found if value is not None]
-        return known if len(known) == len(found) else None
+        constants = [constant(op, size) for op, size in different.values()]
+        finite = [value for value in constants if value is not None]
+        return finite if len(finite) == len(constants) else None
 
     def omega(self, d: int) -> float | None:
         return max(self._every(d, lambda op, size: op.omega(size)) or [], default=None)

@@ -104,10 +104,10 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
         ]
         return ragged(x, chosen[0] | chosen[1])
     rows, form = bits_of(x), FORMS[x.dtype]
-    found = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
+    of_signs = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
     cost = COST_OF_SELECTING * rows.size
-    run_rows(_count, (rows, found.view(-1, 2).numpy()), cost, form.mask, form.inf)
-    many = per_count(found, lambda n: (of_sign(n),))[0].contiguous()
+    run_rows(_count, (rows, of_signs.view(-1, 2).numpy()), cost, form.mask, form.inf)
+    many = per_count(of_signs, lambda n: (of_sign(n),))[0].contiguous()
     counts = many.sum(-1)
     most = int(counts.max()) if len(rows) else 0
     where = torch.zeros(len(rows), most, dtype=torch.int64)
@@ -150,10 +150,10 @@ def _by_sign(rows, many, where, values, mask, inf):
         i, t = 0, 0
         for at in range(p + q):  # both ascend
             if t == q or (i < p and plus[i] < place[t]):
-                own, i = plus[i], i + 1
+                entry, i = plus[i], i + 1
             else:
-                own, t = place[t], t + 1
-            where[r, at], values[r, at] = own, row[own]
+                entry, t = place[t], t + 1
+            where[r, at], values[r, at] = entry, row[entry]
 
 
 @dataclass(eq=False)
@@ -193,9 +193,9 @@ class TwoMeansMessage(RaggedMessage):
         live = torch.arange(most, device=self.device) < counts[:, None]
         negative = (self.values == self.means[..., 1:]).view(rows, most) & live
         places = torch.arange(head, device=self.device)
-        own = torch.cat(((counts[:, None] >> places) & 1, negative.long()), -1)
-        own = _bits_to_bytes(own)[:, : wide - pair]
-        flat[:, pair : pair + own.shape[-1]] = own
+        packed = torch.cat(((counts[:, None] >> places) & 1, negative.long()), -1)
+        packed = _bits_to_bytes(packed)[:, : wide - pair]
+        flat[:, pair : pair + packed.shape[-1]] = packed
         encode_rows(flat, self._starts().reshape(-1), self.indices.view(rows, most), counts, self.d)
         return out
 
@@ -223,8 +223,8 @@ class TwoMeansMessage(RaggedMessage):
         negative = _bytes_to_bits(bits)[:, head : head + most].bool()
         values = torch.where(negative, means[:, 1:], means[:, :1])
         values.masked_fill_(torch.arange(most, device=data.device) >= counts[:, None], 0)
-        own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
-        return cls(d, dtype, *own, means.view(*lead, 2), scale=known["scale"])
+        arrays = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
+        return cls(d, dtype, *arrays, means.view(*lead, 2), scale=known["scale"])
 
 
 def _bits_to_bytes(bits: Tensor) -> Tensor:

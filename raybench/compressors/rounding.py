@@ -94,8 +94,8 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     if on_gpu:
         from raybench.core.gpu import quantisers
 
-        own = None if stream is None else stream.keys
-        quantisers.cut(x.view(integer), own, dropped, below_sign, last, out)
+        stream_keys = None if stream is None else stream.keys
+        quantisers.cut(x.view(integer), stream_keys, dropped, below_sign, last, out)
         return out
     rows, codes = (_unsigned(t.view(-1, d)) for t in (x.view(integer), out))
     keys = np.empty(0, np.uint64)
@@ -177,8 +177,8 @@ def grid(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> Tensor:
     low, high = (int(math.log(end) / math.log(base)) for end in (info.tiny, info.max))
     powers = torch.arange(low - 2, high + 2, dtype=torch.float64)
     powers = torch.as_tensor(base, dtype=torch.float64) ** powers
-    found = (powers[:, None] * torch.tensor(levels, dtype=torch.float64)).to(dtype).unique()
-    return found[(found >= info.tiny) & (found <= info.max)].double()
+    values = (powers[:, None] * torch.tensor(levels, dtype=torch.float64)).to(dtype).unique()
+    return values[(values >= info.tiny) & (values <= info.max)].double()
 
 
 def rounded_width(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> int:
@@ -220,8 +220,8 @@ class RoundedMessage(Message):
         levels, base = head["levels"], finite(head, "base")
         if base <= 1 or not isinstance(levels, list | tuple) or not 0 < len(levels) <= MOST_LEVELS:
             raise ValueError(f"no grid of powers of {base}")
-        own = rounded_width(tuple(map(float, levels)), base, dtype_of(head))
-        return [Field("codes", Symbols(own, code_dtype(2**own)), (natural(head, "d"),))]
+        bits = rounded_width(tuple(map(float, levels)), base, dtype_of(head))
+        return [Field("codes", Symbols(bits, code_dtype(2**bits)), (natural(head, "d"),))]
 
     def __post_init__(self) -> None:
         self.levels = tuple(map(float, self.levels))

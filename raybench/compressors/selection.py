@@ -340,10 +340,10 @@ def dgc(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
     rank = -(-count * k // d)
     cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
     for _ in range(MOST_LOWERINGS):
-        found = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
-        if not bool((found < LOWERED_TO * k).any()):
+        passing = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
+        if not bool((passing < LOWERED_TO * k).any()):
             break
-        cut = torch.where(found < LOWERED_TO * k, cut * LOWERED_TO, cut)
+        cut = torch.where(passing < LOWERED_TO * k, cut * LOWERED_TO, cut)
     counts, where, values = ragged(x, (size >= cut) & (size > 0))
     most = where.shape[-1]
     if most <= k:

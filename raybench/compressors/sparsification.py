@@ -528,7 +528,7 @@ def columns(shared: Stream, clients: Tensor, d: int, n: int, s: int) -> Places:
     """
     column = shared.images(n, clients % n, 1)  # (*lead, 1)
     entry = column + n * torch.arange(-(-d * s // n), device=column.device)
-    own = entry < d * s
-    counts = own.sum(-1)
+    inside = entry < d * s
+    counts = inside.sum(-1)
     most = int(counts.max()) if counts.numel() else entry.shape[-1]  # of short columns alone: less
-    return (entry // s).masked_fill(~own, 0)[..., :most], counts
+    return (entry // s).masked_fill(~inside, 0)[..., :most], counts

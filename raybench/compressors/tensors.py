@@ -204,9 +204,9 @@ def cp(X: Tensor, rank: int, iterations: int) -> Parts:
         for k, M in enumerate(unfolded):
             others = [line for j, line in enumerate(lines) if j != k]
             gram = math.prod((line @ line.mT for line in others), start=ridge * 0 + 1) + ridge
-            found = torch.linalg.solve(gram, khatri_rao(others) @ M.mT)
-            lines[k] = normalize(found, dim=-1)
-    parts = [*lines[:-1], found]
+            solution = torch.linalg.solve(gram, khatri_rao(others) @ M.mT)
+            lines[k] = normalize(solution, dim=-1)
+    parts = [*lines[:-1], solution]
     better = _energy(X - rebuilt("cp", parts).view(X.shape)) < _energy(
         X - rebuilt("cp", start).view(X.shape)
     )
@@ -255,12 +255,12 @@ Rank = int | float | str  # a count, or a share of the largest that an axis can 
 @lru_cache(maxsize=4096)
 def near_cube(d: int) -> Sizes:
     """Return a <= b <= c with a b c >= d that minimise a + b + c, and of those a b c."""
-    found = []
+    shapes = []
     a = 1
     while a == 1 or (a - 1) ** 3 < d:
-        found.append((a, *near_square(-(-d // a))))
+        shapes.append((a, *near_square(-(-d // a))))
         a += 1
-    return tuple(sorted(min(found, key=lambda dims: (sum(dims), math.prod(dims)))))
+    return tuple(sorted(min(shapes, key=lambda dims: (sum(dims), math.prod(dims)))))
 
 
 @dataclass(frozen=True)

@@ -81,16 +81,16 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _meaning(function: FunctionType) -> tuple[Any, ...]:
     """Return what machine code made of a function depends on beside its own source file."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for name, value in _outside(function):
         if isinstance(value, Kernel):
             inner = value.py_func
             code = [(c.co_code, c.co_names, _plain(c.co_consts)) for c in _codes(inner.__code__)]
             options = [(key, _shown(value.options[key])) for key in sorted(value.options)]
-            found.append((name, options, code, _meaning(inner)))
+            parts.append((name, options, code, _meaning(inner)))
         elif isinstance(value, int | float | str | tuple | np.generic):
-            found.append((name, repr(value)))
-    return tuple(found)
+            parts.append((name, repr(value)))
+    return tuple(parts)
 
 
 def _shown(option: Any) -> str:

@@ -225,25 +225,27 @@ def facts_of(
     Raises InputError with every fact that is unknown, of the wrong type, or contradicts another one or
     the parameters.
     """
-    known, where = meanings(kind), f"{kind} {name}"
+    meaning_of, where = meanings(kind), f"{kind} {name}"
     wrong: list[Complaint] = []
     typed: dict[str, object] = {}
     for fact, value in given.items():
-        if fact not in known:
-            if bare(value) and not nearest(fact, known).startswith("did you mean"):
+        if fact not in meaning_of:
+            if bare(value) and not nearest(fact, meaning_of).startswith("did you mean"):
                 wrong.append(undeclared(where, fact, value))
                 continue
-            fix = nearest(fact, known) or f"a {kind} states no facts"
+            fix = nearest(fact, meaning_of) or f"a {kind} states no facts"
             fix += "; a parameter is declared by Number(...), Choice(...) and the like"
             wrong.append(Complaint(where, f"unknown fact {fact!r}", fix))
             continue
         try:
-            typed[fact] = _typed(known[fact][0], value)
+            typed[fact] = _typed(meaning_of[fact][0], value)
         except (TypeError, ValueError):
-            fix = f"expected {EXPECTED[known[fact][0]]}"
+            fix = f"expected {EXPECTED[meaning_of[fact][0]]}"
             wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
     fix = "give the parameter another name"
-    wrong += [Complaint(where, f"{param!r} is a fact", fix) for param in params if param in known]
+    wrong += [
+        Complaint(where, f"{param!r} is a fact", fix) for param in params if param in meaning_of
+    ]
     if not wrong:
         facts = KINDS[kind](**typed)
         every = facts.contradictions(params)

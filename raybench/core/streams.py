@@ -77,7 +77,7 @@ def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, the
 @compiled
 def _subset_kernel(keys, d, k, out):
     """Write the places of the k < d smallest hashes, ascending, found by bisection over counts."""
-    hashes, place, one = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
+    hashes, place, unit = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
     for r in range(keys.shape[0]):
         for j in range(d):
             hashes[j] = hash_numba(keys[r], np.uint64(j))
@@ -85,11 +85,11 @@ def _subset_kernel(keys, d, k, out):
         while within != k and low != high:  # under < k hashes are below low, within at most high
             share = (k - under) / (within - under) if steps % 4 < 3 else 0.5  # hashes are uniform
             ahead = np.uint64(min(share, 0.999) * np.float64(high - low))
-            cut, count = low + min(ahead, high - low - one), 0
+            cut, count = low + min(ahead, high - low - unit), 0
             for j in range(d):
                 count += hashes[j] <= cut
             if count < k:
-                low, under = cut + one, count
+                low, under = cut + unit, count
             else:
                 high, within = cut, count
             steps += 1
@@ -119,17 +119,17 @@ def _order_kernel(keys, d, out):  # out (R, d): 0..d-1 in the order of their has
             ends[bucket[j]] += 1
         # the buckets are in order, each is sorted by insertion; equal hashes stay by number
         for j in range(1, d):
-            own, at = order[j], j
-            while at > 0 and hashes[order[at - 1]] > hashes[own]:
+            entry, at = order[j], j
+            while at > 0 and hashes[order[at - 1]] > hashes[entry]:
                 order[at] = order[at - 1]
                 at -= 1
-            order[at] = own
+            order[at] = entry
 
 
 @compiled
 def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), columns lo..hi
-    one = np.uint64(1)
-    above, below = (one << np.uint64(high)) - one, (one << np.uint64(low)) - one
+    unit = np.uint64(1)
+    above, below = (unit << np.uint64(high)) - unit, (unit << np.uint64(low)) - unit
     by, last = np.uint64(low), np.uint64(d - 1)
     round_keys = np.empty(FEISTEL_ROUNDS, np.uint64)
     left, right = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)

@@ -81,9 +81,9 @@ def texts_of(
     config, step = cell.config(), cell.step
     for key in ("seed", "step_size"):
         del config[key]
-    own = {name: value for name, value in params.items() if name not in numbers}
+    texts = {name: value for name, value in params.items() if name not in numbers}
     schedule = [step.schedule, step.warmup]
-    shape = {**config, "algorithm": [cell.algorithm.name, own], "k": k, "schedule": schedule}
+    shape = {**config, "algorithm": [cell.algorithm.name, texts], "k": k, "schedule": schedule}
     run = {**config, "algorithm": [cell.algorithm.name, dict(params)], "schedule": schedule}
     if k is not None:  # of which there are two ways of writing, such as 10% and 5 where d is 50
         section = config["compressor"]
@@ -141,8 +141,8 @@ def batches_of(
         problem = canonical(members[0].cell.problem.config())
         parts = -(-len(members) // most[problem])
         for j in range(parts):
-            own = members[len(members) * j // parts : len(members) * (j + 1) // parts]
-            out.append(Batch(tuple(own), facts=facts[problem]))
+            part = members[len(members) * j // parts : len(members) * (j + 1) // parts]
+            out.append(Batch(tuple(part), facts=facts[problem]))
     return out
 
 

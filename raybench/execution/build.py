@@ -77,9 +77,9 @@ def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
 
     With groups of tensors the cell's compressor acts on every tensor that is in none of them.
     """
-    own = entry.facts.own
-    if own is not None:
-        return Section(own, {})
+    fixed = entry.facts.own
+    if fixed is not None:
+        return Section(fixed, {})
     if cell.groups is None or cell.compressor is None:
         return cell.compressor
     base, how = cell.compressor, collective_of(cell.compressor)

@@ -79,7 +79,7 @@ Why = tuple[str, str, str]
 
 def counted(skipped: Iterable[Skipped]) -> Counter[Why]:
     """Return how many cells are skipped for each reason."""
-    return Counter((one.why.code.value, one.why.text, one.why.fix) for one in skipped)
+    return Counter((skip.why.code.value, skip.why.text, skip.why.fix) for skip in skipped)
 
 
 def grouped(reasons: Mapping[Why, int]) -> list[Reasons]:
@@ -124,14 +124,14 @@ def of_honest(constants: Constants, n: int, honest: int) -> Constants:
     """
     if honest == n:
         return constants
-    own = constants.L_i[:honest]
+    L_i = constants.L_i[:honest]
     more = math.sqrt(n / honest)
     samples, variance = constants.L_samples, constants.sample_variance
     each = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS, Fact.CONVEX_PENALTY}
     return replace(
         constants,
-        L=sum(own) / honest if own else None,
-        L_i=own,
+        L=sum(L_i) / honest if L_i else None,
+        L_i=L_i,
         L_plus=None if constants.L_plus is None else constants.L_plus * more,
         L_pm=None,
         mu=None,
@@ -187,8 +187,8 @@ def about_problem(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reaso
     if cell.participation != 1 and facts.participation is None:
         fix = "leave participation out, or give it in a case of its own"
         yield SkipCode.NO_PARTICIPATION, "the method has no partial participation", fix
-    known = problem.constants.f_star is not None and not attackers(cell, problem)
-    if "suboptimality" in cell.stop and cell.f_star is None and not known:
+    has_minimum = problem.constants.f_star is not None and not attackers(cell, problem)
+    if "suboptimality" in cell.stop and cell.f_star is None and not has_minimum:
         what = "stop.suboptimality needs f_star, which is unknown here"
         yield SkipCode.NO_F_STAR, what, "give f_star, or stop at a grad_norm_sq"
 

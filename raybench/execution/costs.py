@@ -217,7 +217,7 @@ class _Trial:
 
     def estimate(self, batch: Batch, options: Options) -> Estimate:
         """Return what a batch of this shape takes."""
-        cells = [one.cell for one in batch.cells]
+        cells = [member.cell for member in batch.cells]
         share = rounds_of(batch, options.prune) / sum(cell.rounds for cell in cells)
         rounds = sum(self.rounds(cell) for cell in cells)
         bits = self.start + self.each * rounds / len(cells)

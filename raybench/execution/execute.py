@@ -183,5 +183,5 @@ def warm_up(batch: Batch, problem: Problem, options: Options, transport: Transpo
 def _names(value: object) -> object:
     """Return the texts of a section, without its numbers: kernels are the same for each K."""
     if isinstance(value, dict):
-        return tuple((key, _names(one)) for key, one in sorted(value.items()))
+        return tuple((key, _names(item)) for key, item in sorted(value.items()))
     return value if isinstance(value, str) else ""

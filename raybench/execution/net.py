@@ -101,5 +101,5 @@ class Poisoned:
             return grads
         some = slice(None) if cells is None else cells
         at = x[some] if x.ndim == 2 else x[some][:, self.honest :]
-        own = None if sample is None else sample[some].of(slice(self.honest, None))
-        return torch.cat((grads[:, : self.honest], self.problem.grad(at, own)), 1)
+        rows = None if sample is None else sample[some].of(slice(self.honest, None))
+        return torch.cat((grads[:, : self.honest], self.problem.grad(at, rows)), 1)

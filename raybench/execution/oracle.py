@@ -85,12 +85,12 @@ class Oracle:
         """
         began = perf_counter()
         if sample is None and x.ndim == 2 and cells is None:
-            known = self._last
+            latest = self._last
             last = self.full(x)
             assert last.grads is not None
             grads, paid = last.grads, last.paid
             # the record evaluated it before the method asked: the method is charged with the time
-            owed = last.seconds if last is known else 0.0
+            owed = last.seconds if last is latest else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
         else:
@@ -206,10 +206,10 @@ class Oracle:
         """Return what the problem measures at x (B, d) for the record."""
 
         def full() -> tuple[Tensor, Tensor]:
-            found = self.full(x, loss=True)
-            assert found.grads is not None
-            assert found.losses is not None
-            return found.grads, found.losses
+            evaluation = self.full(x, loss=True)
+            assert evaluation.grads is not None
+            assert evaluation.losses is not None
+            return evaluation.grads, evaluation.losses
 
         return self._measured(x, what, full)
 
@@ -380,23 +380,23 @@ class BufferedOracle(Oracle):
             kept[cells] = new
             self.buffers[name] = kept
         if self._buffered.shares_buffers:
-            for name, own in self.buffers.items():
-                mean = self.wire.mean(own, some)[:, None].expand_as(own)
+            for name, buffer in self.buffers.items():
+                mean = self.wire.mean(buffer, some)[:, None].expand_as(buffer)
                 self.buffers[name][cells] = mean[cells]
 
     def _measured(
         self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
     ) -> Measured:
         means = self.means()
-        found = self.problem.measure(x, what - EVALUATED - OF_LOSSES, full)
+        measured = self.problem.measure(x, what - EVALUATED - OF_LOSSES, full)
         losses = self._buffered.losses(x, means) if what & OF_LOSSES else None
         values = self._buffered.evaluate(x, means) if what & EVALUATED else {}
-        return Measured(found.grads, losses, {**found.values, **values})
+        return Measured(measured.grads, losses, {**measured.values, **values})
 
     def means(self) -> Buffers:
         """Return the mean of the buffers over all clients, (B, ..) by name."""
         gather, n = self.wire.transport.gather_rows, self.wire.n
-        return {name: gather(own, n).mean(1) for name, own in self.buffers.items()}
+        return {name: gather(buffer, n).mean(1) for name, buffer in self.buffers.items()}
 
     # What a run keeps ---------------------------------------------------------------------------
 
@@ -408,8 +408,8 @@ class BufferedOracle(Oracle):
 
     def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
         """Return what a run that goes on elsewhere must know, the buffers among it."""
-        own = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return {**super().state(points), "buffers": own}
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return {**super().state(points), "buffers": buffers}
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""

@@ -149,9 +149,11 @@ class Recorder:
         for side in SIDES:
             columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
         columns.update({n: self.column(n) for n in COLUMNS_OF_COUNTS if n not in EXTRA_COUNTS})
-        own = [n for n in self.names if n not in COLUMNS_OF_MEASURES and n not in COLUMNS_OF_COUNTS]
-        extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
-        used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
+        measures = [
+            n for n in self.names if n not in COLUMNS_OF_MEASURES and n not in COLUMNS_OF_COUNTS
+        ]
+        extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *measures)}
+        used = {n: v for n, v in extra.items() if n in measures or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)
 
 
@@ -233,8 +235,8 @@ def measured(
     mapping, which takes the gradient's place where f has a nonsmooth part. estimate: the method's g (B, d),
     whose error is recorded. metrics: names of plug-ins.
     """
-    problem, found = net.oracle.problem, net.oracle.measure(x, what)
-    values: dict[str, Tensor] = dict(found.values)
+    problem, measurement = net.oracle.problem, net.oracle.measure(x, what)
+    values: dict[str, Tensor] = dict(measurement.values)
 
     def mean(each: Tensor | None) -> Tensor | None:
         """Return the mean over the clients of what is measured of each, (B, n_here, ..)."""
@@ -243,10 +245,10 @@ def measured(
         every = net.transport.gather_rows(each, net.n)
         return (every[:, : net.n - bad] if bad else every).mean(1)
 
-    loss, grad = mean(found.losses), mean(found.grads)
+    loss, grad = mean(measurement.losses), mean(measurement.grads)
     spread = None
-    if found.grads is not None and SPREAD in what and not net.oracle.pooled:
-        spread = mean(found.grads.square().sum(-1))
+    if measurement.grads is not None and SPREAD in what and not net.oracle.pooled:
+        spread = mean(measurement.grads.square().sum(-1))
     if spread is not None:
         values[SPREAD] = spread
     if problem.has_prox:

@@ -103,8 +103,8 @@ def label_of(cell: Cell) -> str:
     for name, params in _PARTS.items():
         given = getattr(cell, name)
         if given is not None:
-            own = {k: v for k, v in given.items() if v != default(params[k])}
-            shown = " ".join(f"{k}={v}" for k, v in own.items())
+            changed = {k: v for k, v in given.items() if v != default(params[k])}
+            shown = " ".join(f"{k}={v}" for k, v in changed.items())
             parts.append(f"{name} {shown}".strip())
     step = cell.step
     parts += [f"{step.schedule} step"] if step.schedule != "constant" else []
@@ -282,7 +282,7 @@ def _setting(
     dims = dims_of(problem, params)
     auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
     try:
-        own = own_operators(entry, params, dims)
+        compressors = own_operators(entry, params, dims)
     except InputError as why:
         what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
         needs = [
@@ -310,7 +310,7 @@ def _setting(
         ab=up.operator.ab(dims[0], problem.n) if honest == problem.n else None,
         kappa=kappa(robust, problem.n),
         numbers=params,
-        operators=own,
+        operators=compressors,
         nonsmooth=problem.has_prox,
         rounds=cell.rounds,
         constant_step=cell.step.schedule == "constant" and not cell.step.warmup,

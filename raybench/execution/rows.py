@@ -67,9 +67,9 @@ def resolved(cell: Resolved) -> dict[str, Any]:
     """Return the columns of a resolved cell."""
     numbers = {name: getattr(cell, name) for name in ("step_size", "basis", "k")}
     config = {**cell.cell.config(), "resolved": {**numbers, "algorithm": dict(cell.params)}}
-    own = own_plugins(cell.cell)
-    if own:
-        config["plugins"] = own
+    plugins = own_plugins(cell.cell)
+    if plugins:
+        config["plugins"] = plugins
     names = ("label", "k", "step_size", "theory_step", "omega", "alpha")
     return {
         **requested(cell.cell),
@@ -108,8 +108,8 @@ def cell_table(batch: Batch, ending: Mapping[str, object]) -> pa.Table:
 
 def failed_table(cell: Resolved, batch: Batch, error: str, host: Mapping[str, object]) -> pa.Table:
     """Return the row of a cell that raised."""
-    own = Batch((cell,), batch.attempts, batch.facts)
-    return cell_table(own, {**host, "status": "failed", "error": error})
+    alone = Batch((cell,), batch.attempts, batch.facts)
+    return cell_table(alone, {**host, "status": "failed", "error": error})
 
 
 def skipped_table(cells: Iterable[tuple[Cell, str, str]]) -> pa.Table:
@@ -137,9 +137,9 @@ def _git_commit() -> str | None:
     if not (root / ".git").exists():  # raybench was installed, not run from its repository
         return None
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return process.stdout.strip() or None

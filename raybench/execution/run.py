@@ -80,8 +80,8 @@ class Run:
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         roots = stream([c.cell.seed for c in batch.cells], problem.device)
         graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
-        own = uplink(first, self.entry)
-        how = relays(first.downlink), collective_of(own)
+        compressor = uplink(first, self.entry)
+        how = relays(first.downlink), collective_of(compressor)
         self.net = Net(problem, roots, transport, graph, *how)
         self.a = method_of(batch.cells, problem, self.net.clock)
         self.net.apart = self.a.robust is not None
@@ -170,8 +170,8 @@ class Run:
             x = self.average.value
         fully = self._fully(t)
         f_star = self.first.f_star
-        known = f_star is None and not self.bad
-        facts = self.batch.facts if known else {**self.batch.facts, "f_star": f_star}
+        no_minimum = f_star is None and not self.bad
+        facts = self.batch.facts if no_minimum else {**self.batch.facts, "f_star": f_star}
         row = measured(
             net,
             x,

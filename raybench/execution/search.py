@@ -154,8 +154,8 @@ def batches_to_prune(
     ended, out = frozenset(ended), []
     for members in by_shape(cells):
         problem = canonical(members[0].cell.problem.config())
-        for own in together(members, most[problem]):
-            left = Batch(tuple(own), facts=facts[problem]).without(ended)
+        for part in together(members, most[problem]):
+            left = Batch(tuple(part), facts=facts[problem]).without(ended)
             out += [left] if left is not None else []
     return out
 
@@ -166,20 +166,20 @@ def together(cells: Iterable[Resolved], most: int) -> list[list[Resolved]]:
     room = 0  # in the last part, for groups that fit in whole
     in_order = sorted(cells, key=lambda c: (c.cell.group, c.step_size, c.id))
     for steps in steps_of(in_order).values():
-        own = list(steps.values())
-        each, size = max(map(len, own)), sum(map(len, own))
+        sized = list(steps.values())
+        each, size = max(map(len, sized)), sum(map(len, sized))
         if size <= room:
-            out[-1] += [cell for step in own for cell in step]
+            out[-1] += [cell for step in sized for cell in step]
             room -= size
         elif size <= most:
-            out.append([cell for step in own for cell in step])
+            out.append([cell for step in sized for cell in step])
             room = most - size
         elif each <= most:
-            parts = -(-len(own) // (most // each))
-            out += [[cell for step in own[j::parts] for cell in step] for j in range(parts)]
+            parts = -(-len(sized) // (most // each))
+            out += [[cell for step in sized[j::parts] for cell in step] for j in range(parts)]
             room = 0
         else:
-            out += [step[j : j + most] for step in own for j in range(0, len(step), most)]
+            out += [step[j : j + most] for step in sized for j in range(0, len(step), most)]
             room = 0
     return out
 
@@ -225,12 +225,12 @@ class Halving:
         A cut takes place at the first recorded round at or after it.
         """
         before, now = rounds[-2] if len(rounds) > 1 else -1, rounds[-1]
-        found = []
+        groups = []
         for cuts, steps in self._groups:
             rest = [rest for at, rest in cuts if before < at <= now]
             if rest:
-                found.append((rest[-1], steps))
-        return found
+                groups.append((rest[-1], steps))
+        return groups
 
     def ends(self, due: Sequence[Due], recorder: Recorder, status: np.ndarray) -> list[int]:
         """Return the numbers of the cells that end at the cuts that are due; some may have ended before.

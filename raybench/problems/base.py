@@ -302,8 +302,8 @@ def right(scores: Tensor, labels: Tensor) -> Tensor:
     number makes its row wrong.
     """
     top = scores == scores.amax(-1, keepdim=True)
-    own = top.gather(-1, labels.expand(scores.shape[:-1])[..., None])[..., 0]
-    return own.double() / top.sum(-1).clamp(min=1)
+    chosen = top.gather(-1, labels.expand(scores.shape[:-1])[..., None])[..., 0]
+    return chosen.double() / top.sum(-1).clamp(min=1)
 
 
 def share_right(scores: Tensor, labels: Tensor) -> Tensor:

@@ -65,13 +65,13 @@ def _gather_sum(typing, out, at, index, values, lo, hi, x, tile, weighted, accum
         place = builder.gep(x, [builder.mul(position, ir.Constant(i64, lanes))])
         term = builder.load(builder.bitcast(place, vector.as_pointer()), align=8)
         if weigh:
-            one = builder.insert_element(
+            scalar = builder.insert_element(
                 ir.Constant(vector, ir.Undefined),
                 builder.load(builder.gep(values, [j])),
                 ir.Constant(ir.IntType(32), 0),
             )
             mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-            spread = builder.shuffle_vector(one, one, mask)
+            spread = builder.shuffle_vector(scalar, scalar, mask)
             term = builder.fmul(spread, term, flags=["contract"])
         new = builder.fadd(total, term, flags=["contract"])
         following = builder.add(j, ir.Constant(i64, 1))

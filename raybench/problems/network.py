@@ -213,10 +213,10 @@ class NetworkProblem(Problem):
     def module(self) -> torch.nn.Module:
         """Return the network at its start, to be trained by itself: no parameters shared with the problem."""
         made = copy.deepcopy(self.passes.model)
-        own = dict(made.named_parameters())
+        parameters = dict(made.named_parameters())
         for (name, _), value in zip(self.layout, self.layout.views(self.start()), strict=True):
-            own[name].data.copy_(value)
-            own[name].requires_grad_(True)
+            parameters[name].data.copy_(value)
+            parameters[name].requires_grad_(True)
         return made
 
     @property
@@ -244,10 +244,10 @@ class NetworkProblem(Problem):
 
     def buffers(self, cells: int) -> dict[str, Tensor]:
         """Return BatchNorm's running statistics at the start, (B, n_here, ..) by name."""
-        own = dict(self.passes.model.named_buffers())
+        buffers = dict(self.passes.model.named_buffers())
         lead = (cells, len(self.clients))
         return {
-            name: own[name].to(self.device).expand(*lead, *own[name].shape).clone()
+            name: buffers[name].to(self.device).expand(*lead, *buffers[name].shape).clone()
             for name in self.passes.statistics
         }
 
@@ -331,9 +331,9 @@ class NetworkProblem(Problem):
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
         views = zip(self.layout, self.layout.views(x), strict=True)
-        own = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        weights = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
         file = io.BytesIO()
-        torch.save({n: v.detach().cpu().clone() for n, v in {**own, **buffers}.items()}, file)
+        torch.save({n: v.detach().cpu().clone() for n, v in {**weights, **buffers}.items()}, file)
         return file.getvalue()
 
     # Measures -----------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class NetworkProblem(Problem):
         return {**losses, **self._task.metrics(outputs, targets)}
 
     def _first(self, cells: int) -> dict[str, Tensor]:
-        return {name: own[:, 0].clone() for name, own in self.buffers(cells).items()}
+        return {name: buffer[:, 0].clone() for name, buffer in self.buffers(cells).items()}
 
     def evaluate(self, x: Tensor, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""

@@ -76,13 +76,13 @@ def quadratic_constants(A: np.ndarray, spectra: Sequence[np.ndarray] | None = No
     centred = A - mean
     L_plus = math.sqrt(_lmax(np.einsum("nij,njk->ik", A, A, optimize=True) / len(A)))
     spread = np.einsum("nij,njk->ik", centred, centred, optimize=True) / len(A)
-    known = [np.linalg.eigvalsh(a) for a in A] if spectra is None else spectra
-    each = tuple(float(np.abs(values).max()) for values in known)
-    convex = all(values[0] > _rounding(values) for values in known)
+    eigenvalues = [np.linalg.eigvalsh(a) for a in A] if spectra is None else spectra
+    each = tuple(float(np.abs(values).max()) for values in eigenvalues)
+    convex = all(values[0] > _rounding(values) for values in eigenvalues)
     return Constants(
         L=float(np.abs(np.linalg.eigvalsh(mean)).max()),
         L_i=each,
-        mu_i=tuple(float(values[0]) for values in known) if convex else (),
+        mu_i=tuple(float(values[0]) for values in eigenvalues) if convex else (),
         L_plus=L_plus,
         L_pm=math.sqrt(_lmax(spread)),
         L_samples=L_plus,

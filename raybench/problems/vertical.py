@@ -278,8 +278,8 @@ class VerticalNetwork(VerticalProblem):
         names = _each(encoders, len(pairs), "encoders", "identity")
         weights = _each(init_from, len(pairs), "init_from", None)
         made = {
-            view: encoded(str(name), pair, scale, init_seed, own)
-            for (view, pair), name, own in zip(pairs.items(), names, weights, strict=True)
+            view: encoded(str(name), pair, scale, init_seed, weight)
+            for (view, pair), name, weight in zip(pairs.items(), names, weights, strict=True)
         }
         self.classes = self.width = first.train.classes
         self.weight_decay = weight_decay
@@ -360,7 +360,7 @@ class VerticalNetwork(VerticalProblem):
     def _scores(self, x: Tensor, test: bool = False) -> Tensor:
         """Return the scores (B, N, C) of all training, or test, samples at x (B, d)."""
         pairs = zip(self.parties, x.split(self.sizes, -1), strict=True)
-        return sum(p.outputs(own, test=test) for p, own in pairs)  # type: ignore[return-value]
+        return sum(p.outputs(weights, test=test) for p, weights in pairs)  # type: ignore[return-value]
 
     def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = F.cross_entropy(scores.flatten(0, 1), labels.repeat(len(scores)), reduction="none")
@@ -374,7 +374,9 @@ class VerticalNetwork(VerticalProblem):
         scores = self._scores(at)
         r = self.residual(scores.flatten(1)).view(scores.shape)
         parts = zip(self.parties, at.split(self.sizes, -1), strict=True)
-        grads = torch.cat([p.pullback(own, r) for p, own in parts], -1) + self.weight_decay * at
+        grads = (
+            torch.cat([p.pullback(weights, r) for p, weights in parts], -1) + self.weight_decay * at
+        )
         losses = self._losses(scores, self.labels) + self._penalty(at) if loss else None
         return self.everywhere(x, grads, losses)
 

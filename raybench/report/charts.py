@@ -218,9 +218,9 @@ def audit_figure(results: Audit) -> Canvas:
     canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(len(facets), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
-    own = results.readings[results.readings["own"]].set_index(["facet", "method"])["rank"]
+    ranks = results.readings[results.readings["own"]].set_index(["facet", "method"])["rank"]
     for axis, facet in zip(axes.flatten(), facets, strict=True):
-        _matrix(axis, table.loc[facet], own.get(facet, pd.Series(dtype=float)))
+        _matrix(axis, table.loc[facet], ranks.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
     count = len(results.readings.drop_duplicates([*FACTORS]))
     said = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"

@@ -169,10 +169,10 @@ def _of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str) -> pd.Dat
     """Return the cells of some methods, by the algorithm's name or as tables write the method."""
     if not asked:
         return cells
-    known = sorted({*cells["algorithm"], *cells["method"], *cells["series"]})
+    names = sorted({*cells["algorithm"], *cells["method"], *cells["series"]})
     for name in asked:
-        if name not in known:
-            raise InputError.of(where, f"no method {name!r} in these results", nearest(name, known))
+        if name not in names:
+            raise InputError.of(where, f"no method {name!r} in these results", nearest(name, names))
     return cells[cells[["algorithm", "method", "series"]].isin(list(asked)).any(axis=1)]
 
 
@@ -201,11 +201,11 @@ def _curves(
     shown = results.reporting(kind) if by != "step" else True  # then no step is chosen
     cells = results.cells[(results.cells["status"] == "ok") & shown]
     cells = cells[pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)]
-    own = [name for name in (x, y) if name.startswith("extra.")]
-    known = results.held.extras(list(cells["cell"])) if own else []
-    for name in own:
-        if name not in known:
-            raise InputError.of("plot", f"no column {name!r}", nearest(name, known))
+    extras = [name for name in (x, y) if name.startswith("extra.")]
+    columns = results.held.extras(list(cells["cell"])) if extras else []
+    for name in extras:
+        if name not in columns:
+            raise InputError.of("plot", f"no column {name!r}", nearest(name, columns))
     rows = results.rows(list(cells["cell"]), [x, y])
     facets = sorted(lines["facet"].unique())
     made = curve(rows, looks(lines, every), facets, x, y, [], results.link)

@@ -75,10 +75,12 @@ def plain(sheet: Sheet) -> str:
 def markdown(sheet: Sheet) -> str:
     """Return a sheet as a Markdown table with its notes below, the best of each column in bold."""
     columns = []
-    for one in sheet.fields:
-        texts = [text.replace("|", "\\|") for text in one.texts]
-        marked = [f"**{t}**" if best else t for t, best in zip(texts, sheet.best(one), strict=True)]
-        columns.append([one.head, "---" if one.left else "---:", *marked])
+    for field in sheet.fields:
+        texts = [text.replace("|", "\\|") for text in field.texts]
+        marked = [
+            f"**{t}**" if best else t for t, best in zip(texts, sheet.best(field), strict=True)
+        ]
+        columns.append([field.head, "---" if field.left else "---:", *marked])
     text = "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
     return f"{text}\n\n" + "  \n".join(sheet.notes) + "\n"
 
@@ -212,10 +214,10 @@ class Fitted:
             words = [text for f, text in zip(fields, row, strict=True) if f.left and text]
             yield Text("  ".join(words), style="bold")
             line = Text()
-            for one, text, marks in zip(fields, row, best, strict=True):
-                if one.left or text in ("", "–"):
+            for field, text, marks in zip(fields, row, best, strict=True):
+                if field.left or text in ("", "–"):
                     continue
-                part = Text(f"  {one.head} ", style="dim")
+                part = Text(f"  {field.head} ", style="dim")
                 part.append(text, style="bold" if marks[i] else "not dim")
                 if line and line.cell_len + part.cell_len > width:
                     yield line

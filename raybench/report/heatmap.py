@@ -127,8 +127,8 @@ def draw(figure: HeatMap) -> Canvas:
     canvas = Canvas(figsize=size, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(rows, columns, squeeze=False).flatten()
-    for axis, (facet, own) in zip(axes, panels.items(), strict=False):
-        _panel(axis, own, unit)
+    for axis, (facet, panel) in zip(axes, panels.items(), strict=False):
+        _panel(axis, panel, unit)
         axis.set_title(facet, pad=4)
         axis.set_xlabel(f"${figure.number}$")
         axis.set_ylabel("$K$")

@@ -37,18 +37,18 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
     for name in sorted(parts, key=list(figure.looks).index):
         part, look = parts[name], figure.looks[name]
         y, low, high = (shown(part[c], figure.log_y) for c in ("y", "low", "high"))
-        known = bool(np.isfinite(y).any())
+        finite = bool(np.isfinite(y).any())
         common = {"type": "scatter", "legendgroup": name, "x": _plain(part["x"] / figure.x_unit)}
         silent = {**common, "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
         spoken = {**common, "name": words.markup(look.label)}
         if figure.marked and part[figure.marked].any():
             thick = {"y": _plain(np.where(part[figure.marked], y, math.nan)), "opacity": 0.35}
             below.append({**silent, **thick, "line": {"color": look.colour, "width": 9}})
-        if known and np.nanmax(np.abs(high - low), initial=0.0) > 0:
+        if finite and np.nanmax(np.abs(high - low), initial=0.0) > 0:
             edge = {**silent, "line": {"width": 0}}
             fill = {"fill": "tonexty", "fillcolor": f"{look.colour}2e"}
             traces += [{**edge, "y": _plain(low)}, {**edge, "y": _plain(high), **fill}]
-        if known:
+        if finite:
             lone = alone(y)
             marked = figure.steps or lone.any()
             line = {"color": look.colour, "dash": look.dash, "width": 2}
@@ -68,7 +68,7 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
             above.append(
                 spoken
                 | {"x": _plain(gone["x"]), "y": [(hit.index(name) + 0.5) / len(hit)] * len(gone)}
-                | {"yaxis": "y2", "mode": "markers", "showlegend": not known, "text": text}
+                | {"yaxis": "y2", "mode": "markers", "showlegend": not finite, "text": text}
                 | {"marker": {"symbol": "x-thin", "size": 7, "line": line}}
                 | {"hovertemplate": "%{x:.4g}: %{text}<extra>%{fullData.name}</extra>"}
             )

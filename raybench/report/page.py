@@ -131,14 +131,14 @@ def _values(column: pd.Series) -> str:
 
 def _constants(cells: pd.DataFrame) -> dict[str, object]:
     """Return the problem's constants, a row per facet."""
-    known = {c: word for c, word in CONSTANTS.items() if cells[c].notna().any()}
+    words_of = {c: word for c, word in CONSTANTS.items() if cells[c].notna().any()}
     rows = []
     for facet, part in cells.groupby("facet"):
-        first = part[list(known)].bfill().iloc[0]
-        rows.append([facet, *(words.number(first[c], 4) for c in known)])
+        first = part[list(words_of)].bfill().iloc[0]
+        rows.append([facet, *(words.number(first[c], 4) for c in words_of)])
     several = len(rows) > 1
-    head = (["problem"] if several else []) + list(known.values())
-    return {"head": head, "rows": [r if several else r[1:] for r in rows]} if known else {}
+    head = (["problem"] if several else []) + list(words_of.values())
+    return {"head": head, "rows": [r if several else r[1:] for r in rows]} if words_of else {}
 
 
 def _status(cells: pd.DataFrame, grown: int) -> list[tuple[str, str]]:
@@ -227,8 +227,8 @@ def cell_table(results: Frames) -> tuple[list[Column], list[str], int]:
         if key is not None:
             more["options"] = [(value, value) for value in sorted({*texts} - {"–"}, key=key)]
         values = [] if numbers is None else numbers.astype(float).tolist()
-        known = [value if words.known(value) else None for value in values]
-        columns.append(Column(title, texts.tolist(), known, **more))
+        plain = [value if words.known(value) else None for value in values]
+        columns.append(Column(title, texts.tolist(), plain, **more))
 
     def amount(title: str, name: str, spell: Callable[[float], str]) -> None:
         if name in rows and rows[name].notna().any():

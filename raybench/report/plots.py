@@ -116,21 +116,21 @@ def styled(style: str | os.PathLike[str] | None) -> Iterator[None]:
 
     Raises InputError where there is no such style.
     """
-    own: Mapping[Any, Any] = {}
+    settings: Mapping[Any, Any] = {}
     if style is not None:
-        known = os.fspath(style) in matplotlib.style.available
-        if not known and not Path(style).is_file():
+        by_name = os.fspath(style) in matplotlib.style.available
+        if not by_name and not Path(style).is_file():
             fix = nearest(os.fspath(style), matplotlib.style.available)
             raise InputError.of("style", f"no file or style {os.fspath(style)!r}", fix)
         try:
-            own = (
+            settings = (
                 matplotlib.style.library[os.fspath(style)]
-                if known
+                if by_name
                 else mpl.rc_params_from_file(style, use_default_template=False)
             )
         except (ValueError, KeyError, UnicodeDecodeError) as error:
             raise InputError.of("style", f"{style}: {error}", "a file of rcParams") from error
-    with mpl.rc_context(STYLE | dict(own)):
+    with mpl.rc_context(STYLE | dict(settings)):
         yield
 
 
@@ -356,10 +356,10 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
             [(scale((1, y))[1] - bottom) / (top - bottom) for y in ends["y"].clip(low, high)]
         )
         gap = APART * size / 72 * canvas.dpi / axis.get_window_extent().height
-        for row, at, own in zip(ends.itertuples(), spread(wanted, gap), wanted, strict=True):
+        for row, at, height in zip(ends.itertuples(), spread(wanted, gap), wanted, strict=True):
             look = figure.looks[row.series]
             dark = tuple(0.8 * part for part in mpl.colors.to_rgb(look.colour))
-            end = (row.x, own)
+            end = (row.x, height)
             axis.annotate(
                 "",
                 xy=end,

@@ -296,8 +296,8 @@ def audit_lines(results: Audit) -> list[str]:
         if (more := len(moved) - MOST_FLIPS_TOLD) > 0:
             lines.append(f"{more} more orders that some readings turn round: see the CSV")
         firm = pairs[pairs["flipped"] == 0]
-        for better, own in firm.groupby("better", sort=False):
-            worse = _listed(own["worse"])
+        for better, part in firm.groupby("better", sort=False):
+            worse = _listed(part["worse"])
             lines.append(f"{better} beats {worse} in every reading that tells them apart")
         if (pairs["decided"] < count).any():
             lines.append(
@@ -338,12 +338,12 @@ def firmness(results: Frames) -> str:
     if not alone or len(results.curves) > MOST_ROWS:
         return ""
     readings = audit(results).readings
-    own = readings[readings["own"] & (readings["rank"] == 1)]["method"]
-    if own.empty or readings["method"].nunique() < 2:
+    winners = readings[readings["own"] & (readings["rank"] == 1)]["method"]
+    if winners.empty or readings["method"].nunique() < 2:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
-    first = ((readings["method"] == own.iloc[0]) & (readings["rank"] == 1)).sum()
-    return f"{own.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {results.folder}"
+    first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
+    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {results.folder}"
 
 
 def _what(readings: pd.DataFrame) -> str:

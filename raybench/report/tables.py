@@ -96,8 +96,8 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     of = table.drop_duplicates("facet").set_index("facet")["target"].dropna()
     if of.empty:
         return []
-    kept = {facet: one for facet, one in results.kept.items() if facet in of}
-    held = pd.Series({facet: one.value for facet, one in kept.items()}, dtype=float)
+    kept = {facet: target for facet, target in results.kept.items() if facet in of}
+    held = pd.Series({facet: target.value for facet, target in kept.items()}, dtype=float)
     said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
@@ -106,7 +106,7 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
         return [said + fixed * (len(moved) > 0)]
     if not kept:
         return [f"{said}, from what the folder holds"]
-    dates = sorted({one.since[:10] for one in kept.values()})
+    dates = sorted({target.since[:10] for target in kept.values()})
     said += f", fixed on {' and '.join(dates)}" if len(kept) == len(of) else ""
     now = pd.Series(results.own_targets, dtype=float).reindex(held.index)
     moved = now[(now != held) & now.notna()]

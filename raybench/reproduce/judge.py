@@ -295,14 +295,14 @@ def _bounds(
     if measure.kind == "cost":
         spent = cells["cell"].map(rows.groupby("cell")[measure.of].max()).fillna(0.0)
         lower = numbers.where(np.isfinite(numbers), spent.where(~diverged, worst))
-        upper, known = numbers.fillna(worst), cells["status"] != "failed"
+        upper, finished = numbers.fillna(worst), cells["status"] != "failed"
     else:
         lower = upper = numbers.where(~diverged, worst)
-        known = diverged | (
+        finished = diverged | (
             (cells["status"] == "ok") & numbers.notna() & _whole(rows, cells, measure)
         )
     return pd.DataFrame(
-        {"lower": lower.where(known, -math.inf), "upper": upper.where(known, math.inf)}
+        {"lower": lower.where(finished, -math.inf), "upper": upper.where(finished, math.inf)}
     )
 
 

@@ -184,8 +184,8 @@ class Cell:
     def config(self) -> dict[str, Any]:
         """Return everything that makes the cell as plain JSON values, defaults written out."""
         return {
-            name: one.kind.plain(getattr(self, one.field))
-            for name, one in keys_of(type(self)).items()
+            name: entry.kind.plain(getattr(self, entry.field))
+            for name, entry in keys_of(type(self)).items()
         }
 
 

@@ -22,7 +22,7 @@ from raybench.spec.keys import (
 )
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
 from raybench.spec.settings import Shaping
-from raybench.spec.values import Found, show
+from raybench.spec.values import Complaints, show
 
 
 def axes() -> Mapping[str, Key]:
@@ -62,13 +62,13 @@ def overrides() -> list[str]:
 
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
-    own = {name: _property(name) for name in overrides()}
+    properties = {name: _property(name) for name in overrides()}
     beside = {
         name: axis_schema(param)
         for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
     }
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
-    also = {"algorithm": own, "compressor": beside}
+    also = {"algorithm": properties, "compressor": beside}
     parts = {kind: plugins_schema(kind, also.get(kind, {})) for kind in sorted(plugins)}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
     for name, key in axes().items():
@@ -87,8 +87,8 @@ def _case() -> Schema:
     part = {"type": "object", "not": {"required": ["name"]}}
     whole = {name: _property(name) for name in of_cases()}
     parts = {
-        name: {"anyOf": [one, part]} if every_key()[name].kind.named else one
-        for name, one in whole.items()
+        name: {"anyOf": [schema, part]} if every_key()[name].kind.named else schema
+        for name, schema in whole.items()
     }
     return closed(parts)
 
@@ -99,8 +99,8 @@ def _property(name: str) -> Schema:
     if name not in axes():
         return {**key.kind.schema(), "description": key.help}
     kind = key.kind
-    one = kind.schema() if isinstance(kind, Plugin) else {"$ref": f"#/$defs/{name}"}
-    out = {**one, "description": key.help}
+    schema = kind.schema() if isinstance(kind, Plugin) else {"$ref": f"#/$defs/{name}"}
+    out = {**schema, "description": key.help}
     return out if key.required else {**out, "default": kind.written()}
 
 
@@ -133,8 +133,8 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 def _kind(key: str) -> Kind:
     """Return how a key is written; one that is unknown, and complained about elsewhere, just merges."""
-    known = every_key().get(key)
-    return Kind() if known is None else known.kind
+    key_entry = every_key().get(key)
+    return Kind() if key_entry is None else key_entry.kind
 
 
 def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
@@ -143,7 +143,9 @@ def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
     return [key for key in kind.either if key not in given] if given else []
 
 
-def cases(raw: Mapping[str, object], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
+def cases(
+    raw: Mapping[str, object], complaints: Complaints
+) -> list[tuple[str, dict[str, Any], Any]]:
     """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
 
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
@@ -154,22 +156,22 @@ def cases(raw: Mapping[str, object], found: Found) -> list[tuple[str, dict[str, 
     if given is None or given == []:
         return [("", base, {})]
     if not isinstance(given, list):
-        found.append(Complaint("cases", f"expected a list of mappings, not {show(given)}"))
+        complaints.append(Complaint("cases", f"expected a list of mappings, not {show(given)}"))
         return [("", base, {})]
     out = []
     for i, case in enumerate(given):
         where = f"cases[{i}]"
         if not isinstance(case, Mapping):
-            found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
+            complaints.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
         for key in [key for key in case if key not in allowed]:
             if key in every_key():
                 fix = "it holds for the whole sweep: move it to the top level"
-                found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
+                complaints.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
             else:
-                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
-        known = {key: value for key, value in case.items() if key in allowed}
-        out.append((where, overlay(base, known), known))
+                complaints.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
+        accepted = {key: value for key, value in case.items() if key in allowed}
+        out.append((where, overlay(base, accepted), accepted))
     return out
 
 
@@ -183,9 +185,9 @@ def blame(complaint: Complaint, where: str, case: Mapping[str, object]) -> Compl
 def _tokens(path: str) -> list[str | int]:
     out: list[str | int] = []
     end = 0
-    while found := _TOKEN.match(path, end):
-        out.append(found[1] if found[1] is not None else int(found[2]))
-        end = found.end()
+    while token := _TOKEN.match(path, end):
+        out.append(token[1] if token[1] is not None else int(token[2]))
+        end = token.end()
     return out if end == len(path) else []
 
 

@@ -21,7 +21,7 @@ from raybench.spec.cells import Cell, Sweep
 from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
 from raybench.spec.parts import Section, canonical
 from raybench.spec.sections import MAX_CELLS, Option, locate, options
-from raybench.spec.values import Found, show
+from raybench.spec.values import Complaints, show
 
 
 def load(
@@ -41,11 +41,11 @@ def load(
     wrong.
     """
     raw, origin = _whole(source, sets, plugins, name, data)
-    found: Found = []
-    settings = _settings(raw, found)
-    grids = read_grids(raw, found)
-    if found:
-        raise InputError(list(dict.fromkeys(found)))
+    complaints: Complaints = []
+    settings = _settings(raw, complaints)
+    grids = read_grids(raw, complaints)
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
     made, notes, excluded = expand(grids)
     return cells.Sweep(
         cells=made,
@@ -77,25 +77,25 @@ def _whole(
         raw = document.assign(raw, text)
     raw["name"] = name or raw.get("name") or stem
     if plugins:
-        own = raw.get("plugins") or []
-        raw["plugins"] = [*([own] if isinstance(own, str) else own), *plugins]
+        listed = raw.get("plugins") or []
+        raw["plugins"] = [*([listed] if isinstance(listed, str) else listed), *plugins]
     return _located(raw, base, data or {}), origin
 
 
-def _settings(raw: Mapping[str, object], found: Found) -> dict[str, Any]:
+def _settings(raw: Mapping[str, object], complaints: Complaints) -> dict[str, Any]:
     """Return what holds for the whole sweep, by the field that holds it; and find unknown keys."""
-    known = document.every_key()
+    keys = document.every_key()
     for name in raw:
-        if name not in known:
-            found.append(Complaint(name, "unknown key", nearest(name, known)))
+        if name not in keys:
+            complaints.append(Complaint(name, "unknown key", nearest(name, keys)))
     out = {}
     for name, key in document.settings().items():
         out[key.field] = key.kind.absent()
         try:
             if raw.get(name) is not None:
-                out[key.field] = key.kind.read(raw[name], name, found)
+                out[key.field] = key.kind.read(raw[name], name, complaints)
         except InputError as error:
-            found.extend(error.complaints)
+            complaints.extend(error.complaints)
     return out
 
 
@@ -204,7 +204,7 @@ class Pattern:
         )
 
 
-def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
+def read_patterns(value: object, where: str, complaints: Complaints) -> list[Pattern]:
     """Return the patterns of an ``exclude`` key: a list of mappings, or a single one."""
     if value is None:
         return []
@@ -215,7 +215,7 @@ def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
             out.append(Pattern(at, _flat(item)))
         else:
             what = f"expected a mapping, not {show(item)}"
-            found.append(Complaint(at, what, "for example {algorithm: diana, k: 1}"))
+            complaints.append(Complaint(at, what, "for example {algorithm: diana, k: 1}"))
     return out
 
 
@@ -237,7 +237,9 @@ def _flat(raw: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: Found) -> None:
+def check_patterns(
+    patterns: Iterable[Pattern], every: Iterable[Names], complaints: Complaints
+) -> None:
     """Type the values of patterns; complain of keys that no cell has and values that no parameter takes."""
     kinds: dict[str, dict[int, Param | Sections]] = {n: {id(p): p} for n, p in _STEPS.items()}
     for names in every:
@@ -247,18 +249,20 @@ def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: F
         for key, value in pattern.raw.items():
             at = f"{pattern.where}.{key}"
             if key not in kinds:
-                found.append(Complaint(at, "unknown key", nearest(key, kinds)))
+                complaints.append(Complaint(at, "unknown key", nearest(key, kinds)))
                 continue
-            tries: list[Found] = []
+            tries: list[Complaints] = []
             for place, kind in kinds[key].items():
                 tries.append([])
                 typed = _wanted(kind, value, at, tries[-1])
                 pattern.wanted[key, place] = set(map(canonical, typed))
             if all(tries):
-                found.extend(tries[0])
+                complaints.extend(tries[0])
 
 
-def _wanted(kind: Param | Sections, value: object, where: str, found: Found) -> list[object]:
+def _wanted(
+    kind: Param | Sections, value: object, where: str, complaints: Complaints
+) -> list[object]:
     """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
     if isinstance(kind, Sections):
         names = [
@@ -268,12 +272,12 @@ def _wanted(kind: Param | Sections, value: object, where: str, found: Found) -> 
             try:
                 kind.check_name(name if isinstance(name, str) else show(name), where)
             except InputError as error:
-                found.extend(error.complaints)
+                complaints.extend(error.complaints)
         return names
     if kind.kind == "list" and isinstance(value, list):
         nested = value and all(isinstance(item, list) for item in value)
         value = value if nested else [value]
-    return options(kind, value, where, found)
+    return options(kind, value, where, complaints)
 
 
 # The axes of every case ---------------------------------------------------------------------------
@@ -306,7 +310,7 @@ class Grid:
     where: str = ""
     case: Mapping[str, Any] = field(default_factory=dict)
 
-    def blame(self, complaints: Found) -> Found:
+    def blame(self, complaints: Complaints) -> Complaints:
         """Return complaints with the paths of where the user wrote the keys."""
         return [document.blame(complaint, self.where, self.case) for complaint in complaints]
 
@@ -320,60 +324,60 @@ class Grid:
         return len(self.problems) * methods
 
 
-def read_grids(raw: Mapping[str, object], found: Found) -> list[Grid]:
+def read_grids(raw: Mapping[str, object], complaints: Complaints) -> list[Grid]:
     """Return the grid of every case; complaints name the path where the user wrote the key."""
     grids = []
-    for where, merged, case in document.cases(raw, found):
-        wrong: Found = []
+    for where, merged, case in document.cases(raw, complaints):
+        wrong: Complaints = []
         grid = replace(_grid(merged, wrong), where=where, case=case)
         grids.append(grid)
-        found.extend(grid.blame(wrong))
+        complaints.extend(grid.blame(wrong))
     size = sum(map(len, grids))
     if size > MAX_CELLS:
-        found.append(Complaint("", f"the grid has {size:,} cells", f"at most {MAX_CELLS:,}"))
+        complaints.append(Complaint("", f"the grid has {size:,} cells", f"at most {MAX_CELLS:,}"))
     return grids
 
 
-def _grid(raw: Mapping[str, object], found: Found) -> Grid:
+def _grid(raw: Mapping[str, object], complaints: Complaints) -> Grid:
     keys = document.axes()
     for name, key in keys.items():
         if key.required and raw.get(name) is None:
-            found.append(Complaint(name, "required", sections.choices(name)))
-    problems = _named("problem", raw, found)
+            complaints.append(Complaint(name, "required", sections.choices(name)))
+    problems = _named("problem", raw, complaints)
     rest = [name for name, key in keys.items() if not key.required]
-    own = document.overrides()
-    common = {name: read_axis(keys[name], raw.get(name), name, found) for name in rest}
+    names = document.overrides()
+    common = {name: read_axis(keys[name], raw.get(name), name, complaints) for name in rest}
     methods = []
-    for option in _named("algorithm", raw, found):
+    for option in _named("algorithm", raw, complaints):
         axes = {
-            name: read_axis(keys[name], value, f"{option.where}.{name}", found)
+            name: read_axis(keys[name], value, f"{option.where}.{name}", complaints)
             for name, value in option.overrides.items()
         }
-        method = Method(option.value, {name: axes.get(name, common[name]) for name in own})
+        method = Method(option.value, {name: axes.get(name, common[name]) for name in names})
         methods.append(method)
-        _lacking(method, found)
-    shared = {name: axis for name, axis in common.items() if name not in own}
-    patterns = read_patterns(raw.get("exclude"), "exclude", found)
+        _lacking(method, complaints)
+    shared = {name: axis for name, axis in common.items() if name not in names}
+    patterns = read_patterns(raw.get("exclude"), "exclude", complaints)
     return Grid([option.value for option in problems], methods, shared, patterns)
 
 
-def read_axis(key: Key, value: object, where: str, found: Found) -> list[Option]:
+def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> list[Option]:
     """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
         return [Option(key.kind.absent(), where)]
-    return key.kind.read(value, where, found)
+    return key.kind.read(value, where, complaints)
 
 
-def _named(name: str, raw: Mapping[str, object], found: Found) -> list[Option]:
+def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Option]:
     if raw.get(name) is None:
         return []
     kind = document.axes()[name].kind
     if name == "algorithm":
         kind = Plugin("algorithm", overrides=tuple(document.overrides()))
-    return kind.read(raw[name], name, found)
+    return kind.read(raw[name], name, complaints)
 
 
-def _lacking(method: Method, found: Found) -> None:
+def _lacking(method: Method, complaints: Complaints) -> None:
     """Complain where a method is given none of a compressor that it cannot do without."""
     for name, axis in method.axes.items():
         needs = document.axes()[name].needs
@@ -384,7 +388,7 @@ def _lacking(method: Method, found: Found) -> None:
             noun = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
             form = f"as {name}: {{name: {role.usual}, k: {USUAL_SHARE}}}"
             fix = f"{noun}, {form}; raybench ls compressors lists all"
-            found.append(Complaint(missing[0].where, what, fix))
+            complaints.append(Complaint(missing[0].where, what, fix))
 
 
 # Axes multiplied out into unique cells ------------------------------------------------------------
@@ -399,10 +403,10 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     every: dict[str, Cell] = {}
     out: dict[str, Cell] = {}
     used: dict[str, bool] = {}
-    found: Found = []
+    complaints: Complaints = []
     for grid in grids:
         mine = list(_expanded(grid))
-        wrong: Found = []
+        wrong: Complaints = []
         # cells of a group differ in step and seed only
         shared = (
             {c.group: nameable(c) for c in {c.group: c for c in mine}.values()}
@@ -411,7 +415,7 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
         )
         check_patterns(grid.patterns, shared.values(), wrong)
         if wrong:
-            found += grid.blame(wrong)
+            complaints += grid.blame(wrong)
             continue
         used.update({str(p): used.get(str(p), False) for p in grid.patterns})
         asked.update(cell.algorithm.name for cell in mine)
@@ -421,8 +425,8 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
             used.update({str(pattern): True for pattern in hits})
             if not hits:
                 out.setdefault(cell.id, cell)
-    if found:
-        raise InputError(list(dict.fromkeys(found)))
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
     if not out:
         raise InputError.of(
             "exclude", "the grid is empty: every cell is excluded", "loosen a pattern"
@@ -506,8 +510,8 @@ class _Identities:
         at = (key.name, canonical(key.kind.plain(value)))
         if at not in self._known:
             grouped = key.kind.in_group(value, key.field) if key.in_group else {}
-            own = {key.field: key.kind.identity(value)}
-            self._known[at] = _members(own), _members(grouped)
+            identity = {key.field: key.kind.identity(value)}
+            self._known[at] = _members(identity), _members(grouped)
         return _Point(key.field, value, *self._known[at])
 
 
@@ -535,9 +539,9 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
             group = [text for point in points for text in point.group]
             values = {point.name: point.value for point in points}
             for step in steps:
-                own, same = [*content, *step.content], digest([*group, *step.group])
+                path, same = [*content, *step.content], digest([*group, *step.group])
                 for seed in seeds:
-                    at = digest([*own, *seed.content])
+                    at = digest([*path, *seed.content])
                     yield cells.Cell(id=at, group=same, step=step.value, seed=seed.value, **values)
 
 

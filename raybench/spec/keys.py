@@ -30,7 +30,7 @@ from raybench.spec.sections import (
     parted,
     product,
 )
-from raybench.spec.values import Found, Wrong, show
+from raybench.spec.values import Complaints, Wrong, show
 
 # called as locate(path, folders=False); returns the path made absolute where it exists
 Locate = Callable[..., object]
@@ -67,10 +67,10 @@ class Kind:
         """Return what a sweep file would say for that value."""
         return self.absent()
 
-    def read(self, value: Any, where: str, found: Found) -> Any:
+    def read(self, value: Any, where: str, complaints: Complaints) -> Any:
         """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
 
-        What is wrong is appended to ``found``, or raised as InputError.
+        What is wrong is appended to ``complaints``, or raised as InputError.
         """
         raise NotImplementedError
 
@@ -103,17 +103,17 @@ def each(value: object, change: Callable[[Any], object]) -> object:
 class Mappings(Kind):
     """An axis of mappings: a single one, or a list of them."""
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         form = show(self.written() or {}, bare=True)
         return sections.axis(
             value,
             where,
-            found,
-            lambda item, at: [Option(point, at) for point in self.points(item, at, found)],
+            complaints,
+            lambda item, at: [Option(point, at) for point in self.points(item, at, complaints)],
             f"write {form}",
         )
 
-    def points(self, value: Any, where: str, found: Found) -> list[Any]:
+    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
         """Return the values that one item of the axis stands for, whose own entries may be axes."""
         raise NotImplementedError
 
@@ -128,8 +128,8 @@ class Scalar(Kind):
     def absent(self) -> object:
         return self.param.default
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        return [Option(one, where) for one in options(self.param, value, where, found)]
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        return [Option(option, where) for option in options(self.param, value, where, complaints)]
 
     def schema(self) -> Schema:
         return axis_schema(self.param)
@@ -143,18 +143,18 @@ class Start(Scalar):
         default_factory=lambda: Text(None, tags={"normal": Number(low=0, open_low=True)})
     )
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        out = super().read(value, where, found)
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        out = super().read(value, where, complaints)
         for start in (option.value for option in out):
             if not isinstance(start, str) or start in ("zeros", "problem"):
                 continue
             if start == "normal":
-                found.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
+                complaints.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
             elif not start.endswith(".npy"):
                 fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
-                found.append(Complaint(where, f"unknown start {start!r}", fix))
+                complaints.append(Complaint(where, f"unknown start {start!r}", fix))
             elif locate(start) is None:
-                found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
+                complaints.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         return out
 
     def located(self, value: object, find: Locate) -> object:
@@ -181,14 +181,14 @@ class Prox(Scalar):
     def written(self) -> object:
         return "none"
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         if isinstance(value, Mapping) or value in ("l1", "l2"):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
-            found.append(Complaint(where, f"{show(value)} is not known here", fix))
+            complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
             return []
         return [
-            Option(None if one.value == "none" else one.value, one.where)
-            for one in super().read(value, where, found)
+            Option(None if option.value == "none" else option.value, option.where)
+            for option in super().read(value, where, complaints)
         ]
 
 
@@ -210,11 +210,11 @@ class Table(Mappings):
     def absent(self) -> object:
         return {} if self.sparse else None
 
-    def points(self, value: object, where: str, found: Found) -> list[Any]:
+    def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, Mapping):
             raise Wrong(f"expected a mapping, not {show(value)}", f"keys: {', '.join(self.table)}")
         also = tuple(key for key in self.beside if key in value)
-        every = product(self.table, value, where, found, also=also)
+        every = product(self.table, value, where, complaints, also=also)
         if self.idle:
             return [one if _beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
@@ -276,7 +276,7 @@ class Named(Sections, Mappings):
     def absent(self) -> Section:
         return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
 
-    def points(self, value: Any, where: str, found: Found) -> list[Section]:
+    def points(self, value: Any, where: str, complaints: Complaints) -> list[Section]:
         given = dict(value) if isinstance(value, Mapping) else {"name": value}
         names = given.pop("name", None)
         out = []
@@ -284,9 +284,9 @@ class Named(Sections, Mappings):
             try:
                 self.check_name(name, where)
             except InputError as error:
-                found.extend(error.complaints)
+                complaints.extend(error.complaints)
                 continue
-            every = product(self.choices[name], given, where, found)
+            every = product(self.choices[name], given, where, complaints)
             out += [Section(name, params) for params in every]
         return out
 
@@ -324,15 +324,15 @@ class Plugin(Sections):
         # problems keep theirs, as they share most of their parameters
         return self.kind != "problem"
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         more, beside = self.overrides, self.beside
-        out = sections.read(self.kind, value, where, found, overrides=more, beside=beside)
+        out = sections.read(self.kind, value, where, complaints, overrides=more, beside=beside)
         if self.optional:
             return out
         for option in out:
             if option.value is None:
                 what = f"{sections.a(self.kind)} is needed"
-                found.append(Complaint(option.where, what, sections.choices(self.kind)))
+                complaints.append(Complaint(option.where, what, sections.choices(self.kind)))
         return [option for option in out if option.value is not None]
 
     def located(self, value: object, find: Locate) -> object:
@@ -421,17 +421,19 @@ class Steps(Mappings):
         bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
         return {"value": value} if bare else value
 
-    def points(self, value: object, where: str, found: Found) -> list[Step]:
+    def points(self, value: object, where: str, complaints: Complaints) -> list[Step]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
                 raise Wrong(f"{value} needs a number", f"write {{{value}: 1}}")
-            return [Step("value", number) for number in options(STEP["value"], value, where, found)]
+            return [
+                Step("value", number) for number in options(STEP["value"], value, where, complaints)
+            ]
         kinds = [kind for kind in self.either if value.get(kind) is not None]
         if len(kinds) == 2:
             raise Wrong("theory and value together", "write a list of two mappings")
         kind = kinds[0] if kinds else "theory"
         given = {k: v for k, v in value.items() if v is not None or k not in self.either}
-        every = product(STEP, {kind: 1, **given}, where, found)
+        every = product(STEP, {kind: 1, **given}, where, complaints)
         for name in {one["of"] for one in every if kind == "theory"} - {None}:
             registry.lookup("algorithm", name, f"{where}.of")
         # A plain number needs no rule of the theory.
@@ -466,27 +468,29 @@ class Groups(Kind):
 
     merges = False
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         if not isinstance(value, list):
             what = f"expected a list of groups, not {show(value)}"
-            found.append(Complaint(where, what, GROUP_FORM))
+            complaints.append(Complaint(where, what, GROUP_FORM))
             return []
         groups = value and sections.axis(
-            value, where, found, lambda one, at: [self._one(one, at, found)], GROUP_FORM
+            value, where, complaints, lambda one, at: [self._one(one, at, complaints)], GROUP_FORM
         )
         return [Option(groups or None, where)]
 
-    def _one(self, value: object, where: str, found: Found) -> dict[str, str]:
+    def _one(self, value: object, where: str, complaints: Complaints) -> dict[str, str]:
         if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
             raise Wrong("a group has a pattern and a compressor", GROUP_FORM)
         pattern, given = value["match"], value["compressor"]
         if not isinstance(pattern, str) or not pattern:
             what = f"{show(pattern)} is no pattern of names"
-            found.append(Complaint(f"{where}.match", what, "such as *.bias"))
+            complaints.append(Complaint(f"{where}.match", what, "such as *.bias"))
         at = f"{where}.compressor"
-        texts = sections.operators("identity" if given in (None, "none") else given, at, found)
+        texts = sections.operators("identity" if given in (None, "none") else given, at, complaints)
         if len(texts) > 1:
-            found.append(Complaint(at, "a group is no axis", "one compressor with single values"))
+            complaints.append(
+                Complaint(at, "a group is no axis", "one compressor with single values")
+            )
         return {"match": str(pattern), "compressor": texts[0] if texts else ""}
 
     def identity(self, value: list[dict[str, str]]) -> Any:
@@ -519,10 +523,10 @@ def single_schema(param: Param) -> Schema:
 
 def axis_schema(param: Param) -> Schema:
     """Return the schema of one parameter: a value, or a list of values where it may be an axis."""
-    one = value_schema(param)
-    out = or_list(one)
+    single = value_schema(param)
+    out = or_list(single)
     if param.kind == "list":
-        ways: list[Schema] = [{"type": "array", "items": one, "minItems": 1}]
+        ways: list[Schema] = [{"type": "array", "items": single, "minItems": 1}]
         if param.default is None:
             ways.append({"type": "null"})
         if param.words:

@@ -27,7 +27,7 @@ from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.spec.parts import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
-    Found,
+    Complaints,
     Wrong,
     allowed,
     parse_range,
@@ -55,48 +55,50 @@ COLLECTIVE: Mapping[str, Param] = {
 def axis(
     value: object,
     where: str,
-    found: Found,
+    complaints: Complaints,
     points: Callable[[Any, str], list[Any]],
     form: str,
 ) -> list[Any]:
     """Return the points of an axis, those of a single item or of each of a list; ``form`` is what may be written.
 
-    What is wrong with an item, raised as Wrong or InputError, is appended to ``found``.
+    What is wrong with an item, raised as Wrong or InputError, is appended to ``complaints``.
     """
     items = [(where, value)]
     if isinstance(value, list):
         items = [(f"{where}[{i}]", item) for i, item in enumerate(value)]
     if not items:
-        found.append(Complaint(where, "an empty list leaves no cells", form))
+        complaints.append(Complaint(where, "an empty list leaves no cells", form))
     out: list[Any] = []
     for at, item in items:
         try:
             out += points(item, at)
         except Wrong as wrong:
-            found.append(Complaint(at, wrong.what, wrong.fix or form))
+            complaints.append(Complaint(at, wrong.what, wrong.fix or form))
         except InputError as error:
-            found.extend(error.complaints)
+            complaints.extend(error.complaints)
     return out
 
 
-def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
+def options(param: Param, value: object, where: str, complaints: Complaints) -> list[Any]:
     """Return the typed values that ``value`` stands for: one, or several where it is an axis.
 
-    What is wrong is appended to ``found`` with its key path.
+    What is wrong is appended to ``complaints`` with its key path.
     """
     if param.kind == "list":
-        return _lists(param, value, where, found)
-    return axis(value, where, found, lambda v, at: _spread(param, v, at, found), allowed(param))
+        return _lists(param, value, where, complaints)
+    return axis(
+        value, where, complaints, lambda v, at: _spread(param, v, at, complaints), allowed(param)
+    )
 
 
-def _spread(param: Param, value: object, where: str, found: Found) -> list[object]:
+def _spread(param: Param, value: object, where: str, complaints: Complaints) -> list[object]:
     """Return the typed values of one entry of an axis: a scalar, a range, a tag, or a compressor. Raises Wrong."""
     if isinstance(value, list):
         raise Wrong("a list inside a list", f"one value is {allowed(param)}")
     if param.kind == "operator" and value is not None:
-        return list(operators(value, where, found))
+        return list(operators(value, where, complaints))
     if isinstance(value, Mapping):
-        return _tagged(param, value, where, found)
+        return _tagged(param, value, where, complaints)
     if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
         numbers = parse_range(value)
         if numbers is not None:
@@ -104,7 +106,9 @@ def _spread(param: Param, value: object, where: str, found: Found) -> list[objec
     return [scalar(param, value)]
 
 
-def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
+def _tagged(
+    param: Param, value: Mapping[str, object], where: str, complaints: Complaints
+) -> list[object]:
     """Return the typed values of a one-key mapping such as ``{dirichlet: [0.1, 1]}``."""
     if not param.tags:
         raise Wrong("a mapping is not allowed here")
@@ -113,10 +117,10 @@ def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found)
     ((tag, inner),) = value.items()
     if tag not in param.tags:
         raise Wrong(f"unknown key {tag!r}", nearest(tag, param.tags))
-    return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
+    return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", complaints)]
 
 
-def _lists(param: Param, value: object, where: str, found: Found) -> list[object]:
+def _lists(param: Param, value: object, where: str, complaints: Complaints) -> list[object]:
     """Return the axis of a list-valued parameter, whose outer list is the axis."""
     key = where.rsplit(".", 1)[-1]
 
@@ -132,31 +136,31 @@ def _lists(param: Param, value: object, where: str, found: Found) -> list[object
 
     if not isinstance(value, list) and not is_word(value):
         fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
-        found.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
+        complaints.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
         return []
     if isinstance(value, list) and not all(isinstance(v, list) or is_word(v) for v in value):
         fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
-        found.append(Complaint(where, "a flat list would be an axis of single values", fix))
+        complaints.append(Complaint(where, "a flat list would be an axis of single values", fix))
         return []
     form = f"write {key}: [[]]" if value == [] else allowed(param)
-    return axis(value, where, found, entry, form)
+    return axis(value, where, complaints, entry, form)
 
 
 def default(param: Param) -> object:
     """Return the default of ``param``, typed as a value of a sweep file would be."""
-    found: Found = []
+    complaints: Complaints = []
     value = param.default
     if param.kind == "list" and isinstance(value, (list, tuple)):
         value = [list(value)]
-    typed = options(param, value, "", found)
-    return typed[0] if len(typed) == 1 and not found else param.default
+    typed = options(param, value, "", complaints)
+    return typed[0] if len(typed) == 1 and not complaints else param.default
 
 
 def product(
     params: Mapping[str, Param],
     given: Mapping[str, object],
     where: str,
-    found: Found,
+    complaints: Complaints,
     *,
     also: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
@@ -165,29 +169,29 @@ def product(
     Combinations come in the order in which the parameters are declared, the last one fastest.
     ``also`` are further names that may be meant by an unknown key.
     """
-    before = len(found)
+    before = len(complaints)
     misspelt = ""
     for key in given:
         if key not in params:
             fix = nearest(key, [*params, *also]) or "it takes no parameters"
             misspelt += f"{fix} "
-            found.append(Complaint(f"{where}.{key}", "unknown key", fix))
+            complaints.append(Complaint(f"{where}.{key}", "unknown key", fix))
     axes: list[list[Any]] = []
     for name, param in params.items():
         at = f"{where}.{name}"
         if name in given:
-            axes.append(options(param, given[name], at, found))
+            axes.append(options(param, given[name], at, complaints))
         elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
             continue
         elif param.default is REQUIRED:
             fix = param.help if param.kind == "text" and param.help else allowed(param)
-            found.append(Complaint(at, "required", fix))
+            complaints.append(Complaint(at, "required", fix))
         else:
             axes.append([default(param)])
-    if len(found) > before:
+    if len(complaints) > before:
         return []
     if (size := math.prod(len(axis) for axis in axes)) > MAX_CELLS:
-        found.append(Complaint(where, f"{size:,} combinations", f"at most {MAX_CELLS:,}"))
+        complaints.append(Complaint(where, f"{size:,} combinations", f"at most {MAX_CELLS:,}"))
         return []
     return [dict(zip(params, values)) for values in itertools.product(*axes)]
 
@@ -208,7 +212,7 @@ def read(
     kind: str,
     value: object,
     where: str,
-    found: Found,
+    complaints: Complaints,
     *,
     overrides: tuple[str, ...] = (),
     beside: Mapping[str, Param] = {},
@@ -217,13 +221,13 @@ def read(
 
     kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
     carry besides the plug-in's parameters. beside: parameters that every plug-in has here; a section
-    holds those that are not their defaults. What is wrong is appended to ``found``.
+    holds those that are not their defaults. What is wrong is appended to ``complaints``.
     """
     return axis(
         value,
         where,
-        found,
-        lambda item, at: _entry(kind, item, at, found, overrides, beside),
+        complaints,
+        lambda item, at: _entry(kind, item, at, complaints, overrides, beside),
         f"name {a(kind)}",
     )
 
@@ -232,7 +236,7 @@ def _entry(
     kind: str,
     value: object,
     where: str,
-    found: Found,
+    complaints: Complaints,
     overrides: tuple[str, ...],
     beside: Mapping[str, Param],
 ) -> list[Option]:
@@ -260,18 +264,18 @@ def _entry(
                 raise InputError.of(at, what, choices(kind))
             entry = registry.lookup(kind, name, at)
         except InputError as error:
-            found.extend(error.complaints)
+            complaints.extend(error.complaints)
             continue
         for key in FILES:
             if kind == "problem" and key in entry.params:
-                _files(given.get(key), f"{where}.{key}", found)
+                _files(given.get(key), f"{where}.{key}", complaints)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        own = {key: param for key, param in beside.items() if key not in entry.params}
-        asked = {key: given.pop(key) for key in own if key in given}
-        more = product(own, asked, where, found) or [{}]
-        every = product(entry.params, given, where, found, also=(*overrides, *beside)) or [{}]
+        shared = {key: param for key, param in beside.items() if key not in entry.params}
+        asked = {key: given.pop(key) for key in shared if key in given}
+        more = product(shared, asked, where, complaints) or [{}]
+        every = product(entry.params, given, where, complaints, also=(*overrides, *beside)) or [{}]
         out += [
-            Option(_with(Section(name, params), others, own), where, extra)
+            Option(_with(Section(name, params), others, shared), where, extra)
             for params in every
             for others in more
         ]
@@ -295,16 +299,16 @@ def grained(given: Section, grain: str) -> Section:
     return Section("per_tensor", {**plain, "of": spell(given), **bucket})
 
 
-def _files(value: object, where: str, found: Found) -> None:
+def _files(value: object, where: str, complaints: Complaints) -> None:
     """Complain about data sets, weights and models that are given by paths where no file is."""
     for i, text in enumerate(value if isinstance(value, list) else [value]):
         if isinstance(text, list):  # a list-valued parameter, on an axis
-            _files(text, f"{where}[{i}]", found)
+            _files(text, f"{where}[{i}]", complaints)
         file, _ = parted(text) if isinstance(text, str) else ("", "")
         if file and is_path(file) and locate(file) is None:
             at = f"{where}[{i}]" if isinstance(value, list) else where
             fix = "give a known name, or the path of a file on this machine"
-            found.append(Complaint(at, f"no file {file}", fix))
+            complaints.append(Complaint(at, f"no file {file}", fix))
 
 
 def a(kind: str) -> str:
@@ -322,12 +326,12 @@ def choices(kind: str) -> str:
 # Compressors as parameters ---------------------------------------------------------------------------
 
 
-def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
+def operators(value: object, where: str, complaints: Complaints) -> tuple[Operator, ...]:
     """Return the compressors that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
     compressors have equal texts: names sorted, values typed, defaults left out. What is wrong is
-    appended to ``found``, or raised as InputError where it is no compressor at all.
+    appended to ``complaints``, or raised as InputError where it is no compressor at all.
     """
     if isinstance(value, str):
         return _spelled(value, where, registry.state())
@@ -338,9 +342,9 @@ def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
     if isinstance(name, str) and ":" in name:
         # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
         value = {**parse(name, where), **{k: v for k, v in value.items() if k != "name"}}
-    before = len(found)
-    choices = read("compressor", value, where, found)
-    if len(found) > before:
+    before = len(complaints)
+    choices = read("compressor", value, where, complaints)
+    if len(complaints) > before:
         return ()
     return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
 
@@ -348,14 +352,14 @@ def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
 @functools.lru_cache(maxsize=4096)
 def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, ...]:
     """Return ``compressors`` of a text; ``state`` is the registry's, on which it depends."""
-    found: Found = []
+    complaints: Complaints = []
     try:
-        out = operators(parse(text, where), where, found)
+        out = operators(parse(text, where), where, complaints)
     except RecursionError as error:
         fix = f"at most {MAX_DEPTH} levels"
         raise InputError.of(where[:60], "nested too deeply", fix) from error
-    if found:
-        raise InputError(found)
+    if complaints:
+        raise InputError(complaints)
     return out
 
 

@@ -11,7 +11,7 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
 from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, single_schema
-from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
+from raybench.spec.values import Complaints, Wrong, allowed, scalar, show, tidy
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
 
@@ -21,25 +21,27 @@ NO_AXIS = "this key holds for the whole sweep and is no axis"
 class Single(Scalar):
     """One value of a parameter."""
 
-    def read(self, value: object, where: str, found: Found) -> Any:
-        return one_value(self.param, value, where, found)
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        return one_value(self.param, value, where, complaints)
 
     def schema(self) -> Schema:
         return single_schema(self.param)
 
 
-def one_value(param: Param, value: object, where: str, found: Found) -> object:
+def one_value(param: Param, value: object, where: str, complaints: Complaints) -> object:
     """Return the value of a parameter that is no axis; a list-valued one as a tuple."""
     if param.kind == "list":
         if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
             return tuple(tidy(v) for v in value)
-        found.append(Complaint(where, f"expected a list of names or numbers, not {show(value)}"))
+        complaints.append(
+            Complaint(where, f"expected a list of names or numbers, not {show(value)}")
+        )
         return None
     try:
         return scalar(param, value)
     except Wrong as wrong:
         fix = NO_AXIS if isinstance(value, list) else wrong.fix or allowed(param)
-        found.append(Complaint(where, wrong.what, fix))
+        complaints.append(Complaint(where, wrong.what, fix))
         return None
 
 
@@ -66,19 +68,19 @@ class Group(Kind):
     def long_form(self, value: object) -> object:
         return {self.short: value} if self.short and isinstance(value, str) else value
 
-    def read(self, value: object, where: str, found: Found) -> Any:
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
         value = self.long_form(value)
         if not isinstance(value, Mapping):
             fix = f"keys: {', '.join(self.fields)}" if self.fields else "it has no settings"
             raise InputError.of(where, f"expected a mapping, not {show(value)}", fix)
-        wrong: Found = []
+        wrong: Complaints = []
         typed = {}
-        for name, one in value.items():
+        for name, setting in value.items():
             if name not in self.fields:
                 fix = nearest(name, self.fields) or "it has no settings"
                 wrong.append(Complaint(f"{where}.{name}", "unknown key", fix))
-            elif one is not None or self.fields[name].default is not None:
-                typed[name] = one_value(self.fields[name], one, f"{where}.{name}", wrong)
+            elif setting is not None or self.fields[name].default is not None:
+                typed[name] = one_value(self.fields[name], setting, f"{where}.{name}", wrong)
         if wrong:
             raise InputError(wrong)
         try:
@@ -97,8 +99,8 @@ class Group(Kind):
 class Evaluating(Group):
     """What is measured: its metrics must be registered, so plug-in files are read before it."""
 
-    def read(self, value: object, where: str, found: Found) -> Any:
-        out = super().read(value, where, found)
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        out = super().read(value, where, complaints)
         for i, metric in enumerate(out.metrics):
             at = f"{where}.metrics[{i}]"
             try:
@@ -106,7 +108,7 @@ class Evaluating(Group):
                     raise InputError.of(at, f"expected the name of a metric, not {show(metric)}")
                 registry.lookup("metric", metric, at)
             except InputError as error:
-                found.extend(error.complaints)
+                complaints.extend(error.complaints)
         return out
 
 
@@ -117,7 +119,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class FolderName(Kind):
     """A name that a folder may have."""
 
-    def read(self, value: object, where: str, found: Found) -> str | None:
+    def read(self, value: object, where: str, complaints: Complaints) -> str | None:
         if not isinstance(value, str):
             raise InputError.of(where, f"expected text, not {show(value)}")
         if not _NAME.fullmatch(value):
@@ -136,7 +138,7 @@ class PluginFiles(Kind):
     def absent(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, value: object, where: str, found: Found) -> tuple[str, ...]:
+    def read(self, value: object, where: str, complaints: Complaints) -> tuple[str, ...]:
         files = value if isinstance(value, list) else [value]
         for i, file in enumerate(files):
             try:
@@ -145,7 +147,7 @@ class PluginFiles(Kind):
                     raise InputError.of(f"{where}[{i}]", what)
                 registry.load_plugin(file)
             except InputError as error:
-                found.extend(error.complaints)
+                complaints.extend(error.complaints)
         return tuple(file for file in files if isinstance(file, str))
 
     def located(self, value: object, find: Locate) -> object:
@@ -163,7 +165,7 @@ class Booking(Kind):
     def absent(self) -> Accounting:
         return Accounting()
 
-    def read(self, value: Any, where: str, found: Found) -> Accounting:
+    def read(self, value: Any, where: str, complaints: Complaints) -> Accounting:
         return accounting.parse(value)
 
     def schema(self) -> Schema:

@@ -11,7 +11,7 @@ from raybench.core.params import Param
 from raybench.spec import sections
 from raybench.spec.parts import Operator, Section
 from raybench.spec.sections import parse, product
-from raybench.spec.values import Found, show
+from raybench.spec.values import Complaints, show
 
 
 def section(
@@ -32,10 +32,10 @@ def section(
     for key in sorted(given.keys() & more.keys()):
         raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
     given |= more
-    found: Found = []
-    choices = sections.read(kind, given, where, found)
-    if found:
-        raise InputError(list(dict.fromkeys(found)))
+    complaints: Complaints = []
+    choices = sections.read(kind, given, where, complaints)
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
     first = choices[0].value
     if len(choices) > 1 or first is None:
         what = f"{text} stands for {len(choices)} of them" if first else "none is none"
@@ -45,17 +45,19 @@ def section(
 
 def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str, Any]:
     """Return the typed settings of a mapping, defaults filled in. Raises InputError with all that is wrong."""
-    found: Found = []
+    complaints: Complaints = []
     every: list[dict[str, Any]] = []
     if isinstance(given, Mapping):
-        every = product(params, yaml.plain(dict(given), where), where, found)
+        every = product(params, yaml.plain(dict(given), where), where, complaints)
     else:
         keys = ", ".join(params)
-        found.append(Complaint(where, f"expected a mapping, not {show(given)}", f"keys: {keys}"))
+        complaints.append(
+            Complaint(where, f"expected a mapping, not {show(given)}", f"keys: {keys}")
+        )
     if len(every) > 1:
-        found.append(Complaint(where, "is no axis here", "give single values"))
-    if found:
-        raise InputError(list(dict.fromkeys(found)))
+        complaints.append(Complaint(where, "is no axis here", "give single values"))
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
     return every[0]
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from raybench.core.errors import Complaint, nearest
 from raybench.core.registry import Param
 
-Found = list[Complaint]
+Complaints = list[Complaint]
 NUMERIC_KINDS = ("count", "number", "integer")
 
 
@@ -213,12 +213,12 @@ def parse_range(text: str) -> list[int | float] | None:
     Wrong for a range that is empty or too long, and for powers of two different bases.
     """
     text = text.strip()
-    if found := _INTEGERS.fullmatch(text):
-        first, last = int(found[1]), int(found[2])
+    if match := _INTEGERS.fullmatch(text):
+        first, last = int(match[1]), int(match[2])
         _check(text, first, last)
         return list(range(first, last + 1))
-    if found := _POWER.fullmatch(text):
-        return [_power(int(found[1]), int(found[2]), text)]
+    if match := _POWER.fullmatch(text):
+        return [_power(int(match[1]), int(match[2]), text)]
     left, _, right = text.partition("..")
     low, high = _POWER.fullmatch(left.strip()), _POWER.fullmatch(right.strip())
     if low and high:

@@ -52,7 +52,7 @@ class Checks(dict[str, Callable[[Any], None]]):
 
 def findings(checks: Checks, subject: Any, about: str) -> list[Finding]:
     """Return what every check finds about the subject; a check that raises, but NotClaimed, has found a fault."""
-    found = []
+    results = []
     for name, check in checks.items():
         detail, claimed = "", True
         try:
@@ -63,8 +63,8 @@ def findings(checks: Checks, subject: Any, about: str) -> list[Finding]:
             detail = str(error) or _line(error)
         except Exception as error:
             detail = f"{type(error).__name__}: {error} ({_line(error)})"
-        found.append(Finding(name, about, detail, claimed))
-    return found
+        results.append(Finding(name, about, detail, claimed))
+    return results
 
 
 def made(make: Callable[[], object], about: str) -> list[Finding]:

@@ -207,9 +207,9 @@ def clients_use_what_was_sent(m: Method) -> None:
     first.advance(SECRET_ROUNDS)
     again = Heard(second.net, heard)
     second.advance(SECRET_ROUNDS)
-    found = difference(first, second, heard, again)
-    assert not found, (
-        f"{found} what depends on messages that the server received and sent to nobody: "
+    changes = difference(first, second, heard, again)
+    assert not changes, (
+        f"{changes} what depends on messages that the server received and sent to nobody: "
         "a broadcast is not booked, or smaller than what is used of it; send it by wire.model(x), "
         "wire.down(m), wire.down_each(m) or wire.mean(x), and use what these return"
     )
@@ -222,18 +222,18 @@ def ranks_change_nothing(m: Method) -> None:
     Fails where clients are combined other than through ``net``.
     """
     batch = m.batch((1.0, 0.5, 0.7), (0, 1, 2))
-    (one,) = on_ranks(1, batch)
-    x = point(one)
-    for size in range(2, min(MOST_RANKS, one.net.n) + 1):
-        found = on_ranks(size, batch, lambda run: (run, run.recorder.column("loss")))
-        for rank, (run, losses) in enumerate(found):
+    (alone,) = on_ranks(1, batch)
+    x = point(alone)
+    for size in range(2, min(MOST_RANKS, alone.net.n) + 1):
+        results = on_ranks(size, batch, lambda run: (run, run.recorder.column("loss")))
+        for rank, (run, losses) in enumerate(results):
             who = f"rank {rank} of {size}"
             # every rank holds the same replicated state; point() would exchange messages
             for name, value in run.s:
-                for mine, theirs in zip(tensors(value), tensors(getattr(one.s, name))):
+                for mine, theirs in zip(tensors(value), tensors(getattr(alone.s, name))):
                     close(mine, theirs, 1e-10, f"s.{name} on {who} differs from one process")
-            close(losses, one.recorder.column("loss"), 1e-10, f"f on {who} differs")
-            close_counts(run, one, 1e-12, f"on {who} differ")
+            close(losses, alone.recorder.column("loss"), 1e-10, f"f on {who} differs")
+            close_counts(run, alone, 1e-12, f"on {who} differ")
     assert x.isfinite().all(), "the iterates are not finite"
 
 
@@ -279,8 +279,8 @@ def goes_on_from_its_state(m: Method) -> None:
         same = torch.equal(anew[name].nan_to_num(), want.nan_to_num())
         assert same, f"{name} differs once the run was interrupted and continued"
     shared = on_virtual_ranks(ranks, lambda t: trial.recorded(trial.continued(m, saved, t)))
-    for rank, found in enumerate(shared):
-        for name, got in found.items():
+    for rank, state in enumerate(shared):
+        for name, got in state.items():
             what = f"{name}, continued on rank {rank} of {ranks}, differs"
             close(got.nan_to_num(), whole[name].nan_to_num(), 1e-9, what)
 
@@ -312,7 +312,9 @@ def methods(
     steps and rounds are small ones: thirty local steps show no more than a few, and the phases of a method
     follow one another within the rounds that are run.
     """
-    sets = [{**_small(entry, one), **(given or {})} for one in examples(entry, given).values()]
+    sets = [
+        {**_small(entry, example), **(given or {})} for example in examples(entry, given).values()
+    ]
     operators = compressors_for(entry)
     down = {"name": entry.facts.down.usual, "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]

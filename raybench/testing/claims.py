@@ -154,14 +154,14 @@ def check(op: Compressor, d: int) -> list[Found]:
     vectors = families(d)
     count = 1 if op.deterministic else _count(op, vectors["gaussian"])
     bound, factor = claim(op, d)
-    found = []
+    results = []
     for name, x in vectors.items():
         m = moments(op, x, count)
         bias = _bias(m) if op.omega(d) is not None else None
         error = m.error if factor == 1.0 else m.shrunk
         faults = judge(op, d, m, _unseen(op, d, count, bound))
-        found.append(Found(name, count, error, bound, bias, faults))
-    return found
+        results.append(Found(name, count, error, bound, bias, faults))
+    return results
 
 
 def judge(op: Compressor, d: int, m: Moments, unseen: float = 0.0) -> dict[str, str]:
@@ -171,14 +171,14 @@ def judge(op: Compressor, d: int, m: Moments, unseen: float = 0.0) -> dict[str, 
     drawn; nothing but rounding where the compressor is deterministic. unseen: how much of <C(x), x>/||x||^2 and
     ||C(x)||^2/||x||^2 these may make up.
     """
-    found = {}
+    faults = {}
     omega = op.omega(d)
     if omega is not None:
-        found["unbiased"] = _off_the_mean(op, m, omega, unseen)
-    for one in _errors(op, d, m):
-        found[one.name] = _above(one, 0.0 if op.deterministic else _allowed(one, m.count))
-    found |= {name: _outside(op, d, name, m, unseen) for name in ("B1", "B2")}
-    return {name: wrong for name, wrong in found.items() if wrong}
+        faults["unbiased"] = _off_the_mean(op, m, omega, unseen)
+    for error in _errors(op, d, m):
+        faults[error.name] = _above(error, 0.0 if op.deterministic else _allowed(error, m.count))
+    faults |= {name: _outside(op, d, name, m, unseen) for name in ("B1", "B2")}
+    return {name: wrong for name, wrong in faults.items() if wrong}
 
 
 def _off_the_mean(op: Compressor, m: Moments, omega: float, unseen: float) -> str:
@@ -223,14 +223,14 @@ class _Error:
 
 def _errors(op: Compressor, d: int, m: Moments) -> list[_Error]:
     """Return the errors for which a compressor claims a bound: omega, and alpha in the contractive role."""
-    omega, found = op.omega(d), []
+    omega, errors = op.omega(d), []
     if omega is not None:
-        found.append(_Error("omega", *m.error, omega, omega))
+        errors.append(_Error("omega", *m.error, omega, omega))
     if op.b3(d) is not None:
         alpha = op.bind(d, role=Role.CONTRACTIVE).alpha
         assert alpha is not None, "the role gives one"
-        found.append(_Error("alpha", *m.shrunk, 1 - alpha, alpha))
-    return found
+        errors.append(_Error("alpha", *m.shrunk, 1 - alpha, alpha))
+    return errors
 
 
 def _allowed(one: _Error, count: int) -> float:
@@ -248,16 +248,16 @@ def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
     No more than there are where the claims are not in doubt: the error is far enough below its bound.
     """
     wanted = m.count
-    for one in [] if op.deterministic else _errors(op, d, m):
-        gap = TELLS / (1 + TELLS) * one.size
+    for error in [] if op.deterministic else _errors(op, d, m):
+        gap = TELLS / (1 + TELLS) * error.size
         if (
             gap > 0
-            and one.mean + 2 * POWER * one.error + UNSEEN_EVENTS * one.bound / m.count
-            > one.bound + gap
+            and error.mean + 2 * POWER * error.error + UNSEEN_EVENTS * error.bound / m.count
+            > error.bound + gap
         ):
             # gap = a / sqrt(N) + b / N
-            a = (SIGMAS + POWER) * one.error * math.sqrt(m.count)
-            b = UNSEEN_EVENTS * one.bound
+            a = (SIGMAS + POWER) * error.error * math.sqrt(m.count)
+            b = UNSEEN_EVENTS * error.bound
             root = (a + math.sqrt(a * a + 4 * gap * b)) / (2 * gap)
             wanted = max(wanted, math.ceil(root**2))
     return wanted

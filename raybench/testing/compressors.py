@@ -156,7 +156,7 @@ def biased_classes_hold(s: Subject) -> None:
 
 def _claimed(*constants: object) -> None:
     """Raise NotClaimed where none of the constants is claimed."""
-    if all(one is None for one in constants):
+    if all(constant is None for constant in constants):
         raise NotClaimed
 
 
@@ -191,8 +191,10 @@ def output_fits_its_bits(s: Subject) -> None:
         count = 20_000
         x = gaussian(count, d, seed=3)
         x = x / x.abs().amax(-1, keepdim=True)  # of one scale, so that only directions differ
-        one = Stream(stream(0).keys.expand(count))  # a seed's share of the output costs no bits
-        m = op.compress(x, one)
+        shared_stream = Stream(
+            stream(0).keys.expand(count)
+        )  # a seed's share of the output costs no bits
+        m = op.compress(x, shared_stream)
         different, most = len(m.decode().unique(dim=0)), float(m.bits.max())
         assert most > 40 or different <= 2**most, (
             f"{different} different outputs of {most:.0f} bits, d = {d}"
@@ -297,8 +299,8 @@ def batched_equals_row_by_row(s: Subject) -> None:
         value = s.op.compress(x, q).decode()
         for b in range(x.shape[0]):
             for i in range(x.shape[1]):
-                own = q[b : b + 1].at(torch.tensor([i]))
-                alone = s.op.compress(x[b : b + 1, i : i + 1], own).decode()[0, 0]
+                row_stream = q[b : b + 1].at(torch.tensor([i]))
+                alone = s.op.compress(x[b : b + 1, i : i + 1], row_stream).decode()[0, 0]
                 assert torch.equal(alone, value[b, i]), f"row {(b, i)} differs alone, {dtype}"
 
 
@@ -347,15 +349,15 @@ def assert_bytes_suffice(messages: Iterable[Message]) -> None:
     sent: list[tuple[bytes, Tensor, str]] = []
     files: set[str] = set()
     for m in messages:
-        own = subprocess.files_of(m)
-        if own:
-            files.update(own)
+        sources = subprocess.files_of(m)
+        if sources:
+            files.update(sources)
             booked = f"{float(m.bits.double().mean()):.0f} bits, d = {m.d}, {m.dtype}"
             sent.append((m.pack(), m.decode(), booked))
     if not sent:
         return
-    found = subprocess.decoded([data for data, _, _ in sent], sorted(files))
-    for got, (_, want, booked) in zip(found, sent, strict=True):
+    outputs = subprocess.decoded([data for data, _, _ in sent], sorted(files))
+    for got, (_, want, booked) in zip(outputs, sent, strict=True):
         assert same_bits(got, want), (
             f"the bytes alone decode to something else, by {float((got - want).abs().max()):.3g}: "
             f"a message holds more than is booked for it, {booked}"
@@ -437,10 +439,10 @@ def _shared_part(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> str:
-    for one, two in zip(a, b):
-        for key in one:
-            if one[key] != two.get(key):
-                return f"{key} is {str(one[key])[:60]}, then {str(two.get(key))[:60]}"
+    for first, second in zip(a, b):
+        for key in first:
+            if first[key] != second.get(key):
+                return f"{key} is {str(first[key])[:60]}, then {str(second.get(key))[:60]}"
     return "another number of parts"
 
 

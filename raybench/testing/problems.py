@@ -125,13 +125,13 @@ def gradients_match_finite_differences(s: Objective) -> None:
         ahead, behind = (p.oracle(x + sign * step * way)[1] for sign in (1, -1))
         assert ahead is not None
         assert behind is not None
-        found, want = (ahead - behind) / (2 * step), (grads * way).sum(-1)
+        slopes, want = (ahead - behind) / (2 * step), (grads * way).sum(-1)
         rounding = 30 * torch.finfo(p.dtype).eps * losses.abs() / step
         room = (1e-5 if double else 2e-2) * grads.norm(dim=-1) + rounding + 1e-12
-        worst = int(((found - want).abs() - room).argmax())
-        assert bool(((found - want).abs() <= room).all()), (
+        worst = int(((slopes - want).abs() - room).argmax())
+        assert bool(((slopes - want).abs() <= room).all()), (
             f"client {worst % p.n}: the gradient says {float(want.flatten()[worst]):.8g}, "
-            f"differences of the loss {float(found.flatten()[worst]):.8g}"
+            f"differences of the loss {float(slopes.flatten()[worst]):.8g}"
         )
 
 
@@ -157,14 +157,14 @@ def cells_do_not_depend_on_each_other(s: Objective) -> None:
 def clients_may_be_at_different_points(s: Objective) -> None:
     """x of shape (B, n, d) gives each client's gradient and loss at its own point."""
     p, x = s.problem, s.points()
-    own = x[:, None] + gaussian(len(x), p.n, p.dim, seed=3, dtype=p.dtype)
-    grads, losses = p.oracle(own)
+    points = x[:, None] + gaussian(len(x), p.n, p.dim, seed=3, dtype=p.dtype)
+    grads, losses = p.oracle(points)
     assert losses is not None
     for i in {0, p.n // 2, p.n - 1}:
-        one = p.oracle(own[:, i].contiguous())
-        s.close(grads[:, i], one[0][:, i], f"gradient of client {i} at its own point")
-        assert one[1] is not None
-        s.close(losses[:, i], one[1][:, i], f"loss of client {i} at its own point")
+        single = p.oracle(points[:, i].contiguous())
+        s.close(grads[:, i], single[0][:, i], f"gradient of client {i} at its own point")
+        assert single[1] is not None
+        s.close(losses[:, i], single[1][:, i], f"loss of client {i} at its own point")
 
 
 @CHECKS
@@ -176,9 +176,9 @@ def hosted_parts_make_the_whole(s: Objective) -> None:
     for cuts in ([0, p.n], [0, p.n // 2, p.n], [0, 1, p.n]):
         ends = sorted(set(cuts))
         parts = [p.host(range(a, b)) for a, b in itertools.pairwise(ends)]
-        found = [part.oracle(x) for part in parts]
-        s.close(torch.cat([g for g, _ in found], 1), grads, f"gradients of parts {ends}")
-        s.close(torch.cat([f for _, f in found if f is not None], 1), losses, f"losses of {ends}")
+        values = [part.oracle(x) for part in parts]
+        s.close(torch.cat([g for g, _ in values], 1), grads, f"gradients of parts {ends}")
+        s.close(torch.cat([f for _, f in values if f is not None], 1), losses, f"losses of {ends}")
         for part in parts:
             assert part.n == p.n, f"a part with n = {part.n} of {p.n}"
             assert part.constants == p.constants, "a part has constants of its own"
@@ -195,9 +195,13 @@ def samples_average_to_the_gradient(s: Objective) -> None:
         every = torch.arange(count).expand(len(x), 1, count)
         s.close(part.grad(x, Sample.at(every)), part.grad(x), f"all samples of client {i}")
         some = torch.tensor([0, count - 1, count // 2, 0]).expand(len(x), 1, 4)
-        ones = torch.stack([part.grad(x, one) for one in Sample.at(some).split(1)]).mean(0)
+        per_sample = torch.stack(
+            [part.grad(x, part_sample) for part_sample in Sample.at(some).split(1)]
+        ).mean(0)
         s.close(
-            part.grad(x, Sample.at(some)), ones, f"a minibatch of client {i} and its single samples"
+            part.grad(x, Sample.at(some)),
+            per_sample,
+            f"a minibatch of client {i} and its single samples",
         )
 
 
@@ -229,10 +233,10 @@ def smoothness_constants_hold(s: Objective) -> None:
         rise = (p.grad(x) - p.grad(y)).double()
         far = (x - y).double().square().sum(-1)
         mean, each = rise.mean(1).square().sum(-1), rise.square().sum(-1)
-        found = {"L": mean, "L_plus": each.mean(1), "L_pm": each.mean(1) - mean}
+        changes = {"L": mean, "L_plus": each.mean(1), "L_pm": each.mean(1) - mean}
         if p.samples and max(p.samples) > 1 and sum(p.samples) * p.dim <= SAMPLES:
-            found["L_samples"] = _over_samples(p, x, y)
-        for name, moved in found.items():
+            changes["L_samples"] = _over_samples(p, x, y)
+        for name, moved in changes.items():
             bound = getattr(c, name)
             if bound is not None:
                 _at_most(s, moved, bound, far, each.mean(1), name)
@@ -257,8 +261,8 @@ def _over_samples(p: Problem, x: Tensor, y: Tensor) -> Tensor:
         part = p.host(range(i, i + 1))
         of_client = torch.zeros_like(total)
         for j in range(count):
-            one = Sample.at(torch.full((len(x), 1, 1), j))
-            of_client += (part.grad(x, one) - part.grad(y, one)).double().square().sum((1, 2))
+            sample = Sample.at(torch.full((len(x), 1, 1), j))
+            of_client += (part.grad(x, sample) - part.grad(y, sample)).double().square().sum((1, 2))
         total += of_client / count
     return total / p.n
 
@@ -290,9 +294,9 @@ def facts_hold(s: Objective) -> None:
             assert bool((short <= s.digits * size[:, i]).all()), f"f_{i} is not {bound:.6g}-convex"
         if max(p.samples) > 1:
             first = Sample.at(torch.zeros(len(x), p.n, 1, dtype=torch.long))
-            one, other = p.grad(x, first), p.grad(y, first)
-            apart = (one - other).double()
-            rounding = 4 * torch.finfo(p.dtype).eps * (one.norm(dim=-1) + other.norm(dim=-1))
+            at_x, at_y = p.grad(x, first), p.grad(y, first)
+            apart = (at_x - at_y).double()
+            rounding = 4 * torch.finfo(p.dtype).eps * (at_x.norm(dim=-1) + at_y.norm(dim=-1))
             room = (s.digits * apart.norm(dim=-1) + rounding) * moved.norm(dim=-1)[:, None]
             if Fact.CONVEX_SAMPLES in c.facts:
                 along = (apart * moved[:, None]).sum(-1)

@@ -91,15 +91,17 @@ class Plan:
         """Return the compressor for vectors of a layout, None where none was asked for."""
         if self.compressor is None:
             return None
-        own = build(self.compressor)
+        compressor = build(self.compressor)
         if self.granularity != "global":
             bucket = BUCKET_OF_LOOPS if self.granularity == "bucket" else None
             groups = self.groups
             if self.granularity == "tensor":
-                small = [(_literal(name), "identity") for name in self._small(own, layout, dtype)]
+                small = [
+                    (_literal(name), "identity") for name in self._small(compressor, layout, dtype)
+                ]
                 groups = (*groups, *small)
-            own = PerTensor(own, bucket=bucket, groups=groups)
-        return PerPart(own) if self.collective == ALL_TO_ALL else own
+            compressor = PerTensor(compressor, bucket=bucket, groups=groups)
+        return PerPart(compressor) if self.collective == ALL_TO_ALL else compressor
 
     def _small(self, own: Any, layout: Layout, dtype: torch.dtype) -> list[str]:
         """Return the names of the tensors that are sent dense."""
@@ -182,8 +184,8 @@ class Watched(Applied):
         return message
 
     def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
-        one = super().fitted(layout, share)
-        return Watched(one.bound, one.clock, one.declared, one.n, self.watch)
+        fitted = super().fitted(layout, share)
+        return Watched(fitted.bound, fitted.clock, fitted.declared, fitted.n, self.watch)
 
 
 class Exchange:
@@ -333,8 +335,8 @@ class Exchange:
 
     def _residual(self) -> float | None:
         """Return the norm of what this rank has not sent yet, None for methods that keep no such thing."""
-        found = [vars(self.c)[name] for name in self.a.errors if name in vars(self.c)]
-        return float(sum(e.double().square().sum() for e in found) ** 0.5) if found else None
+        errors = [vars(self.c)[name] for name in self.a.errors if name in vars(self.c)]
+        return float(sum(e.double().square().sum() for e in errors) ** 0.5) if errors else None
 
     # Going on elsewhere -----------------------------------------------------------------------------
 
@@ -349,11 +351,11 @@ class Exchange:
         self._begin()
         device = self._like.device
         for target, values in ((self.s, state["s"]), (self.c, state["c"])):
-            known = vars(target)
+            tensors = vars(target)
             for name, value in values.items():
-                old = known.get(name)
+                old = tensors.get(name)
                 if isinstance(old, Tensor) and old.shape != value.shape:
                     what = f"{name} has shape {tuple(value.shape)}, here {tuple(old.shape)}"
                     raise InputError.of("state_dict", what, "the same model, in the same order")
-                known[name] = saved.on(value, device)
+                tensors[name] = saved.on(value, device)
         self.steps = state["steps"]

@@ -49,15 +49,15 @@ class Flat:
 
         Sparse gradients are made dense.
         """
-        views, found = [], []
+        views, grads = [], []
         for view, p in zip(self.views, self.params, strict=True):
             if p.grad is not None:
                 views.append(view)
-                found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-        if len(found) < len(self.params):
+                grads.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+        if len(grads) < len(self.params):
             self.vector.zero_()
-        if found:
-            torch._foreach_copy_(views, found)
+        if grads:
+            torch._foreach_copy_(views, grads)
         return self.vector
 
     def finite(self) -> bool:
@@ -96,9 +96,12 @@ def named(
     optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Tensor]] | None
 ) -> list[tuple[str, Tensor]]:
     """Return an optimizer's parameters in its order, with their names where it or the user says them."""
-    known = {} if given is None else {id(p): name for name, p in given}
+    names_by_id = {} if given is None else {id(p): name for name, p in given}
     out = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
-        out += [(known.get(id(p), name), p) for name, p in zip(names, group["params"], strict=True)]
+        out += [
+            (names_by_id.get(id(p), name), p)
+            for name, p in zip(names, group["params"], strict=True)
+        ]
     return out

@@ -75,7 +75,7 @@ class Attached:
         """Look at gradients before an optimizer steps: now, or after its closure has made them."""
         if not self.on or not any(id(p) in self._own for p in optimizer.param_groups[0]["params"]):
             return None
-        own, *rest = args
+        target, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
             self._before_step(optimizer)
@@ -91,7 +91,7 @@ class Attached:
             self._before_step(optimizer)
             return loss
 
-        return (own, evaluate, *rest[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        return (target, evaluate, *rest[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _before_step(self, optimizer: Any) -> None:
         groups = optimizer.param_groups
@@ -99,9 +99,11 @@ class Attached:
         before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
         if before == self.rounds:
             raise RuntimeError(IDLE)
-        own = [p for group in groups for p in group["params"] if id(p) in self._own]
-        if self.skipped_at == self.rounds or (self.skipped_at > before and self._spoilt(own)):
-            for p in own:
+        parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
+        if self.skipped_at == self.rounds or (
+            self.skipped_at > before and self._spoilt(parameters)
+        ):
+            for p in parameters:
                 p.grad = None
         if self.replica.every and self.rounds - self._checked >= self.replica.every:
             self._checked = self.rounds
@@ -165,8 +167,8 @@ class Attached:
 
         ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks.
         """
-        own = {"exchanges": [exchange.state() for exchange in self.exchanges]}
-        return {"raybench": {"format": 1, "algorithm": self.plan.algorithm, "parts": [own]}}
+        state = {"exchanges": [exchange.state() for exchange in self.exchanges]}
+        return {"raybench": {"format": 1, "algorithm": self.plan.algorithm, "parts": [state]}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
@@ -252,15 +254,19 @@ class Hook(Attached):
         whole = plan.granularity == "global"
         check_patterns(plan.groups, [name for name, _ in named])
         self.parts = [
-            Part(own, _of_part(plan, own), replica)
-            for own in _parted(named, None if whole else size)
+            Part(bucket, _of_part(plan, bucket), replica)
+            for bucket in _parted(named, None if whole else size)
         ]
-        self.exchanges = [one.exchange for one in self.parts]
+        self.exchanges = [attached.exchange for attached in self.parts]
         if any(exchange.in_steps for exchange in self.exchanges):
             what = f"{plan.algorithm} needs the step size, which a hook does not know"
             fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
             raise InputError.of("algorithm", what, fix)
-        self.where = {id(p): (one, i) for one in self.parts for i, p in enumerate(one.flat.params)}
+        self.where = {
+            id(p): (attached, i)
+            for attached in self.parts
+            for i, p in enumerate(attached.flat.params)
+        }
         on_cpu = next(iter(self.parts[0].flat.params)).device.type == "cpu"
         self.thread = (
             ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
@@ -284,21 +290,21 @@ class Hook(Attached):
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             self.begin()
             self.waiting = []
-            for one in self.parts:
-                one.done = False
-                self.dense += one.flat.nbytes
+            for attached in self.parts:
+                attached.done = False
+                self.dense += attached.flat.nbytes
         grads, params = bucket.gradients(), bucket.parameters()
         places = [self.where[id(p)] for p in params]
-        views = [one.flat.views[i] for one, i in places]
+        views = [attached.flat.views[i] for attached, i in places]
         torch._foreach_copy_(views, grads)
         held = Waiting(bucket.buffer(), grads, places)
         self.waiting.append(held)
-        for one, _ in places:
-            one.arrived += 1
-            if one.arrived == len(one.flat.params):
-                one.arrived = 0
+        for attached, _ in places:
+            attached.arrived += 1
+            if attached.arrived == len(attached.flat.params):
+                attached.arrived = 0
                 if self.scaler is None:
-                    self._start([one])
+                    self._start([attached])
         if bucket.is_last():
             if self.scaler is not None:
                 self._start(self.parts)
@@ -320,16 +326,16 @@ class Hook(Attached):
         In a pass that is skipped no direction of these parts is handed on.
         """
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        for one in parts:
-            grad = one.flat.vector
+        for attached in parts:
+            grad = attached.flat.vector
             if scale != 1.0:
                 grad.div_(scale)
             last = len(self.done) + 1 == len(self.parts)
-            one.take(self.exchange(one.exchange, grad, undoable=not last), scale)
+            attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
         if self.skipped_at == self.rounds:
-            for one in parts:
-                one.take(None, scale)
-        for held in [w for w in self.waiting if all(one.done for one, _ in w.places)]:
+            for attached in parts:
+                attached.take(None, scale)
+        for held in [w for w in self.waiting if all(attached.done for attached, _ in w.places)]:
             self.waiting.remove(held)
             held.finish()
 
@@ -359,8 +365,8 @@ def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
 
 def _of_part(plan: Plan, named: list[tuple[str, Tensor]]) -> Plan:
     """Return the plan with the groups that have tensors in a part."""
-    own = [(p, op) for p, op in plan.groups if any(fnmatchcase(name, p) for name, _ in named)]
-    return replace(plan, groups=tuple(own))
+    groups = [(p, op) for p, op in plan.groups if any(fnmatchcase(name, p) for name, _ in named)]
+    return replace(plan, groups=tuple(groups))
 
 
 def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:

@@ -43,10 +43,10 @@ class batches:
         name, params = (given, {}) if isinstance(given, str) else (given["name"], {**given})
         params.pop("name", None)
         # how its messages are made does not matter here
-        own = {
+        settings = {
             k: v for k, v in params.items() if k not in ("compressor", "local", "outer", "delay")
         }
-        entry, numbers = named_method(name, own)
+        entry, numbers = named_method(name, settings)
         self.opens = bool(getattr(entry.target, "opens", False))
         batch = numbers.get("batch", entry.target.batch)
         if "batch" in numbers and numbers["batch"] == entry.params["batch"].default:

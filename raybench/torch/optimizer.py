@@ -49,15 +49,15 @@ class LocalSteps:
             if numbers[name] != entry.params[name].default:
                 what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
                 raise InputError.of(f"algorithm.{name}", what, "set it there")
-        own, own_outer = exchange.presets
+        preset, own_outer = exchange.presets
         if local is not None:
-            own = part("local", local)
-        assert own is not None
+            preset = part("local", local)
+        assert preset is not None
         if local is not None and set(local) - {"steps"}:
             extra = sorted(set(local) - {"steps"})
             what = f"{', '.join(extra)}: your optimizer does the local steps"
             raise InputError.of("local", what, "local={'steps': H}")
-        self.each = own.steps
+        self.each = preset.steps
         settings = dict(outer or {})
         step = settings.pop("step_size", 1.0)
         if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
@@ -318,8 +318,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
     def _unscale(self) -> None:
         scale = vars(self).get("grad_scale")
         if scale is not None:
-            found = [p.grad for p in self._flat.params if p.grad is not None]
-            torch._foreach_mul_(found, 1.0 / scale.to(self._flat.vector.device).item())
+            grads = [p.grad for p in self._flat.params if p.grad is not None]
+            torch._foreach_mul_(grads, 1.0 / scale.to(self._flat.vector.device).item())
 
     # What it did, and going on elsewhere ------------------------------------------------------------
 
@@ -335,10 +335,10 @@ class CompressedOptimizer(torch.optim.Optimizer):
         Every rank saves its own and loads it again. ``raybench.torch.whole`` puts those of all ranks
         together, for another number of ranks.
         """
-        own: dict[str, Any] = {"exchanges": [self._exchange.state()]}
+        state: dict[str, Any] = {"exchanges": [self._exchange.state()]}
         if self._local is not None:
-            own["local"] = self._local.state()
-        about = {"format": 1, "algorithm": self._plan.algorithm, "parts": [own]}
+            state["local"] = self._local.state()
+        about = {"format": 1, "algorithm": self._plan.algorithm, "parts": [state]}
         return {"optimizer": self.optimizer.state_dict(), "raybench": about}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -155,10 +155,10 @@ class _Marks:
 
 
 def _grad(parameter: nn.Parameter) -> np.ndarray:
-    found = parameter.grad
-    if found is None:
+    grad = parameter.grad
+    if grad is None:
         return np.zeros(tuple(parameter.shape), np.float32)
-    return found.detach().to("cpu", torch.float32).numpy()
+    return grad.detach().to("cpu", torch.float32).numpy()
 
 
 def _savez(file: Any, arrays: dict[str, np.ndarray]) -> None:

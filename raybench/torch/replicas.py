@@ -48,7 +48,7 @@ def compare(
         return
     every = transport.everyone(about)
     for key in dict.fromkeys(chain.from_iterable(every)):
-        values = [one.get(key, "nothing") for one in every]
+        values = [replica.get(key, "nothing") for replica in every]
         if (other := next((v for v in values if v != values[0]), None)) is not None:
             ranks = _ranks([r for r, v in enumerate(values) if v == other])
             what = f"rank 0 has {values[0]}, {ranks} {other}"

@@ -24,13 +24,13 @@ def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if "raybench" not in first:
         raise InputError.of("state_dict", "these are no parts saved by raybench.torch", ALL_PARTS)
     held = [part["raybench"]["parts"] for part in parts]
-    ranks = [own[0]["exchanges"][0]["rank"] for own in held]
+    ranks = [rank_state[0]["exchanges"][0]["rank"] for rank_state in held]
     n = held[0][0]["exchanges"][0]["n"]
     if ranks != list(range(n)):
         raise InputError.of("state_dict", f"parts of ranks {ranks} of {n}", ALL_PARTS)
     return {
         **first,
-        "raybench": {**first["raybench"], "parts": [own[0] for own in held]},
+        "raybench": {**first["raybench"], "parts": [rank_state[0] for rank_state in held]},
         "own": [part["optimizer"] for part in parts if "optimizer" in part],
     }
 
@@ -61,7 +61,7 @@ def of_rank(
 
 def _resized(x: Any, n: int, rank: int, error: bool) -> Any:
     if isinstance(x, list):
-        return [_resized(one, n, rank, error) for one in x]
+        return [_resized(element, n, rank, error) for element in x]
     return resized(x, n, error)[:, rank : rank + 1] if isinstance(x, Tensor) else x
 
 
@@ -78,13 +78,13 @@ def resized(x: Tensor, n: int, error: bool) -> Tensor:
         return torch.cat((x[:, :n], filled), 1)
     stay = x[:, : min(n, before)]
     if error:
-        own = (stay + x[:, n:].sum(1, keepdim=True) / stay.shape[1]) * (n / before)
+        values = (stay + x[:, n:].sum(1, keepdim=True) / stay.shape[1]) * (n / before)
         return torch.cat(
-            (own, torch.zeros_like(x[:, :1]).expand(-1, n - stay.shape[1], *x.shape[2:])), 1
+            (values, torch.zeros_like(x[:, :1]).expand(-1, n - stay.shape[1], *x.shape[2:])), 1
         )
     mean = x.mean(1, keepdim=True)
-    own = stay + (mean - stay.mean(1, keepdim=True)) if n < before else stay
-    return torch.cat((own, mean.expand(-1, n - own.shape[1], *x.shape[2:])), 1)
+    values = stay + (mean - stay.mean(1, keepdim=True)) if n < before else stay
+    return torch.cat((values, mean.expand(-1, n - values.shape[1], *x.shape[2:])), 1)
 
 
 def on(value: Any, device: torch.device) -> Any:
@@ -108,10 +108,10 @@ def parts_of(state: Mapping[str, Any], algorithm: str) -> list[Mapping[str, Any]
 
 def optimizer_of(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     """Return the optimizer's state for a rank of what one rank, or all of them, have saved."""
-    own = state.get("own")
-    if own is None:
+    inner = state.get("own")
+    if inner is None:
         return state["optimizer"]
-    return own[rank] if rank < len(own) else _mean(own)
+    return inner[rank] if rank < len(inner) else _mean(inner)
 
 
 def _mean(states: Sequence[Any]) -> Any:

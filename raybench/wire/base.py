@@ -179,8 +179,8 @@ class Message:
 
     def takes(self, sizes: Tensor, width: int) -> bool:
         """Return whether rows of these sizes, int64 (*lead), in a payload that wide, are its own."""
-        own = self._size()
-        if isinstance(own, int) and own != width:
+        size = self._size()
+        if isinstance(size, int) and size != width:
             return False
         return torch.equal(torch.as_tensor(self.nbytes).expand(self.lead), sizes)
 
@@ -236,8 +236,8 @@ class Message:
             if out is not None and out.dtype == torch.float32:
                 return wide.decode(out)
             return wide.decode().to(self.dtype) if out is None else out.copy_(wide.decode())
-        own = out is None or not out.is_contiguous() or out.device != self.device
-        value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
+        fresh = out is None or not out.is_contiguous() or out.device != self.device
+        value = torch.empty(shape, dtype=self.dtype, device=self.device) if fresh else out
         assert value is not None
         if value.numel():
             self._write(value)
@@ -306,10 +306,10 @@ class Message:
 
     def known(self) -> Header:
         """Return what both sides know beforehand, JSON-able."""
-        own = {name: getattr(self, name) for name in self.static}
+        statics = {name: getattr(self, name) for name in self.static}
         sizes = {name: getattr(self, name) for name in self.shaped}
         dtype = str(self.dtype).removeprefix("torch.")
-        return {**own, "d": self.d, "dtype": dtype, "scale": self.scale, **sizes}
+        return {**statics, "d": self.d, "dtype": dtype, "scale": self.scale, **sizes}
 
     def payload(self) -> Tensor:
         """Return the packed rows, uint8 of shape (*lead, P), shorter rows padded with zeros."""
@@ -382,8 +382,10 @@ def _layout(
 ) -> tuple[tuple[Field, ...], Counts]:
     head = {"d": d, "dtype": str(dtype).removeprefix("torch.")}
     head |= zip((*kind.static, *kind.shaped), values, strict=True)
-    own = dict(zip(kind.tensors, shapes, strict=True))
-    fields = tuple(field._replace(shape=own[field.name]) for field in kind.fields(head, 0) or ())
+    by_name = dict(zip(kind.tensors, shapes, strict=True))
+    fields = tuple(
+        field._replace(shape=by_name[field.name]) for field in kind.fields(head, 0) or ()
+    )
     return fields, row_cost(fields)
 
 

@@ -78,12 +78,12 @@ def _added(message: Message, n: int, transport: Transport) -> Message:
 
 def _mean_here(leaf: Additive, n: int) -> Tensor:
     """Return what the clients here add to the mean of all n, (B, m), in the format of a message."""
-    own = leaf.values
-    wide = own.float() if own.dtype in HALVES else own
+    summands = leaf.values
+    wide = summands.float() if summands.dtype in HALVES else summands
     if leaf.present is not None:
         wide = zero_absent(wide, leaf.present)
     # in the memory of the sum, which is the format's own or wider
-    return wide.sum(-2).div_(n).to(own.dtype)
+    return wide.sum(-2).div_(n).to(summands.dtype)
 
 
 def _where_sent(message: Message, whole: Message, n: int, transport: Transport) -> Message:

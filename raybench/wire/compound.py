@@ -48,8 +48,8 @@ class _Compound(Message):
     def cost(self) -> Counts:
         cost = self._cost()  # of all parts; they travel as one message, if any of them is sent
         sent = cost.messages
-        one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
-        return cost._replace(messages=one)
+        messages = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
+        return cost._replace(messages=messages)
 
     @property
     def nbytes(self) -> int | Tensor:
@@ -121,11 +121,11 @@ class CasesMessage(_Compound):
         given, inner = head["cells"], parts[0].lead[1:]
         if not isinstance(given, list) or not all(is_list_of(c, int) for c in given):
             raise ValueError("cells are lists of integers")
-        every = [cell for own in given for cell in own]
+        every = [cell for at in given for cell in at]
         if sorted(every) != list(range(len(every))):
             raise ValueError("cells that are there twice, or missing")
-        for own, part in zip(given, parts, strict=True):
-            if (*part.lead, part.d) != (len(own), *inner, head["d"]):
+        for at, part in zip(given, parts, strict=True):
+            if (*part.lead, part.d) != (len(at), *inner, head["d"]):
                 raise ValueError("parts that are not of the shape of their cells")
         cells = [torch.tensor(c, dtype=torch.int64) for c in given]
         return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
@@ -137,17 +137,17 @@ class CasesMessage(_Compound):
         every = torch.arange(self.lead[0], device=self.device)
         cells, kept, parts = every[cells], [], []
         place = every.clone()  # where a cell's row lies within its part
-        for own, part in zip(self.cells, self.parts, strict=True):
-            place[own] = every[: len(own)]
-            asked = torch.nonzero(torch.isin(cells, own)).flatten()
+        for at, part in zip(self.cells, self.parts, strict=True):
+            place[at] = every[: len(at)]
+            asked = torch.nonzero(torch.isin(cells, at)).flatten()
             if len(asked) or not len(cells):
                 kept.append(asked)
                 parts.append(part.select(place[cells[asked]]))
         return replace(self, cells=kept, parts=parts)
 
     def row(self, *at: int) -> Message:
-        for own, part in zip(self.cells, self.parts, strict=True):
-            hit = torch.nonzero(own == at[0]).flatten()
+        for cells, part in zip(self.cells, self.parts, strict=True):
+            hit = torch.nonzero(cells == at[0]).flatten()
             if len(hit):
                 return part.row(int(hit[0]), *at[1:]).scaled(self.scale)
         raise IndexError(at)

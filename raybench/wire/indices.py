@@ -90,8 +90,8 @@ def per_count(
     counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: torch.dtype = torch.int64
 ) -> Tensor:
     """Return what ``of_count`` says of every count: shape (numbers, *counts.shape)."""
-    found, where = counts.unique(return_inverse=True)
-    table = torch.tensor([of_count(k) for k in found.tolist()] or [of_count(0)], dtype=dtype)
+    distinct, where = counts.unique(return_inverse=True)
+    table = torch.tensor([of_count(k) for k in distinct.tolist()] or [of_count(0)], dtype=dtype)
     return table.to(counts.device).T[:, where]
 
 
@@ -145,8 +145,8 @@ def decode(data: Tensor, d: int, k: int) -> Tensor:
     *lead, width = data.shape
     rows = math.prod(lead)
     counts = torch.full((rows,), k, device=data.device)
-    found = decode_rows(data.reshape(rows, width), torch.zeros_like(counts), counts, d)
-    return found.new_empty(*lead, k) if not rows else found.view(*lead, k)
+    indices = decode_rows(data.reshape(rows, width), torch.zeros_like(counts), counts, d)
+    return indices.new_empty(*lead, k) if not rows else indices.view(*lead, k)
 
 
 # Rows of different length --------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def _encode(indices, starts, counts, kinds, widths, bits, d, out):
 @compiled
 def _decode(data, starts, counts, kinds, widths, bits, d, out):
     for r in range(out.shape[0]):
-        sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
-        if not _decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
+        sent, places = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
+        if not _decode_or_absent(sent, kinds[r], widths[r], bits[r], d, places):
             return False
     return True
 
@@ -276,13 +276,13 @@ def _decode_row(data, kind, width, bits, d, out):
     if kind == LIST:
         out[:] = 0
     else:
-        step, start, found = (1 if kind == ELIAS else 0), k * width, 0
+        step, start, count = (1 if kind == ELIAS else 0), k * width, 0
         for p in range(start, bits):
-            if found == k:
+            if count == k:
                 break
-            out[found] = p - start - step * found
-            found += (data[p >> 3] >> (p & 7)) & 1
-        if found < k:
+            out[count] = p - start - step * count
+            count += (data[p >> 3] >> (p & 7)) & 1
+        if count < k:
             return False
     if width > 0:
         mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)

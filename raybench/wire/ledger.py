@@ -43,8 +43,8 @@ class Ledger:
         A client's bytes of a round are those of all its messages between two calls of ``begin``. It
         is the time, in bytes, of a server that waits for the slowest of equal links.
         """
-        own = 0.0 if self._own is None else self._own.max(1, initial=0.0)
-        return self._largest + self._alike + own
+        largest = 0.0 if self._own is None else self._own.max(1, initial=0.0)
+        return self._largest + self._alike + largest
 
     def begin(self) -> None:
         """Begin a round: the client that sends most may be another one than in the last."""

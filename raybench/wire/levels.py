@@ -199,10 +199,10 @@ def decode_levels(
     d = codes.shape[-1]
     symbols, rows = codes.reshape(-1, d).numpy(), out.view(-1, d).numpy()
     held = scales.reshape(len(rows), -1).contiguous().numpy()
-    levels, own = held[0] if table is None else table.numpy(), bucket if bucket > 0 else d
+    levels, size = held[0] if table is None else table.numpy(), bucket if bucket > 0 else d
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _decode(symbols, levels, held, own, table is None, r0, r1, lo, hi, rows)
+        _decode(symbols, levels, held, size, table is None, r0, r1, lo, hi, rows)
 
     run_tiled(work, len(rows), d, COST_OF_DECODING, aligned(bucket))
 
@@ -258,8 +258,8 @@ class ExponentsMessage(Message):
 
     @classmethod
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
-        own = exponent_width(dtype_of(head), natural(head, "p", 1))
-        return [Field("codes", Symbols(own, integers_of(own)), (natural(head, "d"),))]
+        bits = exponent_width(dtype_of(head), natural(head, "p", 1))
+        return [Field("codes", Symbols(bits, integers_of(bits)), (natural(head, "d"),))]
 
     def __post_init__(self) -> None:
         self.codes = self.codes.to(integers_of(self.width))

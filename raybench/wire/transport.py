@@ -122,9 +122,9 @@ class Ranks(Transport):
         here = shares[self.rank]
         shapes = [torch.Size((len(here), len(share), rows.shape[-1])) for share in shares]
         got = self.deal([rows[share.start : share.stop] for share in shares], shapes)
-        own = slice(here.start, here.stop)
+        place = slice(here.start, here.stop)
         everyone = torch.arange(n)
-        return self._read(message, leaves, _apart(torch.cat(got, 1), blocks), own, everyone)
+        return self._read(message, leaves, _apart(torch.cat(got, 1), blocks), place, everyone)
 
     def add_up(self, flat: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, (m,) of the same shape and dtype everywhere."""
@@ -237,8 +237,8 @@ class Distributed(Ranks):
         sent = torch.cat([piece.reshape(-1) for piece in pieces]).to(there)
         sizes = [shape.numel() for shape in shapes]
         got = torch.empty(sum(sizes), dtype=sent.dtype, device=there)
-        own = [piece.numel() for piece in pieces]
-        dist.all_to_all_single(got, sent, sizes, own, group=self.group)
+        counts = [piece.numel() for piece in pieces]
+        dist.all_to_all_single(got, sent, sizes, counts, group=self.group)
         parts = got.to(device).split(sizes)
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

@@ -68,8 +68,8 @@ def unpack(data: bytes, shape: Sequence[int] | None = None) -> Message:
     except Exception as error:  # whatever a header made by others does to the readers of the kinds
         raise ValueError("the message's header does not fit its bytes") from error
     if expected is not None and (*message.lead, message.d) != expected:
-        found = (*message.lead, message.d)
-        raise ValueError(f"the message is of shape {found}, not {expected}")
+        received = (*message.lead, message.d)
+        raise ValueError(f"the message is of shape {received}, not {expected}")
     return message
 
 

@@ -31,12 +31,12 @@ def code_kernel(
     at = tl.program_id(0)
     r = (at // blocks).to(tl.int64)
     j = (at % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    own, b = j < d, _bucket(r, j, many, BUCKET)
-    value = tl.load(x + r * d + j, mask=own, other=0.0)
+    inside, b = j < d, _bucket(r, j, many, BUCKET)
+    value = tl.load(x + r * d + j, mask=inside, other=0.0)
     most = tl.full((), 0, tl.int64) + s
     top = tl.full((), 1, tl.float64) if WAY == "power" else most.to(tl.float64)
-    ratio = tl.abs(value.to(tl.float64)) * tl.load(up + b, mask=own, other=1.0)
-    ratio = ratio * tl.load(inverse + b, mask=own, other=0.0)
+    ratio = tl.abs(value.to(tl.float64)) * tl.load(up + b, mask=inside, other=1.0)
+    ratio = ratio * tl.load(inverse + b, mask=inside, other=0.0)
     ratio = tl.where(ratio <= top, ratio, top)  # a NaN goes to the top too
     if WAY == "nearest":
         level = ((ratio + HALFWAY) - HALFWAY).to(tl.int64)
@@ -56,7 +56,7 @@ def code_kernel(
                 above = low.to(tl.int64) + (u < ratio - low).to(tl.int64)
                 level = tl.where(value < 0, level, above)
     code = tl.where(value < 0, most - level, most + level)
-    tl.store(out + r * d + j, code.to(out.dtype.element_ty), mask=own)
+    tl.store(out + r * d + j, code.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -86,14 +86,14 @@ def decode_kernel(
     at = tl.program_id(0)
     r = (at // blocks).to(tl.int64)
     j = (at % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    own, b = j < d, _bucket(r, j, many, BUCKET)
-    code = tl.load(codes + r * d + j, mask=own, other=0).to(tl.int64)
+    inside, b = j < d, _bucket(r, j, many, BUCKET)
+    code = tl.load(codes + r * d + j, mask=inside, other=0).to(tl.int64)
     if PAIR:
-        value = tl.load(scales + 2 * b + (code != 0).to(tl.int64), mask=own, other=0.0)
+        value = tl.load(scales + 2 * b + (code != 0).to(tl.int64), mask=inside, other=0.0)
     else:
-        level = tl.load(table + code, mask=own, other=0.0)
-        value = level * tl.load(scales + b, mask=own, other=0.0)
-    tl.store(out + r * d + j, value, mask=own)
+        level = tl.load(table + code, mask=inside, other=0.0)
+        value = level * tl.load(scales + b, mask=inside, other=0.0)
+    tl.store(out + r * d + j, value, mask=inside)
 
 
 def codes(

@@ -71,8 +71,8 @@ def _of_tile(x, r, t, d, TILE: tl.constexpr):
 @triton.jit
 def _histogram(size, prefix, SHIFT: tl.constexpr):
     """Return how often each digit follows the prefix."""
-    own = (size >> min(SHIFT + 8, 31)) == prefix
-    return tl.histogram((size >> SHIFT) & 255, BINS, mask=own)
+    alike = (size >> min(SHIFT + 8, 31)) == prefix
+    return tl.histogram((size >> SHIFT) & 255, BINS, mask=alike)
 
 
 @triton.jit
@@ -127,28 +127,32 @@ def digit_kernel(
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     r, g = at // groups, at % groups
-    prefix, found = tl.load(prefixes + r), tl.zeros((BINS,), tl.int32)
+    prefix, histogram = tl.load(prefixes + r), tl.zeros((BINS,), tl.int32)
     for t in range(g, tiles, groups):
         if _listed(counts, r * tiles + t, sound + r, SLOT):
-            found += _histogram(_of_slot(raws, counts, r * tiles + t, SLOT)[1], prefix, SHIFT)
+            histogram += _histogram(_of_slot(raws, counts, r * tiles + t, SLOT)[1], prefix, SHIFT)
         else:
-            found += _histogram(_of_tile(x, r, t, d, TILE)[1], prefix, SHIFT)
-    tl.store(partial + at * BINS + tl.arange(0, BINS), found)
+            histogram += _histogram(_of_tile(x, r, t, d, TILE)[1], prefix, SHIFT)
+    tl.store(partial + at * BINS + tl.arange(0, BINS), histogram)
 
 
 @triton.jit
 def pick_kernel(partial, prefixes, ranks, groups):
     r = tl.program_id(0).to(tl.int64)
-    digit, found = tl.arange(0, BINS), tl.zeros((BINS,), tl.int64)
+    digit, histogram = tl.arange(0, BINS), tl.zeros((BINS,), tl.int64)
     for first in range(0, groups, 32):
         g = first + tl.arange(0, 32)
         at = (r * groups + g[:, None]) * BINS + digit[None, :]
-        found += tl.sum(tl.load(partial + at, mask=g[:, None] < groups, other=0).to(tl.int64), 0)
+        histogram += tl.sum(
+            tl.load(partial + at, mask=g[:, None] < groups, other=0).to(tl.int64), 0
+        )
     rank = tl.load(ranks + r)
-    from_here = tl.sum(found, 0) - tl.cumsum(found, 0) + found  # of this digit or a larger one
-    own = tl.sum((from_here >= rank).to(tl.int32), 0) - 1
-    above = tl.sum(tl.where(digit > own, found, 0), 0)
-    tl.store(prefixes + r, (tl.load(prefixes + r) << 8) | own)
+    from_here = (
+        tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
+    )  # of this digit or a larger one
+    chosen = tl.sum((from_here >= rank).to(tl.int32), 0) - 1
+    above = tl.sum(tl.where(digit > chosen, histogram, 0), 0)
+    tl.store(prefixes + r, (tl.load(prefixes + r) << 8) | chosen)
     tl.store(ranks + r, rank - above)
 
 
@@ -160,10 +164,10 @@ def count_kernel(
     r, t = at // tiles, at % tiles
     cut = tl.load(cuts + r)
     if _listed(counts, at, sound + r, SLOT):
-        found, tied = _over(_of_slot(raws, counts, at, SLOT)[1], cut)
+        larger, tied = _over(_of_slot(raws, counts, at, SLOT)[1], cut)
     else:
-        found, tied = _over(_of_tile(x, r, t, d, TILE)[1], cut)
-    tl.store(above + at, found)
+        larger, tied = _over(_of_tile(x, r, t, d, TILE)[1], cut)
+    tl.store(above + at, larger)
     tl.store(ties + at, tied)
 
 
@@ -227,13 +231,13 @@ def above(x: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lead, of_rows = x.shape[:-1], cuts.reshape(-1).contiguous()
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     marks = _Marks(rows, of_rows, TILE // 4, 0)
-    found = marks.counts.long()
-    counts = found.sum(-1)
+    larger = marks.counts.long()
+    counts = larger.sum(-1)
     most = int(counts.max()) if len(rows) else 0
     where = torch.zeros(*lead, most, dtype=torch.int64, device=x.device)
     values = torch.zeros(*lead, most, dtype=x.dtype, device=x.device)
-    no_ties, no_room = torch.zeros_like(found), torch.zeros_like(counts)
-    marks.emit(of_rows, found, no_ties, no_room, where, values)
+    no_ties, no_room = torch.zeros_like(larger), torch.zeros_like(counts)
+    marks.emit(of_rows, larger, no_ties, no_room, where, values)
     return counts.view(lead), where, values
 
 
@@ -260,11 +264,21 @@ class _Marks:
         groups = min(GROUPS, self.tiles)
         cuts = torch.zeros(rows, dtype=torch.int32, device=self.x.device)
         ranks = torch.full((rows,), k, dtype=torch.int64, device=self.x.device)
-        found = torch.empty(rows, groups, BINS.value, dtype=torch.int32, device=self.x.device)
+        histograms = torch.empty(rows, groups, BINS.value, dtype=torch.int32, device=self.x.device)
         for shift in DIGITS:
-            given = self.x, self.raws, self.counts, self.sound, cuts, found, d, self.tiles, groups
+            given = (
+                self.x,
+                self.raws,
+                self.counts,
+                self.sound,
+                cuts,
+                histograms,
+                d,
+                self.tiles,
+                groups,
+            )
             self._launch(digit_kernel, *given, programs=rows * groups, SHIFT=shift)
-            launch(pick_kernel, rows, found, cuts, ranks, groups)
+            launch(pick_kernel, rows, histograms, cuts, ranks, groups)
         return cuts
 
     def over(self, cuts: Tensor) -> tuple[Tensor, Tensor]:

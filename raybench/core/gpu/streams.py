@@ -47,8 +47,8 @@ def keys_kernel(root, tags, ids, out, count, many, tagged, IDS: tl.constexpr, BL
     for t in range(tagged):
         key = hashed(key, tl.load(tags + t)).to(tl.int64, bitcast=True)
     if IDS:
-        own = tl.load(ids + at % many, mask=at < count, other=0)
-        key = hashed(key, own).to(tl.int64, bitcast=True)
+        identity = tl.load(ids + at % many, mask=at < count, other=0)
+        key = hashed(key, identity).to(tl.int64, bitcast=True)
     tl.store(out + at, key, mask=at < count)
 
 
@@ -59,15 +59,15 @@ def images_kernel(
     at = tl.program_id(0)
     r = (at // blocks).to(tl.int64)
     j = (at % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    key, one = tl.load(keys + r), tl.full((), 1, tl.int64)
-    above, below = (one << high) - 1, (one << low) - 1
+    key, step = tl.load(keys + r), tl.full((), 1, tl.int64)
+    above, below = (step << high) - 1, (step << low) - 1
     v = tl.minimum(tl.load(first + r) + j, d - 1)
     todo = j < count
     while tl.max(todo.to(tl.int32), 0) > 0:  # those beyond d walk on
         left, right = v >> low, v & below
         for t in range(0, ROUNDS, 2):
-            a = hashed(key, one * t).to(tl.int64, bitcast=True)
-            b = hashed(key, one * (t + 1)).to(tl.int64, bitcast=True)
+            a = hashed(key, step * t).to(tl.int64, bitcast=True)
+            b = hashed(key, step * (t + 1)).to(tl.int64, bitcast=True)
             left = left ^ (hashed(a, right).to(tl.int64, bitcast=True) & above)
             right = right ^ (hashed(b, left).to(tl.int64, bitcast=True) & below)
         v = tl.where(todo, (left << low) | right, v)

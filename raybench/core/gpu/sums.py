@@ -24,11 +24,11 @@ def add_kernel(indices, values, starts, out, d, k, n, tiles, CHUNK: tl.constexpr
             tl.load(starts + row * (tiles + 1) + t + 1),
         )
         for e in range(first, end, CHUNK):
-            own = e + tl.arange(0, CHUNK)
-            to = out + c * d + tl.load(indices + row * k + own, mask=own < end, other=0)
-            value = tl.load(values + row * k + own, mask=own < end, other=0.0)
-            held = tl.load(to, mask=own < end, other=0.0)
-            tl.store(to, held + value, mask=own < end)
+            place = e + tl.arange(0, CHUNK)
+            to = out + c * d + tl.load(indices + row * k + place, mask=place < end, other=0)
+            value = tl.load(values + row * k + place, mask=place < end, other=0.0)
+            held = tl.load(to, mask=place < end, other=0.0)
+            tl.store(to, held + value, mask=place < end)
         tl.debug_barrier()  # the next client's entries are other threads' to add
 
 

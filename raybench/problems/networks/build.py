@@ -185,12 +185,14 @@ def load_weights(model: nn.Module, path: str) -> None:
         raise InputError.of(key, f"cannot read {path}: {reason(error)}", "a state_dict") from error
     if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
         raise InputError.of(key, f"{path} holds no weights", "save model.state_dict()")
-    own = model.state_dict()
-    other = [name for name in own if name in result and own[name].shape != result[name].shape]
-    kept = {n: v for n, v in result.items() if n in own and n not in other}
+    tensors = model.state_dict()
+    other = [
+        name for name in tensors if name in result and tensors[name].shape != result[name].shape
+    ]
+    kept = {n: v for n, v in result.items() if n in tensors and n not in other}
     layers = {name.rpartition(".")[0] for name in other}
     if not kept or len(layers) > 1:
-        what = f"{path} fits {len(kept)} of {len(own)} tensors of the model"
+        what = f"{path} fits {len(kept)} of {len(tensors)} tensors of the model"
         raise InputError.of(key, what, "weights of the same network")
     model.load_state_dict(kept, strict=False)
 

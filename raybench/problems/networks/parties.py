@@ -102,8 +102,8 @@ def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     linear = [at for at, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or not linear[-1]:
         raise InputError.of(KEY, f"{text} has no last linear layer", "another network")
-    parent, _, own = linear[-1].rpartition(".")
-    setattr(net.get_submodule(parent), own, nn.Identity())
+    parent, _, leaf = linear[-1].rpartition(".")
+    setattr(net.get_submodule(parent), leaf, nn.Identity())
     return Encoder(net, view.train, view.test)
 
 
@@ -234,7 +234,7 @@ def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoder:
         tokens = [words.tokens(p.inputs.tolist(), sizes["length"]) for p in parts]
     else:
         net, pad, tokens = _of_folder(transformers, weights, parts, sizes["length"])
-    made = [replace(p, inputs=own) for p, own in zip(parts, tokens, strict=True)]
+    made = [replace(p, inputs=inputs) for p, inputs in zip(parts, tokens, strict=True)]
     return Encoder(_Sentences(net, pad), made[0], made[1] if len(made) > 1 else None)
 
 

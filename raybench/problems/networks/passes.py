@@ -116,8 +116,8 @@ class Passes:
         """
         if self.layout.dim > MOST_STACKED or self.draws or self.statistics:
             return
-        one, two = (self._saved(x, inputs[:b]) for b in (1, 2))
-        self._kept = max(1, two - one if len(inputs) > 1 else one)
+        of_one, of_two = (self._saved(x, inputs[:b]) for b in (1, 2))
+        self._kept = max(1, of_two - of_one if len(inputs) > 1 else of_one)
         a, b, w = (t.expand(2, *t.shape) for t in (inputs, targets, x.new_ones(len(inputs))))
         try:
             self._stacked(x.expand(2, -1), Work(a, b, w), x.new_zeros(2, len(x)))
@@ -331,10 +331,10 @@ def with_streams(model: nn.Module) -> nn.Module:
     """
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Dropout):
-            parent, _, own = name.rpartition(".")
+            parent, _, leaf = name.rpartition(".")
             if not name:
                 return StreamDropout(layer.p)
-            setattr(model.get_submodule(parent), own, StreamDropout(layer.p))
+            setattr(model.get_submodule(parent), leaf, StreamDropout(layer.p))
         elif isinstance(layer, _DropoutNd | nn.RReLU) or vars(layer).get("dropout", 0.0):
             what = f"its layer {name} ({type(layer).__name__}) draws torch's random numbers"
             raise InputError.of("problem.model", what, "nn.Dropout is the one that may draw")
