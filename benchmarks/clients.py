@@ -106,8 +106,8 @@ def apart(*args: object) -> dict[str, Any]:
     done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def main() -> None:
@@ -130,17 +130,17 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     floor: dict[int, float] = {}
     for name in [FLOOR, *args.methods]:
-        found = {}
+        result = {}
         for n in sorted(args.clients):
-            found[n] = got = apart(name, n, args.dim, args.rounds)
+            result[n] = got = apart(name, n, args.dim, args.rounds)
             least = floor.setdefault(n, got["processor"])
             row = [name, f"{n:,}", f"{1e3 * got['seconds']:,.0f}", f"{1e3 * got['processor']:,.0f}"]
             row += [f"{got['processor'] / least:.2f}", f"{got['peak'] / 1e6:,.0f}"]
             row += [f"{got['planned'] / 1e6:,.0f}" if "planned" in got else ""]
             print(f"| {' | '.join(row)} |", flush=True)
-        few, many = min(found), max(found)
+        few, many = min(result), max(result)
         if few < many:
-            print(f"| {_slopes(found[few], found[many], few, many)} |", flush=True)
+            print(f"| {_slopes(result[few], result[many], few, many)} |", flush=True)
 
 
 def _slopes(a: dict[str, float], b: dict[str, float], few: int, many: int) -> str:

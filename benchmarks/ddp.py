@@ -165,8 +165,8 @@ def main() -> None:
         ended = [process.wait() for process in ranks]
         if any(ended):
             sys.exit(1)
-        found = json.loads(Path(folder, "times.json").read_text())
-    print(table(found, found.pop("d")))
+        result = json.loads(Path(folder, "times.json").read_text())
+    print(table(result, result.pop("d")))
 
 
 if __name__ == "__main__":

@@ -143,15 +143,15 @@ def tell(folder: Path, disk: Disk, committed: list[str] | None = None) -> None:
 
 def tables(folder: Path) -> list[pd.DataFrame]:
     """Return the cells and curves as other readers see them, without what depends on the clock."""
-    found = []
+    result = []
     for kind, keys in (("cells", ["cell"]), ("curves", ["cell", "round"])):
         table = pd.read_parquet(folder / kind)
         assert not table.duplicated(keys).any(), f"a row of {kind} stands there twice"
         table = table.drop(columns=[c for c in table if c.startswith(CLOCK)])
         if "extra" in table:
             table["extra"] = table["extra"].map(lambda m: sorted(dict(m or []).items()))
-        found.append(table.sort_values(keys, ignore_index=True))
-    return found
+        result.append(table.sort_values(keys, ignore_index=True))
+    return result
 
 
 def try_fault(
@@ -181,8 +181,8 @@ def try_fault(
     kept = {shard.name for shard in log.look(open_folder(folder), deep=True).shards}
     assert set(committed) <= kept, f"committed and lost: {set(committed) - kept}"
     raybench.sweep(SECOND, folder, inline=True, retry_failed=True)
-    for found, table in zip(tables(folder), want, strict=True):
-        pd.testing.assert_frame_equal(found, table)
+    for result, table in zip(tables(folder), want, strict=True):
+        pd.testing.assert_frame_equal(result, table)
     left = verified(open_folder(folder)).findings
     assert not left, left
     assert not log.doubles(log.look(open_folder(folder)))

@@ -33,20 +33,20 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
     """Run a sweep in each way and print the table."""
     print(f"\n{sweep}\n\n| steps | cells | cell-rounds | seconds | same best step |")
     print("|---|---:|---:|---:|---:|")
-    found, all_rounds, told = {}, 0.0, []
+    result, all_rounds, told = {}, 0.0, []
     for name, more in WAYS.items():
         outcome = raybench.sweep(sweep, out / name, sets=[*sets, *more], inline=True)
         cells = pd.read_parquet(out / name / "cells")
         rounds = float(cells["rounds"].sum())
         all_rounds = all_rounds or rounds
-        found[name] = chosen(out / name)
-        found[name] = found[name].reindex(found["grid"].index)
-        same = (found[name]["step_size"] == found["grid"]["step_size"]).sum()
+        result[name] = chosen(out / name)
+        result[name] = result[name].reindex(result["grid"].index)
+        same = (result[name]["step_size"] == result["grid"]["step_size"]).sum()
         row = [name, f"{(cells['status'] != 'skipped').sum():,}"]
         row += [f"{rounds:,.0f} ({rounds / all_rounds:.0%})", f"{outcome.seconds:.0f}"]
-        print(f"| {' | '.join(row)} | {same} of {len(found['grid'])} |", flush=True)
-        for key, one in found["grid"].iterrows():
-            other = found[name].loc[key]
+        print(f"| {' | '.join(row)} | {same} of {len(result['grid'])} |", flush=True)
+        for key, one in result["grid"].iterrows():
+            other = result[name].loc[key]
             if other["step_size"] != one["step_size"]:
                 steps = [words.step(s["step_multiple"], s["step_size"]) for s in (other, one)]
                 bits = [words.bits(s["bits_to_target"]) for s in (other, one)]

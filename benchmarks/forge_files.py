@@ -41,13 +41,13 @@ def honest_files() -> dict[str, bytes]:
 
     import numpy as np
 
-    found = {"a.libsvm": LIBSVM, "b.gz": gzip.compress(LIBSVM), "c.bz2": bz2.compress(LIBSVM)}
-    found |= {"d.xz": lzma.compress(LIBSVM), "s.yaml": SWEEP}
+    result = {"a.libsvm": LIBSVM, "b.gz": gzip.compress(LIBSVM), "c.bz2": bz2.compress(LIBSVM)}
+    result |= {"d.xz": lzma.compress(LIBSVM), "s.yaml": SWEEP}
     for j, save in enumerate((np.savez, np.savez_compressed)):
         out = io.BytesIO()
         save(out, features=np.ones((6, 3), ("f4", "i2")[j]), labels=np.array([0, 1, 0, 1, 1, 0]))
-        found[f"{j}.npz"] = out.getvalue()
-    return found
+        result[f"{j}.npz"] = out.getvalue()
+    return result
 
 
 def changed_file(pick: random.Random, data: bytes) -> bytes:

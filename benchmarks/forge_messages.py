@@ -21,7 +21,7 @@ def honest_messages(d: int = 24) -> list[Any]:
     from raybench.testing.vectors import gaussian
     from raybench.wire import CasesMessage, Dense, choose
 
-    found = []
+    result = []
     there = torch.tensor([[True, False, True], [False, True, True]])
     for name in names("compressor"):
         entry = lookup("compressor", name)
@@ -33,7 +33,7 @@ def honest_messages(d: int = 24) -> list[Any]:
             dtype = (torch.float32, torch.float64, torch.float16, torch.bfloat16)[j % 4]
             x = gaussian(2, 3, d, seed=j).to(dtype)
             m = q.compress(x, stream(j).spread((2,)).each(range(3)))
-            found += [m, m.row(1, 2), m.masked(there)]
+            result += [m, m.row(1, 2), m.masked(there)]
     x = gaussian(2, 3, d)
     choice = choose(there, Dense(x), Dense(-x))
     texts = ("top_k:k=3", "rand_k:k=3", "entropy_coded:of=(dithering:s=2)", "terngrad")
@@ -42,8 +42,8 @@ def honest_messages(d: int = 24) -> list[Any]:
         part = q.compress(x, stream(1).spread((2,)).each(range(3)))
         cells = [torch.tensor([1]), torch.tensor([0])]
         parts = [Dense(x).select(torch.tensor([0])), part.select(torch.tensor([1]))]
-        found.append(CasesMessage(d, x.dtype, cells, parts))
-    return [*found, choice, choice.masked(there)]
+        result.append(CasesMessage(d, x.dtype, cells, parts))
+    return [*result, choice, choice.masked(there)]
 
 
 NASTY = (
@@ -124,8 +124,8 @@ class Forger:
         elif how == 2:
             other = json.loads(pick.choice(self.packed)[0])
             places = [place for place in _places(other) if place[1] == key] or list(_places(other))
-            found, name = pick.choice(places)
-            value = found[name]
+            result, name = pick.choice(places)
+            value = result[name]
         elif how == 3 and isinstance(before, list):
             value = copy.deepcopy(before)
             if value and pick.random() < 0.5:

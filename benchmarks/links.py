@@ -88,15 +88,15 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
         timeout=datetime.timedelta(seconds=300),
     )
     transport = Distributed()
-    found = [
+    result = [
         dataclasses.asdict(timed(what, size, transport, ask["repeats"], warm=2))
         for what, sizes in ask["sizes"].items()
         for size in sizes
     ]
-    found += [_rounds(name, transport, ask["rounds"]) for name in ask["methods"]]
+    result += [_rounds(name, transport, ask["rounds"]) for name in ask["methods"]]
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def compare(
     rounds: int = 6,
 ) -> list[dict[str, Any]]:
     """Return measured and predicted seconds on emulated links. Raises RuntimeError if a machine fails."""
-    found = []
+    result = []
     with emulated.machines(max(machines)) as there:
         ranks = Ranks(there)
         try:
@@ -227,11 +227,11 @@ def compare(
                         one["measured"] = median(one)
                         one["predicted"] = predicted(one, latency, bandwidth) + one["software"]
                         one["error"] = one["predicted"] / one["measured"] - 1
-                        found.append(one)
+                        result.append(one)
                         print(row(one), file=sys.stderr, flush=True)
         finally:
             ranks.close()
-    return found
+    return result
 
 
 def median(one: dict[str, Any]) -> float:
@@ -282,13 +282,13 @@ def main() -> int:
         print(f"links cannot be emulated here: {why}", file=sys.stderr)
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
-    found = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
-    for one in found:
+    result = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
+    for one in result:
         print(row(one))
-    print("\n".join(["", *summary(found)]))
+    print("\n".join(["", *summary(result)]))
     if given.json:
-        Path(given.json).write_text(json.dumps(found, indent=1))
-    within = [one for one in found if one["bandwidth"] <= FASTEST]
+        Path(given.json).write_text(json.dumps(result, indent=1))
+    within = [one for one in result if one["bandwidth"] <= FASTEST]
     wrong = [one for one in within if abs(one["error"]) > BOUND]
     print(f"\nup to 1 Gbit/s {len(wrong)} of {len(within)} predictions are off by more than 25 %")
     return 1 if wrong else 0

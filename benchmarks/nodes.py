@@ -41,7 +41,7 @@ def spent(names: dict[str, str]) -> dict[str, tuple[float, float]]:
     """Return the processor seconds and peak MiB so far of this process and of those that are called so."""
     import psutil
 
-    found = {}
+    result = {}
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
@@ -49,10 +49,10 @@ def spent(names: dict[str, str]) -> dict[str, tuple[float, float]]:
             for name, mark in names.items():
                 if (mine and not mark) or (mark and words and mark in words[0]):
                     used = process.cpu_times()
-                    found[name] = used.user + used.system, process.memory_info().rss / 2**20
+                    result[name] = used.user + used.system, process.memory_info().rss / 2**20
         except psutil.Error:
             continue
-    return found
+    return result
 
 
 def measured(nodes: int, workers: int, batches: int, folder: Path) -> None:

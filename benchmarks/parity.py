@@ -49,11 +49,11 @@ def ours(name: str, params: dict[str, Any], compressor: Any, step: float, rounds
 
 def followed(run: Any, rounds: int) -> Path_:
     """Return x after every round of our run."""
-    found = []
+    result = []
     for _ in range(rounds):
         run.advance(1)
-        found.append(run.s.x[0].clone())
-    return found
+        result.append(run.s.x[0].clone())
+    return result
 
 
 def module(path: Path, name: str, change: Callable[[str], str] = lambda text: text) -> Any:
@@ -180,9 +180,9 @@ def _worker(rank: int, meeting: str, what: Callable[[int], Iterator[Tensor]], ou
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
-    found = list(what(rank))
+    result = list(what(rank))
     if rank == 0:
-        torch.save(found, out)
+        torch.save(result, out)
     dist.destroy_process_group()
 
 

@@ -61,8 +61,8 @@ def text_of(cells: int, rounds: int) -> str:
 def timed(work: Callable[[], object]) -> tuple[float, object]:
     """Return the seconds of some work, and what it returned."""
     began = perf_counter()
-    found = work()
-    return perf_counter() - began, found
+    result = work()
+    return perf_counter() - began, result
 
 
 def hashed(cells: Sequence[Any]) -> float:
@@ -174,8 +174,8 @@ def apart(name: str, file: Path, out: Path) -> Found:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import planning; "
     script += f"planning.report({name!r}, {str(file)!r}, {str(out)!r})"
     with tempfile.NamedTemporaryFile("r") as told:
-        found = ran([sys.executable, "-c", f"{script[:-1]}, {told.name!r})"])
-        return {**found, **json.loads(told.read())}
+        result = ran([sys.executable, "-c", f"{script[:-1]}, {told.name!r})"])
+        return {**result, **json.loads(told.read())}
 
 
 def report(name: str, file: str, out: str, told: str) -> None:

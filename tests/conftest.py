@@ -110,7 +110,7 @@ def _own_plugins() -> Iterator[None]:
 
 def descendants() -> dict[int, str]:
     """Return {pid: command line} of the processes that bear this session's mark, without this one."""
-    mark, found = f"{MARK}={os.environ[MARK]}".encode(), {}
+    mark, result = f"{MARK}={os.environ[MARK]}".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if int(folder.name) == os.getpid():
@@ -122,8 +122,8 @@ def descendants() -> dict[int, str]:
             continue
         helper = "multiprocessing.resource_tracker" in command or "forkserver" in command
         if command and not helper:  # those end with the process that they serve
-            found[int(folder.name)] = command[:100]
-    return found
+            result[int(folder.name)] = command[:100]
+    return result
 
 
 @pytest.hookimpl(trylast=True)
@@ -162,16 +162,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     """Return a count of what is read and written from now on."""
     from raybench.store.files import Local
 
-    found = Reads()
+    result = Reads()
     for name in ("read", "write"):
         plain = getattr(Local, name)
 
         def counting(self, rel, *rest, plain=plain, name=name):
-            found[rel if name == "read" else f"{name} {rel}"] += 1
+            result[rel if name == "read" else f"{name} {rel}"] += 1
             return plain(self, rel, *rest)
 
         monkeypatch.setattr(Local, name, counting)
-    return found
+    return result
 
 
 @pytest.fixture

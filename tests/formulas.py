@@ -53,10 +53,10 @@ def settings(text: str) -> list[dict[str, Any]]:
     ends: list[list[dict[str, Any]]] = [[{}]]
     for axis in filter(None, map(str.strip, text.split(";"))):
         names, _, values = axis.partition(": ")
-        found = [value(text) for text in values.split()]
-        found = found[0] if len(found) == 1 and isinstance(found[0], list) else found
+        result = [value(text) for text in values.split()]
+        result = result[0] if len(result) == 1 and isinstance(result[0], list) else result
         keys = names.split()
-        ends.append([dict(zip(keys, v if len(keys) > 1 else (v,), strict=True)) for v in found])
+        ends.append([dict(zip(keys, v if len(keys) > 1 else (v,), strict=True)) for v in result])
     return [{k: v for part in parts for k, v in part.items()} for parts in product(*ends)]
 
 

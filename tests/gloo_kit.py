@@ -37,9 +37,9 @@ def run_processes(file: str, folder: Path, size: int = 2) -> list[Any]:
             p.kill()
             p.wait()
     assert [p.returncode for p in running] == [0] * size, "\n".join(errors)
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
-    assert all(one == {"from": 0} for _, one in found)
-    return [each for each, _ in found]
+    result = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+    assert all(one == {"from": 0} for _, one in result)
+    return [each for each, _ in result]
 
 
 def serve(work: Callable[[Transport], Any]) -> None:
@@ -54,7 +54,7 @@ def serve(work: Callable[[Transport], Any]) -> None:
         timeout=datetime.timedelta(seconds=90),
     )
     transport = Distributed()
-    found = work(transport)
+    result = work(transport)
     one = transport.agree({"from": transport.rank})
-    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps((found, one)))
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps((result, one)))
     leave()

@@ -24,11 +24,11 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
+        result = dict(attrs)
         self.tag = tag
-        self.loads += [found[a] for a in ("src", "href") if a in found]
-        if "id" in found:
-            self.ids.append(found["id"])
+        self.loads += [result[a] for a in ("src", "href") if a in result]
+        if "id" in result:
+            self.ids.append(result["id"])
 
     def handle_endtag(self, tag):
         self.tag = ""
@@ -40,8 +40,8 @@ class Page(HTMLParser):
 
 def unpacked(page: str, name: str) -> str:
     """Return the text that a page holds packed under this id."""
-    found = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', page)
-    return gzip.decompress(base64.b64decode(found.group(1))).decode()
+    result = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', page)
+    return gzip.decompress(base64.b64decode(result.group(1))).decode()
 
 
 def drawn(page: str) -> dict[str, dict]:
@@ -51,9 +51,9 @@ def drawn(page: str) -> dict[str, dict]:
 
 def table_rows(page: str, name: str) -> list[dict[str, str]]:
     """Return the rows of the table with this id: the texts of their cells, by head, and ``ending``."""
-    found = re.search(rf'<table[^>]* id="{name}">(.*?)</table>', page, re.S).group(1)
+    result = re.search(rf'<table[^>]* id="{name}">(.*?)</table>', page, re.S).group(1)
     rows = []
-    for attributes, row in re.findall(r"<tr([^>]*)>(.*?)</tr>", found, re.S)[1:]:
+    for attributes, row in re.findall(r"<tr([^>]*)>(.*?)</tr>", result, re.S)[1:]:
         cells = dict(re.findall(r'<td data-l="([^"]*)"[^>]*>(.*?)</td>', row, re.S))
         ending = re.search(r'class="([^"]*)"', attributes)
         rows.append({**cells, "ending": ending.group(1) if ending else ""})

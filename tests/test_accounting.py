@@ -117,8 +117,8 @@ def test_rebook_by_hand(store, tmp_path):
             want = (width * up + per_round * t + t).tolist()
             assert load(folder, how)["bits_up"].tolist() == want
     for code, bits in each.items():
-        found = load(folder, f"value_bits=32,index_bits={code}")
-        assert found["bits_down"].tolist() == (32 * down + bits + 2 * bits * t).tolist()
+        result = load(folder, f"value_bits=32,index_bits={code}")
+        assert result["bits_down"].tolist() == (32 * down + bits + 2 * bits * t).tolist()
         free = load(folder, f"value_bits=32,index_bits={code},count_init=false")
         assert free["bits_down"].tolist() == (32 * 100 * t + 2 * bits * t).tolist()
         assert free["bits_up"].tolist() == (32 * 5 * t + bits * t + t).tolist()
@@ -154,10 +154,10 @@ def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     store.commit("s", curves, to_table(frame.to_dict("series"), CELLS))
     _, failed = batch(["c"], status="failed")
     store.commit("c", None, failed)
-    found = cells(tmp_path / "results", "index_bits=none").set_index("cell")["bits_up"]
-    assert found["a"] == 32 * 25 + 3
-    assert found["b"] == 64 * 25 + 3
-    assert math.isnan(found["c"])
+    result = cells(tmp_path / "results", "index_bits=none").set_index("cell")["bits_up"]
+    assert result["a"] == 32 * 25 + 3
+    assert result["b"] == 64 * 25 + 3
+    assert math.isnan(result["c"])
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_booked_anew_is_as_if_booked_so_from_the_start(booked, how):
     assert (want.groupby("cell")["bits_up"].last() > 0).all()
     for other in BOOKS:
         pd.testing.assert_frame_equal(load(booked[other], how)[bits], want)
-        found = cells(booked[other], how)[["cell", "bits_up", "bits_down"]]
-        pd.testing.assert_frame_equal(found, ends)
+        result = cells(booked[other], how)[["cell", "bits_up", "bits_down"]]
+        pd.testing.assert_frame_equal(result, ends)
 
 
 @pytest.mark.parametrize("side", ["up", "down"])
@@ -241,8 +241,8 @@ def test_booking_anew_leaves_what_it_is_given():
 
     curves, ends = make([{"g": [4, 2, 1]}])
     before = curves.copy(), ends.copy()
-    found, _ = rebook(curves, ends, parse({"index_bits": "none"}))
-    assert not found["bits_up"].equals(curves["bits_up"])
+    result, _ = rebook(curves, ends, parse({"index_bits": "none"}))
+    assert not result["bits_up"].equals(curves["bits_up"])
     pd.testing.assert_frame_equal(curves, before[0])
     pd.testing.assert_frame_equal(ends, before[1])
 
@@ -298,9 +298,9 @@ def test_merged_folders_have_the_accounting_of_the_first(tmp_path):
         out = tmp_path / f"out{j}"
         merge(pair[j], pair[1 - j], out)
         assert accounting_of(out) == how
-        found, ends = load(out), cells(out)
-        assert len(found) == 14 * 6  # cells times rows; gd is in both
+        result, ends = load(out), cells(out)
+        assert len(result) == 14 * 6  # cells times rows; gd is in both
         bits = ["bits_up", "bits_down"]
-        pd.testing.assert_frame_equal(found[bits], load(out, how)[bits])
+        pd.testing.assert_frame_equal(result[bits], load(out, how)[bits])
         assert ends["bits_up"].tolist() == cells(out, how)["bits_up"].tolist()
         assert ends["bits_up"].notna().all()

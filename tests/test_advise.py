@@ -41,13 +41,13 @@ def of(name: str):
 def test_errors_are_those_of_the_operators_alone():
     x = gaussian(D, dtype=torch.float32)
     top, sign, fp16, same = (of(n) for n in ("top_k:k=10%", "scaled_sign", "fp16", "float32"))
-    found = replay([top, sign, fp16, same], LAYOUT, [x])
+    result = replay([top, sign, fp16, same], LAYOUT, [x])
     grid = {"a": ["top_k:k=10%"], "b": ["scaled_sign"], "c": ["fp16"], "d": ["identity"]}
     alone = measure({"x": x[None]}, grid)
-    assert [row.error for row in found] == pytest.approx(list(alone["error"]), rel=1e-5)
-    assert [row.size for row in found] == list(alone["bytes"])
-    assert [row.entries for row in found][:2] == [D / 10, 1.0]
-    assert all(row.encode > 0 and row.decode > 0 for row in found)
+    assert [row.error for row in result] == pytest.approx(list(alone["error"]), rel=1e-5)
+    assert [row.size for row in result] == list(alone["bytes"])
+    assert [row.entries for row in result][:2] == [D / 10, 1.0]
+    assert all(row.encode > 0 and row.decode > 0 for row in result)
 
 
 def test_an_operator_used_with_error_feedback_is_rescaled_as_the_method_does_it():
@@ -60,12 +60,12 @@ def test_an_operator_used_with_error_feedback_is_rescaled_as_the_method_does_it(
 
 def test_low_rank_is_by_matrix_and_sends_vectors_whole():
     x = gaussian(D, dtype=torch.float32)
-    (found,) = replay([of("power_sgd:rank=4")], LAYOUT, [x])
-    assert found.size == 4 * (4 * (30 + 40) + 50)
-    assert found.state == 4 * (D + 4 * 40)
+    (result,) = replay([of("power_sgd:rank=4")], LAYOUT, [x])
+    assert result.size == 4 * (4 * (30 + 40) + 50)
+    assert result.state == 4 * (D + 4 * 40)
     (svd,) = replay(chosen(["svd:rank=4"]), LAYOUT, [x])
-    assert svd.size == found.size
-    assert svd.error < found.error < 1
+    assert svd.size == result.size
+    assert svd.error < result.error < 1
 
 
 def test_what_takes_too_long_or_does_not_fit_is_left_out_with_the_reason():
@@ -93,22 +93,22 @@ def test_the_memory_of_a_method_is_what_its_clients_keep(name):
 
 
 def test_gradients_of_a_model_are_those_along_sgd():
-    found = gradients("mlp", batch=8)
-    assert found.steps == STEPS
-    assert [v.shape for v in found.vectors] == [(4810,)] * len(STEPS)
-    assert found.problem == {**PROBLEM}
-    assert not torch.equal(found.vectors[0], found.vectors[1])
+    result = gradients("mlp", batch=8)
+    assert result.steps == STEPS
+    assert [v.shape for v in result.vectors] == [(4810,)] * len(STEPS)
+    assert result.problem == {**PROBLEM}
+    assert not torch.equal(result.vectors[0], result.vectors[1])
     again = gradients("mlp", batch=8)
-    assert all(map(torch.equal, found.vectors, again.vectors))
-    assert found.forward > 0
-    assert found.backward > 0
+    assert all(map(torch.equal, result.vectors, again.vectors))
+    assert result.forward > 0
+    assert result.backward > 0
 
 
 def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
-    found = gradients("resnet20:depth=8", batch=2, steps=(0,))
-    assert found.problem["dataset"] == "digits"
-    assert "cifar10_part is not in the data folder" in found.note
+    result = gradients("resnet20:depth=8", batch=2, steps=(0,))
+    assert result.problem["dataset"] == "digits"
+    assert "cifar10_part is not in the data folder" in result.note
     with pytest.raises(InputError, match="cifar10_part is not in the data folder"):
         gradients("torchvision:squeezenet1_1", batch=2, steps=(0,))
     with pytest.raises(InputError, match="shakespeare"):
@@ -150,12 +150,12 @@ def test_figures_as_json_and_the_time_that_is_given():
         *("advise", "mlp", *FEW, "--gpus", 8, "--link", "1Gbit", "--link", "10Gbit,20ms,server"),
         *("--backward", 0.2, "--json"),
     )
-    found = json.loads(said.out)
-    assert (found["forward"], found["backward"]) == (0.1, 0.2)
-    assert "as given" in found["passes"]
-    assert found["parameters"] == 4810
-    assert [one["name"] for one in found["operators"]] == ["top_k:k=1%", "mxfp4"]
-    ring, server = found["networks"]
+    result = json.loads(said.out)
+    assert (result["forward"], result["backward"]) == (0.1, 0.2)
+    assert "as given" in result["passes"]
+    assert result["parameters"] == 4810
+    assert [one["name"] for one in result["operators"]] == ["top_k:k=1%", "mxfp4"]
+    ring, server = result["networks"]
     buckets = [14e-4 + 1.75 * 9620 / b / 110e6 for b in BUCKETS]  # seconds of one, of 9,620/b bytes
     spent = [0.1 + max(0.2, (b - 1) * s) + s for b, s in zip(BUCKETS, buckets, strict=True)]
     assert ring["baseline"]["seconds"] == pytest.approx(min(spent), rel=1e-9)
@@ -163,7 +163,7 @@ def test_figures_as_json_and_the_time_that_is_given():
     for one in (ring, server):
         assert one["recommendation"].endswith(".")
         assert [m["name"] for m in one["methods"]] == ["top_k:k=1%", "mxfp4"]
-    assert found["steps_to_target"] is None
+    assert result["steps_to_target"] is None
 
 
 def test_the_sweep_that_is_written_can_be_planned(tmp_path):
@@ -195,11 +195,11 @@ def test_recorded_gradients_are_replayed(tmp_path):
             rec.step()
     said = cli("advise", folder, *FEW, "--gpus", 8, "--link", "1Gbit", "--json")
     assert said.code == 0, said.err
-    found = json.loads(said.out)
-    assert (found["parameters"], found["steps"]) == (725, [0, 1, 2])
-    assert "as the run recorded it" in found["passes"]
+    result = json.loads(said.out)
+    assert (result["parameters"], result["steps"]) == (725, [0, 1, 2])
+    assert "as the run recorded it" in result["passes"]
     about = json.loads((folder / "record.json").read_text())
-    assert found["backward"] == about["seconds_backward"]
+    assert result["backward"] == about["seconds_backward"]
     (folder / "record.json").write_text(json.dumps({**about, "seconds_backward": None}))
     missing = cli("advise", folder, *FEW)
     assert (missing.code, missing.complaints) == (2, 1)
@@ -233,11 +233,11 @@ def test_recorded_gradients_are_replayed(tmp_path):
 )
 def test_mistakes_are_told_and_nothing_is_written(tmp_path, monkeypatch, args, said):
     monkeypatch.chdir(tmp_path)
-    found = cli("advise", *args)
-    assert (found.code, found.out) == (2, "")
-    assert found.complaints == 1
-    assert said in found.err
-    assert "Traceback" not in found.err
+    result = cli("advise", *args)
+    assert (result.code, result.out) == (2, "")
+    assert result.complaints == 1
+    assert said in result.err
+    assert "Traceback" not in result.err
     assert not tree(tmp_path)
 
 

@@ -46,8 +46,8 @@ def test_runs_goes_on_and_is_shared_out(method: Method):
     assert whole.keys() == anew.keys()
     for name, want in whole.items():
         assert torch.equal(anew[name].nan_to_num(), want.nan_to_num()), name
-    for found in on_virtual_ranks(2, lambda t: trial.recorded(trial.continued(m, saved, t))):
-        for name, got in found.items():
+    for result in on_virtual_ranks(2, lambda t: trial.recorded(trial.continued(m, saved, t))):
+        for name, got in result.items():
             close(got.nan_to_num(), whole[name].nan_to_num(), 1e-9, f"{name} on two ranks")
 
 
@@ -229,10 +229,10 @@ def registered():
     ("kind", "check"), FAULTS.items(), ids=lambda v: getattr(v, "__name__", "")
 )
 def test_a_wrong_method_is_caught(registered, kind, check):
-    found = {f.check: f for f in conformance(registered(kind))}
-    assert set(found) == set(CHECKS)
-    assert not found[check].ok, f"{kind.__doc__} went unnoticed"
-    assert found[check].detail.strip()
+    result = {f.check: f for f in conformance(registered(kind))}
+    assert set(result) == set(CHECKS)
+    assert not result[check].ok, f"{kind.__doc__} went unnoticed"
+    assert result[check].detail.strip()
 
 
 def test_the_same_method_done_right_passes(registered):

@@ -35,10 +35,10 @@ from raybench.store.files import open_folder
 
 def test_first_crossing_is_the_first_recorded_point_at_or_below():
     curves, _ = make([{"g": [1, 0.5, 0.1, 0.3, 0.05]}, {"g": [1, 0.9]}, {"g": [0.1, 2]}])
-    found = first_crossing(curves, 0.1)
-    assert found.to_dict() == {"cell0": 20.0, "cell1": math.inf, "cell2": 0.0}
+    result = first_crossing(curves, 0.1)
+    assert result.to_dict() == {"cell0": 20.0, "cell1": math.inf, "cell2": 0.0}
     shuffled = curves.sample(frac=1, random_state=0)
-    assert first_crossing(shuffled, 0.1).to_dict() == found.to_dict()
+    assert first_crossing(shuffled, 0.1).to_dict() == result.to_dict()
     assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
 
 
@@ -57,9 +57,9 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
 def test_interpolation_by_loops(points, grid):
     points, grid = sorted(points), sorted(grid)
     xs, ys = (np.array(v) for v in zip(*points, strict=True))
-    for at, found in zip(grid, interpolated(xs, ys, np.array(grid)), strict=True):
+    for at, result in zip(grid, interpolated(xs, ys, np.array(grid)), strict=True):
         if at < xs[0] or at > xs[-1]:
-            assert math.isnan(found)
+            assert math.isnan(result)
             continue
         j = max(i for i in range(len(xs)) if xs[i] <= at)
         if xs[j] == at:
@@ -68,14 +68,14 @@ def test_interpolation_by_loops(points, grid):
             share = (math.log(at) - math.log(xs[j])) / (math.log(xs[j + 1]) - math.log(xs[j]))
             a, b = ys[j], ys[j + 1]
             want = a ** (1 - share) * b**share if min(a, b) > 0 else a + share * (b - a)
-        assert found == pytest.approx(want, rel=1e-6, abs=1e-300)
+        assert result == pytest.approx(want, rel=1e-6, abs=1e-300)
 
 
 def test_a_round_in_which_nobody_sends():
     runs, cells = make([{"g": [1, 0.5, 0.25, 0.125]}])
     runs["bits_up"] = [0.0, 10.0, 10.0, 20.0]
-    found = curves((runs, cells), at=[5, 10, 20])
-    np.testing.assert_allclose(found["grad_norm_sq"], [math.nan, 0.25, 0.125])
+    result = curves((runs, cells), at=[5, 10, 20])
+    np.testing.assert_allclose(result["grad_norm_sq"], [math.nan, 0.25, 0.125])
 
 
 @pytest.mark.parametrize("at", [[], [0, 1], [2, 1], [1, math.inf], [[1, 2]], [math.nan]])
@@ -97,12 +97,12 @@ def test_describe_names_what_differs():
             {"g": [1], "dataset": "a9a", "algorithm": "gd", "compressor": None, "k": None},
         ]
     )
-    found = describe(cells)
-    assert found["facet"].tolist() == ["mushrooms", "a9a", "a9a", "a9a", "a9a"]
+    result = describe(cells)
+    assert result["facet"].tolist() == ["mushrooms", "a9a", "a9a", "a9a", "a9a"]
     # p follows K: it does not tell methods apart
-    assert found["method"].tolist()[1:3] == ["EF21 Top-K (init=full)", "EF21 Top-K (init=zero)"]
-    assert found["series"].tolist()[3:] == ["EF21 Top-5 (init=zero)", "GD"]
-    assert found["step"].tolist() == ["x1"] * 5
+    assert result["method"].tolist()[1:3] == ["EF21 Top-K (init=full)", "EF21 Top-K (init=zero)"]
+    assert result["series"].tolist()[3:] == ["EF21 Top-5 (init=zero)", "GD"]
+    assert result["step"].tolist() == ["x1"] * 5
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_bands_are_step_functions():
     curves, _ = make(
         [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
     )
-    found = bands(curves)
+    result = bands(curves)
     # medians of the rounds' bits, up to the median end: 0, 15, 30
-    assert found["bits_up"].tolist() == [0.0, 15.0, 30.0]
-    assert found["low"].tolist() == [6.0, 4.0, 2.0]
-    assert found["high"].tolist() == [8.0, 6.0, 3.0]
-    assert found["grad_norm_sq"].tolist() == [7.0, 5.0, 2.5]
+    assert result["bits_up"].tolist() == [0.0, 15.0, 30.0]
+    assert result["low"].tolist() == [6.0, 4.0, 2.0]
+    assert result["high"].tolist() == [8.0, 6.0, 3.0]
+    assert result["grad_norm_sq"].tolist() == [7.0, 5.0, 2.5]
     by_round = bands(curves, x="round")
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
@@ -144,20 +144,20 @@ def test_bands_are_step_functions():
 )
 def test_bands_hold_their_median(values, points):
     curves, _ = make([{"g": v, "seed": i} for i, v in enumerate(values)])
-    found = bands(curves, points=points)
-    assert len(found) <= points
-    assert found["bits_up"].is_monotonic_increasing
-    assert (found["low"] <= found["grad_norm_sq"]).all()
-    assert (found["grad_norm_sq"] <= found["high"]).all()
-    assert found["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
+    result = bands(curves, points=points)
+    assert len(result) <= points
+    assert result["bits_up"].is_monotonic_increasing
+    assert (result["low"] <= result["grad_norm_sq"]).all()
+    assert (result["grad_norm_sq"] <= result["high"]).all()
+    assert result["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
 
 
 def test_bands_of_cells_without_a_label():
     """A key that is not known makes a group like any other: no cell is left out in silence."""
     curves, _ = make([{"g": [4, 2]}, {"g": [8, 6], "k": 2}])
     curves["k"] = curves["k"].where(curves["k"] == 2)
-    found = bands(curves, by=("k",))
-    assert found["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
+    result = bands(curves, by=("k",))
+    assert result["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
 
 
 def test_final_vs_step():
@@ -170,17 +170,17 @@ def test_final_vs_step():
             {"g": [1], "multiple": 4.0, "status": "failed"},
         ]
     )
-    found = final_vs_step(cells)
-    assert found["at"].tolist() == [1.0, 2.0]
-    assert found["diverged"].tolist() == [0, 1]
-    assert found["grad_norm_sq"].tolist() == pytest.approx([0.2, 0.01])
-    assert found["grad_norm_sq_low"].tolist() == [0.1, 0.01]
-    assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
-    assert found["coverage"].tolist() == [0.5, 0.0]  # of two values, and of one
-    assert found["seeds"].tolist() == [2, 1]
-    assert found["cells"].tolist() == [2, 2]
-    assert set(found["axis"]) == {"step_multiple"}
-    assert set(found["series"]) == {"EF21 Top-1"}
+    result = final_vs_step(cells)
+    assert result["at"].tolist() == [1.0, 2.0]
+    assert result["diverged"].tolist() == [0, 1]
+    assert result["grad_norm_sq"].tolist() == pytest.approx([0.2, 0.01])
+    assert result["grad_norm_sq_low"].tolist() == [0.1, 0.01]
+    assert result["grad_norm_sq_high"].tolist() == [0.3, 0.01]
+    assert result["coverage"].tolist() == [0.5, 0.0]  # of two values, and of one
+    assert result["seeds"].tolist() == [2, 1]
+    assert result["cells"].tolist() == [2, 2]
+    assert set(result["axis"]) == {"step_multiple"}
+    assert set(result["series"]) == {"EF21 Top-1"}
     cells["step_multiple"] = np.nan
     by_size = final_vs_step(cells)
     assert set(by_size["axis"]) == {"step_size"}
@@ -192,9 +192,9 @@ def test_final_vs_step():
 
 def test_annotate_drops_curves_without_a_cell():
     curves, cells = make([{"g": [1, 2]}, {"g": [3]}])
-    found = annotate(curves, describe(cells[:1]))
-    assert found["cell"].unique().tolist() == ["cell0"]
-    assert found.columns.is_unique
+    result = annotate(curves, describe(cells[:1]))
+    assert result["cell"].unique().tolist() == ["cell0"]
+    assert result.columns.is_unique
 
 
 def test_steps_of_two_theories_are_two_candidates():
@@ -211,9 +211,9 @@ def test_steps_of_two_theories_are_two_candidates():
     (best,) = tuned(curves, cells, target=0.2).itertuples()
     assert best.step == "x1 paper"
     assert best.seeds == 2
-    found = final_vs_step(cells)
-    assert list(found["at"]) == [1.0, 2.0]
-    assert list(found["cells"]) == [2, 2]
+    result = final_vs_step(cells)
+    assert list(result["at"]) == [1.0, 2.0]
+    assert list(result["cells"]) == [2, 2]
 
 
 SCHEDULES = [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
@@ -305,7 +305,7 @@ def folder(tmp_path_factory):
 
 def slow(curves, cells, target, x, y="grad_norm_sq"):
     """Return {(algorithm, k, multiple): costs} by loops."""
-    found = {}
+    result = {}
     for cell in cells.to_dict("records"):
         if cell["status"] == "skipped":
             continue
@@ -314,17 +314,17 @@ def slow(curves, cells, target, x, y="grad_norm_sq"):
         ok = cell["status"] == "ok" and there and rows[-1][y] <= target
         key = (cell["algorithm"], cell["k"] if cell["k"] == cell["k"] else None)
         key = (*key, cell["step_multiple"])
-        found.setdefault(key, []).append(there[0] if ok else math.inf)
-    return found
+        result.setdefault(key, []).append(there[0] if ok else math.inf)
+    return result
 
 
 @pytest.mark.parametrize("x", ["bits_up", "round", "seconds", "grad_evals"])
 def test_it_is_what_loops_find(folder, x):
     want = slow(store.load(folder), store.cells(folder), 1e-3, x)
-    found = to_target(folder, 1e-3, x=x, by=["algorithm", "k", "step_multiple"])
-    assert len(found) == len(want)
-    assert found["reached"].sum() > 0
-    for row in found.to_dict("records"):
+    result = to_target(folder, 1e-3, x=x, by=["algorithm", "k", "step_multiple"])
+    assert len(result) == len(want)
+    assert result["reached"].sum() > 0
+    for row in result.to_dict("records"):
         key = (row["algorithm"], row["k"] if row["k"] == row["k"] else None, row["step_multiple"])
         costs = sorted(want[key])
         assert row["cells"] == len(costs)
@@ -369,13 +369,13 @@ def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch)
 
     monkeypatch.setattr(log, "rows", noted_rows)
     monkeypatch.setattr(type(open_folder(folder)), "read", noted_read)
-    found = to_target(folder, 1e-3, where={"algorithm": "ef21", "k": [1, 5]})
-    assert set(found["series"]) == {"EF21 Top-1", "EF21 Top-5"}
+    result = to_target(folder, 1e-3, where={"algorithm": "ef21", "k": [1, 5]})
+    assert set(result["series"]) == {"EF21 Top-1", "EF21 Top-5"}
     assert sum(rel.startswith("curves/") for rel in read) == 2  # a shard for each K
     assert names[-2:] == [{"cell", "round", "bits_up", "grad_norm_sq"}] * 2
     everything = to_target(folder, 1e-3)
     own = everything[everything["series"].isin(["EF21 Top-1", "EF21 Top-5"])]
-    assert found.equals(own.reset_index(drop=True))
+    assert result.equals(own.reset_index(drop=True))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_bad_questions(asked, said):
 
 
 def test_no_cells_are_an_empty_table(folder):
-    found = to_target(folder, 1e-3, where={"algorithm": "none of them"})
-    assert len(found) == 0
-    assert "bits_up_low" in found
+    result = to_target(folder, 1e-3, where={"algorithm": "none of them"})
+    assert len(result) == 0
+    assert "bits_up_low" in result
     assert len(to_target(folder, where={"algorithm": "none of them"})) == 0

@@ -44,7 +44,7 @@ GRID = {
 def test_a_plan_builds_problems_and_operators_and_resolves_forms_once(monkeypatch):
     asked = spec.load(GRID)
     assert len(asked.cells) == 2 * 3 * 3 * 10 * 14
-    built, found, bound = [], [], []
+    built, result, bound = [], [], []
 
     def count(owner, name, calls):
         plain = getattr(owner, name)
@@ -52,12 +52,12 @@ def test_a_plan_builds_problems_and_operators_and_resolves_forms_once(monkeypatc
 
     resolve.problem_of.cache_clear()
     count(problems, "build", built)
-    count(Resolver, "_form", found)
+    count(Resolver, "_form", result)
     build._operator.cache_clear()
     plan = make_plan(asked)
     bound = build._operator.cache_info().misses
     assert len(built) == 2
-    assert len(found) == 2 * 3 * 3  # of each problem, method and compressor
+    assert len(result) == 2 * 3 * 3  # of each problem, method and compressor
     assert bound <= 2 * 3 * 3
     assert len(plan.cells) == 2 * 7 * 140  # marina and diana take no top_k
     assert len(plan.skipped) == 2 * 2 * 140
@@ -98,10 +98,10 @@ def test_a_plan_grows_by_little_for_each_cell():
     def peak(seeds: int) -> int:
         tracemalloc.start()
         plan = make_plan(spec.load({**GRID, "algorithm": "diana", "seed": f"0..{seeds - 1}"}))
-        found = tracemalloc.get_traced_memory()[1]
+        result = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(plan.cells) == 40 * seeds
-        return found
+        return result
 
     peak(5)
     small, large = peak(20), peak(120)

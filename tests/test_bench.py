@@ -258,10 +258,10 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
 )
 def test_mistakes_are_told_before_anything_is_measured(args, said, monkeypatch):
     monkeypatch.setattr(bench, "measure", lambda *a, **k: pytest.fail("measured"))
-    found = cli("bench", *args)
-    assert found.code == 2
-    assert said in found.err
-    assert found.complaints == 1
+    result = cli("bench", *args)
+    assert result.code == 2
+    assert said in result.err
+    assert result.complaints == 1
 
 
 # Claims ----------------------------------------------------------------------------------------
@@ -272,9 +272,9 @@ def test_mistakes_are_told_before_anything_is_measured(args, said, monkeypatch):
 def test_true_claims_hold(text, d):
     if d == 1:
         text = text.replace("k=3", "k=1")
-    found = claims.check(raybench.compressor(text).bind(d).operator, d)
-    assert {one.family for one in found} == set(families(d))
-    assert {one.verdict for one in found} == {"holds"}, [one for one in found if one.faults]
+    result = claims.check(raybench.compressor(text).bind(d).operator, d)
+    assert {one.family for one in result} == set(families(d))
+    assert {one.verdict for one in result} == {"holds"}, [one for one in result if one.faults]
 
 
 def test_bounds_and_factors_of_the_claims():
@@ -301,8 +301,8 @@ def test_bounds_and_factors_of_the_claims():
     ],
 )
 def test_false_claims_are_found(op, fault):
-    found = [one for one in claims.check(op, 50) if one.family == "gaussian"]
-    assert fault in found[0].verdict
+    result = [one for one in claims.check(op, 50) if one.family == "gaussian"]
+    assert fault in result[0].verdict
 
 
 def test_a_false_claim_of_a_random_operator_is_found(monkeypatch):
@@ -353,9 +353,9 @@ def test_published_values(family, share, left):
 def test_order_statistics(family, share):
     d = 20_000
     x = drawn(d, 12)[family]
-    found = quantile_share(x.abs(), int(share * d))
-    error = float(found.std()) / math.sqrt(12)
-    assert abs(float(found.mean()) - FORMULAS[family](d, int(share * d))) < 5 * error + 1e-4
+    result = quantile_share(x.abs(), int(share * d))
+    error = float(result.std()) / math.sqrt(12)
+    assert abs(float(result.mean()) - FORMULAS[family](d, int(share * d))) < 5 * error + 1e-4
 
 
 def test_vectors_depend_on_the_seed_alone():
@@ -395,13 +395,13 @@ def test_against_sign_interpolates_and_admits():
         return {"family": "f", "curve": curve, "wire_per_coordinate": bits, "error_best": error}
 
     rows = [row("scaled sign", 1.0, 0.1), row("Top-k", 1.0, 0.2), row("Top-k", 4.0, 0.0)]
-    found = against_sign(pd.DataFrame([*rows, row("dithering", 3.0, 0.5)])).iloc[0]
-    assert found["Top-k"] == pytest.approx(2.0)
-    assert found["dithering"] == math.inf
-    assert found["cheapest"] == "scaled sign"
+    result = against_sign(pd.DataFrame([*rows, row("dithering", 3.0, 0.5)])).iloc[0]
+    assert result["Top-k"] == pytest.approx(2.0)
+    assert result["dithering"] == math.inf
+    assert result["cheapest"] == "scaled sign"
     rows[1] = row("Top-k", 0.5, 0.05)
-    found = against_sign(pd.DataFrame(rows)).iloc[0]
-    assert (found["cheapest"], found["Top-k"], found["below"]) == ("Top-k", 0.5, ["Top-k"])
+    result = against_sign(pd.DataFrame(rows)).iloc[0]
+    assert (result["cheapest"], result["Top-k"], result["below"]) == ("Top-k", 0.5, ["Top-k"])
 
 
 def test_study_writes_rows_and_figures(tmp_path):

@@ -46,8 +46,8 @@ def test_messages_of_ones_own_are_booked_cell_by_cell():
 
 @pytest.mark.parametrize("downlink", ["perm_k", {"name": "lazy", "p": 0.4}])
 def test_marina_p_conforms_with_any_downlink(downlink):
-    found = conformance(on_p1("marina_p", None, downlink, 40, params={"p": 0.3}))
-    assert not [str(f) for f in found if not f.ok]
+    result = conformance(on_p1("marina_p", None, downlink, 40, params={"p": 0.3}))
+    assert not [str(f) for f in result if not f.ok]
 
 
 # What does not go together ---------------------------------------------------------------------

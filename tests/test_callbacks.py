@@ -228,16 +228,16 @@ def events_in(folder: Path) -> list[Any]:
     """Return the events of the files in a folder, read as the format has them: length, checks, content."""
     from tensorboardX.proto import event_pb2
 
-    found = []
+    result = []
     for path in folder.glob("events.*"):
         data, at = path.read_bytes(), 0
         while at < len(data):
             (size,) = struct.unpack_from("<Q", data, at)
             event = event_pb2.Event()
             event.ParseFromString(data[at + 12 : at + 12 + size])
-            found.append(event)
+            result.append(event)
             at += 16 + size
-    return found
+    return result
 
 
 def test_tensorboard(here: Path) -> None:

@@ -70,8 +70,8 @@ def test_harm_is_seen(undisturbed: Path, tmp_path: Path, harm, says: str) -> Non
 
 @pytest.fixture(scope="module")
 def faultless():
-    with disk_faults.undisturbed() as found:
-        yield found
+    with disk_faults.undisturbed() as error:
+        yield error
 
 
 @pytest.mark.parametrize("kind", disk_faults.KINDS)

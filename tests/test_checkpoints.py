@@ -117,12 +117,12 @@ def test_what_is_interrupted_goes_on(tmp_path, name, before, after):
     assert whole == list(range(ROUNDS + 1))
     cut, began = curve(one, tmp_path, before, Cut)
     assert cut is None
-    found, went_on = curve(one, tmp_path, after, Checkpoints)
+    result, went_on = curve(one, tmp_path, after, Checkpoints)
     assert began + went_on == whole  # no round twice
     if before == after:
-        pd.testing.assert_frame_equal(found, want, check_exact=True)
+        pd.testing.assert_frame_equal(result, want, check_exact=True)
     else:
-        pd.testing.assert_frame_equal(found, want, check_exact=False, rtol=1e-9, atol=1e-12)
+        pd.testing.assert_frame_equal(result, want, check_exact=False, rtol=1e-9, atol=1e-12)
 
 
 def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path):
@@ -130,9 +130,9 @@ def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path):
     one = method("ef21", tmp_path)
     want, _ = curve(one, tmp_path, 2, None)
     _, began = curve(one, tmp_path, 2, Torn)
-    found, went_on = curve(one, tmp_path, 2, Checkpoints)
+    result, went_on = curve(one, tmp_path, 2, Checkpoints)
     assert 0 < went_on[0] < began[-1] + 1
-    pd.testing.assert_frame_equal(found, want, check_exact=True)
+    pd.testing.assert_frame_equal(result, want, check_exact=True)
 
 
 def parts(folder: Path) -> list[Path]:
@@ -148,19 +148,19 @@ def test_a_damaged_checkpoint_is_none(tmp_path, harm):
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes({"cut": data[:-9], "changed": data, "empty": b""}[harm])
-    found, ran = curve(one, tmp_path, 1, Checkpoints)
+    result, ran = curve(one, tmp_path, 1, Checkpoints)
     assert ran == whole
-    pd.testing.assert_frame_equal(found, want, check_exact=True)
+    pd.testing.assert_frame_equal(result, want, check_exact=True)
 
 
 def test_what_records_otherwise_begins_anew(tmp_path):
     """Rows of rounds that the first run left out cannot be had from its state."""
     one = method("vr_marina", tmp_path)
     curve(one, tmp_path, 1, Cut, Options(record=Record(every=4)))
-    found, ran = curve(one, tmp_path, 1, Checkpoints)
+    result, ran = curve(one, tmp_path, 1, Checkpoints)
     assert ran == list(range(ROUNDS + 1))
-    assert found is not None
-    assert list(found["round"]) == ran
+    assert result is not None
+    assert list(result["round"]) == ran
 
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
@@ -214,9 +214,9 @@ def test_a_sweep_that_ctrl_c_ended_goes_on_and_leaves_no_checkpoint(tmp_path, mo
     assert raybench.sweep(SWEEP, tmp_path / "kept", inline=True).counts["ok"] == 2
     assert 0 < begun[0] < len(begun) + begun[0] == 61
     assert not (tmp_path / "kept" / FOLDER).exists()
-    want, found = (raybench.load(tmp_path / name) for name in ("whole", "kept"))
+    want, result = (raybench.load(tmp_path / name) for name in ("whole", "kept"))
     for column in ("loss", "grad_norm_sq", "bits_up", "accuracy"):
-        np.testing.assert_array_equal(found[column], want[column])
+        np.testing.assert_array_equal(result[column], want[column])
 
 
 def test_a_full_disk_is_no_fault_of_the_cells(tmp_path, monkeypatch):

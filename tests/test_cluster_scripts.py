@@ -60,7 +60,7 @@ record: {points: 20}
 
 def mentioning(word: str) -> list[str]:
     """Return the other processes with a word in their command line or environment: Ray's change their titles."""
-    found = []
+    result = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -68,8 +68,8 @@ def mentioning(word: str) -> list[str]:
         except OSError:
             continue
         if told and command and int(folder.name) != os.getpid():
-            found.append(f"{folder.name} {command[:200]}")
-    return found
+            result.append(f"{folder.name} {command[:200]}")
+    return result
 
 
 def vanish(word: str, seconds: float = 150) -> None:

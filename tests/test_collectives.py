@@ -41,12 +41,12 @@ def asked(compressor, **more):
 
 
 def test_it_stands_beside_the_parameters_of_an_operator():
-    found = asked({"name": "bf16", "collective": ["gather", "reduce"], "granularity": "tensor"})
-    assert [cell.compressor.params.get("collective") for cell in found] == [None, "reduce"]
-    assert {cell.compressor.name for cell in found} == {"per_tensor"}
-    assert found[0].id == asked({"name": "bf16", "granularity": "tensor"})[0].id
-    assert found[0].group != found[1].group
-    assert "collective=reduce" in Resolver().resolve(found[1]).label
+    result = asked({"name": "bf16", "collective": ["gather", "reduce"], "granularity": "tensor"})
+    assert [cell.compressor.params.get("collective") for cell in result] == [None, "reduce"]
+    assert {cell.compressor.name for cell in result} == {"per_tensor"}
+    assert result[0].id == asked({"name": "bf16", "granularity": "tensor"})[0].id
+    assert result[0].group != result[1].group
+    assert "collective=reduce" in Resolver().resolve(result[1]).label
 
 
 def test_cells_are_excluded_by_it():
@@ -348,9 +348,9 @@ METHODS = [
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.compressor['name']}")
 def test_methods_conform(method):
-    found = conformance(method)
-    assert not [str(f) for f in found if not f.ok]
-    assert [f.check for f in found] == list(CHECKS)
+    result = conformance(method)
+    assert not [str(f) for f in result if not f.ok]
+    assert [f.check for f in result] == list(CHECKS)
 
 
 # Time and memory -----------------------------------------------------------------------------------

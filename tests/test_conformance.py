@@ -36,23 +36,23 @@ OURS = [
 
 @pytest.mark.parametrize(("name", "params"), OURS, ids=lambda v: str(v))
 def test_our_problems_conform(name, params):
-    found = check_entry(lookup("problem", name), params)
-    assert not [str(f) for f in found if not f.ok]
-    assert [f.check for f in found] == list(problems.CHECKS)
+    result = check_entry(lookup("problem", name), params)
+    assert not [str(f) for f in result if not f.ok]
+    assert [f.check for f in result] == list(problems.CHECKS)
 
 
 @pytest.mark.parametrize("name", names("metric"))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_our_metrics_conform(name, dtype):
     problem = build("quadratic", {"dim": 6, "clients": 3, "dtype": dtype})
-    found = metrics.conformance(lookup("metric", name).target, problem, name)
-    assert not [str(f) for f in found if not f.ok]
+    result = metrics.conformance(lookup("metric", name).target, problem, name)
+    assert not [str(f) for f in result if not f.ok]
 
 
 def test_metrics_by_entry():
-    found = metrics.check_entry(lookup("metric", "sparsity"))
-    assert [f.check for f in found] == list(metrics.CHECKS)
-    assert all(f.ok for f in found)
+    result = metrics.check_entry(lookup("metric", "sparsity"))
+    assert [f.check for f in result] == list(metrics.CHECKS)
+    assert all(f.ok for f in result)
 
 
 # A sound problem by the two methods a user writes, and one fault each -------------------------------
@@ -207,14 +207,14 @@ BROKEN = [
 
 
 def test_a_sound_problem_conforms():
-    found = conformance(Shift())
-    assert not [str(f) for f in found if not f.ok]
+    result = conformance(Shift())
+    assert not [str(f) for f in result if not f.ok]
 
 
 @pytest.mark.parametrize(("make", "check", "says"), BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_problem_is_found(make, check, says):
-    found = {f.check: f for f in conformance(make())}
-    assert says in found[check].detail
+    result = {f.check: f for f in conformance(make())}
+    assert says in result[check].detail
 
 
 def test_every_problem_check_is_shown_to_fail():
@@ -245,5 +245,5 @@ METRICS = [
 @pytest.mark.parametrize(("metric", "check", "says"), METRICS, ids=range(len(METRICS)))
 def test_a_broken_metric_is_found(metric, check, says):
     problem = build("quadratic", {"dim": 6, "clients": 3})
-    found = {f.check: f for f in metrics.conformance(metric, problem)}
-    assert says in found[check].detail
+    result = {f.check: f for f in metrics.conformance(metric, problem)}
+    assert says in result[check].detail

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.thorough
 
 def test_check_entry_covers_every_example():
     entry = lookup("compressor", "rand_k")
-    found = list(check_entry(entry, samples=500, big=0))
-    assert {f.about for f in found} == set(examples(entry))
-    assert len(found) == len(CHECKS) * len(examples(entry))
-    assert all(f.ok and str(f).startswith("ok") for f in found)
+    result = list(check_entry(entry, samples=500, big=0))
+    assert {f.about for f in result} == set(examples(entry))
+    assert len(result) == len(CHECKS) * len(examples(entry))
+    assert all(f.ok and str(f).startswith("ok") for f in result)
 
 
 # The kit finds what is broken ------------------------------------------------------------------
@@ -287,20 +287,22 @@ BROKEN = [
 @pytest.mark.parametrize(("op", "check", "says"), BROKEN, ids=range(len(BROKEN)))
 def test_the_kit_finds_a_broken_operator(op, check, says):
     big = 10**6 if "million" in check else 0
-    found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)}
-    assert not found[check].ok
-    assert says in found[check].detail
-    assert str(found[check]).startswith(f"FAIL  compressor: {check}: ")
-    assert "\n" not in str(found[check])
+    result = {
+        f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)
+    }
+    assert not result[check].ok
+    assert says in result[check].detail
+    assert str(result[check]).startswith(f"FAIL  compressor: {check}: ")
+    assert "\n" not in str(result[check])
 
 
 def test_a_plugin_that_raises_is_a_finding():
     def broken(d):
         raise RuntimeError("boom")
 
-    found = conformance(broken)
-    assert len(found) == len(CHECKS)
-    assert all("RuntimeError: boom" in f.detail for f in found)
+    result = conformance(broken)
+    assert len(result) == len(CHECKS)
+    assert all("RuntimeError: boom" in f.detail for f in result)
 
 
 def test_every_check_is_shown_to_fail():
@@ -309,5 +311,5 @@ def test_every_check_is_shown_to_fail():
 
 
 def test_the_sound_one_passes():
-    found = conformance(lambda d: Claims(), samples=20_000, dims=(1, 8))
-    assert not [str(f) for f in found if not f.ok]
+    result = conformance(lambda d: Claims(), samples=20_000, dims=(1, 8))
+    assert not [str(f) for f in result if not f.ok]

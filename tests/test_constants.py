@@ -83,10 +83,10 @@ def test_the_noise_of_samples_is_bounded_where_it_is_said_to_be(problem):
     total = torch.zeros(30, problem.n, dtype=torch.float64)
     for j, one in enumerate(of_samples(problem, x)):
         total += torch.where(j < counts, (one - whole).square().sum(-1), 0.0)
-    found = (total / counts).mean(1)
-    assert (found <= bound * ABOVE).all()
+    result = (total / counts).mean(1)
+    assert (result <= bound * ABOVE).all()
     if max(problem.samples) > 1:
-        assert found.max() > 0.05 * bound
+        assert result.max() > 0.05 * bound
 
 
 def test_slopes_and_curvature_of_the_losses():

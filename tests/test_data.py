@@ -38,11 +38,11 @@ def file(tmp_path):
 
 
 def test_libsvm_file(file):
-    found = data.load(file)
-    assert np.array_equal(found.features.toarray(), DENSE)
-    assert np.array_equal(found.labels, [1, -1, -1, 1])
-    assert np.array_equal(found.classes, [-1, 1])
-    assert np.array_equal(found.binary(), [1, -1, -1, 1])
+    result = data.load(file)
+    assert np.array_equal(result.features.toarray(), DENSE)
+    assert np.array_equal(result.labels, [1, -1, -1, 1])
+    assert np.array_equal(result.classes, [-1, 1])
+    assert np.array_equal(result.binary(), [1, -1, -1, 1])
 
 
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip), (".bz2", bz2), (".xz", lzma)])
@@ -96,8 +96,8 @@ def test_empty_files_and_single_classes(tmp_path):
 
 
 def test_rows(file):
-    found = data.load(file, rows=2)
-    assert np.array_equal(found.features.toarray(), DENSE[:2])
+    result = data.load(file, rows=2)
+    assert np.array_equal(result.features.toarray(), DENSE[:2])
     assert "4 rows" in complaint(data.load, file, rows=5)
     assert "problem.rows" in complaint(data.load, file, rows=1)  # a single class remains
 
@@ -145,13 +145,13 @@ def test_real_sets(name):
     if not os.environ.get("RAYBENCH_DATA") or catalogue.find(name) is None:
         pytest.skip("RAYBENCH_DATA names no folder with this set")
     rows, d, counts = REAL[name]
-    found = data.load(name)
-    assert found.shape == (rows, d)
+    result = data.load(name)
+    assert result.shape == (rows, d)
     if counts:
-        values, sizes = np.unique(found.labels, return_counts=True)
+        values, sizes = np.unique(result.labels, return_counts=True)
         assert dict(zip(values, sizes)) == counts
     if name.startswith("w"):
-        assert (np.diff(found.features.indptr) == 0).any()  # rows without features are kept
+        assert (np.diff(result.features.indptr) == 0).any()  # rows without features are kept
 
 
 def test_offline_error_names_folder_and_file(tmp_path, monkeypatch):
@@ -190,13 +190,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def test_download_by_name(site, tmp_path, monkeypatch):
     monkeypatch.setitem(catalogue.LIBSVM_SETS, "tiny", catalogue.LibsvmSet(4, 5, site))
-    found = data.load("tiny")
-    assert found.shape == (4, 5)  # two more features than the file shows
+    result = data.load("tiny")
+    assert result.shape == (4, 5)  # two more features than the file shows
     folder = tmp_path / "data" / "libsvm"
     assert [f.name for f in folder.iterdir()] == ["tiny.bz2"]
     monkeypatch.setattr(requests, "get", None)  # a second load must not ask the network
     again = data.load("tiny")
-    assert np.array_equal(again.features.toarray(), found.features.toarray())
+    assert np.array_equal(again.features.toarray(), result.features.toarray())
 
 
 def test_download_that_is_not_there(site, monkeypatch):

@@ -59,8 +59,8 @@ def test_all_forms_give_the_same_curve():
 def test_a_polars_frame():
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({name: FRAME[name].to_list() for name in FRAME})
-    found = raybench.run(config(), data={"mine": frame})["loss"].tolist()
-    assert found == raybench.run(config(), data={"mine": FRAME})["loss"].tolist()
+    result = raybench.run(config(), data={"mine": frame})["loss"].tolist()
+    assert result == raybench.run(config(), data={"mine": FRAME})["loss"].tolist()
 
 
 def test_the_id_is_that_of_the_content():

@@ -92,15 +92,15 @@ def test_sums_over_neighbours_are_the_matrix_product(graph, n, dtype):
     W, _ = mixing(graph, n)
     X = torch.from_numpy(np.random.default_rng(n).standard_normal((5, n, 33))).to(dtype)
     whole = Neighbours(W)
-    found = whole.mixed(X)
+    result = whole.mixed(X)
     want = W @ X.double()
-    assert found.dtype == dtype
-    assert found.is_contiguous()
-    assert largest(found, want) < (1e-14 if dtype == torch.float64 else 1e-6)
+    assert result.dtype == dtype
+    assert result.is_contiguous()
+    assert largest(result, want) < (1e-14 if dtype == torch.float64 else 1e-6)
     part = Neighbours(W[n // 2 :]).mixed(X[3:])
     assert largest(part, want[3:, n // 2 :]) < (1e-14 if dtype == torch.float64 else 1e-6)
     if not whole._dense and not Neighbours(W[n // 2 :])._dense:
-        assert torch.equal(part, found[3:, n // 2 :])
+        assert torch.equal(part, result[3:, n // 2 :])
 
 
 # Leaders -------------------------------------------------------------------------------------

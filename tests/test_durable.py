@@ -43,11 +43,11 @@ def raw(folder):
 
 def same_results(folder, other):
     """Compare all that does not depend on the clock or on how often something was tried."""
-    for found, want in zip(raw(folder), raw(other), strict=True):
-        keys = ["cell", "round"] if "round" in found else ["cell"]
+    for result, want in zip(raw(folder), raw(other), strict=True):
+        keys = ["cell", "round"] if "round" in result else ["cell"]
         changing = ("seconds", "started", "attempts", "batch", "peak")
-        out = [name for name in found if name.startswith(changing)]
-        pair = [t.drop(columns=out).sort_values(keys, ignore_index=True) for t in (found, want)]
+        out = [name for name in result if name.startswith(changing)]
+        pair = [t.drop(columns=out).sort_values(keys, ignore_index=True) for t in (result, want)]
         for table in pair:
             if "extra" in table:
                 table["extra"] = table["extra"].map(lambda m: sorted(dict(m or []).items()))
@@ -216,8 +216,8 @@ def test_files_of_others_do_not_count(mine, whole, tmp_path):
         (mine / kind / f"._{own.name}").write_bytes(b"Mac OS X")
     pq.write_table(pa.table({"x": [1]}), mine / "cells/table.parquet")
     with pytest.warns(UserWarning, match="is left out"):
-        found = load(mine)
-    pd.testing.assert_frame_equal(found, before)
+        result = load(mine)
+    pd.testing.assert_frame_equal(result, before)
     said = cli("verify", mine)
     assert said.code == 1
     for what in ("another results folder", "a copy of", "did not write it", "it is not a shard"):

@@ -190,8 +190,8 @@ def test_weights_are_part_of_a_cells_id_by_their_content(file, tmp_path, monkeyp
     ],
 )
 def test_what_is_refused(file, changes, where, words):
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as error:
         build("vertical_network", {"dataset": file, **changes})
-    text = str(found.value)
+    text = str(error.value)
     assert text.startswith(f"problem.{where}"), text
     assert words in text

@@ -124,9 +124,9 @@ def test_gradient_evaluations_by_hand():
 def listed(rounds, every, points, stochastic=False):
     """Return the rounds that make a row as an array, and check that their number is as told."""
     asked = RecordedRounds.of(rounds, every, points, stochastic)
-    found = np.array([t for t in range(rounds + 1) if t in asked])
-    assert asked.count == len(found)
-    return found
+    result = np.array([t for t in range(rounds + 1) if t in asked])
+    assert asked.count == len(result)
+    return result
 
 
 @settings(max_examples=50)

@@ -135,5 +135,5 @@ def test_no_state_shrinks_more_slowly_than_the_theorem_says(name):
 @pytest.mark.parametrize("name", FORMS)
 def test_with_half_as_much_again_it_may_be_wrong(name):
     random = np.random.default_rng(4)
-    found = [above(name, random, 1.5) for _ in range(150)]
-    assert np.mean(np.array(found) > 1e-9) > 0.1
+    result = [above(name, random, 1.5) for _ in range(150)]
+    assert np.mean(np.array(result) > 1e-9) > 0.1

@@ -113,15 +113,15 @@ def test_small_floats_round_as_torch_and_numpy_do(name, dtype):
         assert np.array_equal(got[inside].numpy(), x[inside].numpy().astype(np.float16))
     else:
         some = finite.flatten().nonzero()[:, 0][:: 101 if name == "bfloat16" else 11]
-        flat, found = x.flatten()[some].tolist(), got.flatten()[some].tolist()
+        flat, result = x.flatten()[some].tolist(), got.flatten()[some].tolist()
         if name == "bfloat16":  # 2^15 levels: only those around
             ulps = [math.ldexp(1.0, max(math.frexp(v)[1], -125) - 8) for v in flat]
             assert all(
                 abs(Fraction(v) - Fraction(g)) <= Fraction(u) / 2
-                for v, g, u in zip(flat, found, ulps)
+                for v, g, u in zip(flat, result, ulps)
             )
         else:
-            assert found == [nearest_even(v, form.levels()) for v in flat]
+            assert result == [nearest_even(v, form.levels()) for v in flat]
 
 
 # Uniform 8 bits ----------------------------------------------------------------------------------

@@ -36,11 +36,11 @@ DOCUMENTS = {
 def test_documents(what, read):
     text, said = DOCUMENTS[what]
     begin = time.monotonic()
-    with pytest.raises(InputError, match=said) as found:
+    with pytest.raises(InputError, match=said) as error:
         read(text, "sweep.yaml")
     assert time.monotonic() - begin < PATIENCE
-    assert str(found.value).count("\n") < 4
-    assert len(str(found.value)) < 1000
+    assert str(error.value).count("\n") < 4
+    assert len(str(error.value)) < 1000
 
 
 def test_a_saved_sweep_is_read_as_a_sweep_file_is():

@@ -115,13 +115,13 @@ def test_operators(name, params, mine):
     random = np.random.default_rng(0)
     x = random.standard_normal((2, CLIENTS, D)) * 10.0 ** random.integers(-3, 4, (2, CLIENTS, 1))
     q = stream([5, 6]).fold("round").fold(17).fold("up").each(range(CLIENTS))
-    found = raybench.compressor(name, **params).encode(torch.from_numpy(x), q).decode().numpy()
+    result = raybench.compressor(name, **params).encode(torch.from_numpy(x), q).decode().numpy()
     want = [
         [mine(x[b, i], key_of(5 + b, "round", 17, "up", i), **params) for i in range(CLIENTS)]
         for b in range(2)
     ]
-    np.testing.assert_allclose(found, want, rtol=1e-12)
-    assert np.abs(found).max() > 0
+    np.testing.assert_allclose(result, want, rtol=1e-12)
+    assert np.abs(result).max() > 0
 
 
 def test_natural_compression():
@@ -129,11 +129,11 @@ def test_natural_compression():
     x, rows = np.linspace(-7.0, 6.3, D), 4000
     op = raybench.compressor("natural")
     many = torch.from_numpy(x).expand(rows, D).contiguous()
-    found = op.encode(many, stream(3).each(range(rows))).decode().numpy()
+    result = op.encode(many, stream(3).each(range(rows))).decode().numpy()
     low = 2.0 ** np.floor(np.log2(np.abs(x)))
-    up = np.abs(found) == 2 * low
-    assert (up | (np.abs(found) == low)).all()
-    assert (np.sign(found) == np.sign(x)).all()
+    up = np.abs(result) == 2 * low
+    assert (up | (np.abs(result) == low)).all()
+    assert (np.sign(result) == np.sign(x)).all()
     chance = np.abs(x) / low - 1
     deviation = np.sqrt(chance * (1 - chance) / rows)
     assert (np.abs(up.mean(0) - chance) <= 5 * deviation + 1e-12).all()
@@ -186,11 +186,11 @@ def test_participants_are_read_off_the_messages():
 
 def draws(rounds: int, make) -> np.ndarray:
     """A number per round, of the engine's own draws."""
-    net, found = started(run_of("gd")).net, []
+    net, result = started(run_of("gd")).net, []
     for t in range(rounds):
         net.begin(t)
-        found.append(make(net))
-    return np.array(found)
+        result.append(make(net))
+    return np.array(result)
 
 
 def test_coins_are_fair_and_independent():
@@ -216,8 +216,8 @@ def test_minibatches():
     problem = {"name": "least_squares", "dataset": "breast_cancer", "rows": 60, "clients": 3}
     run = started(Method("sgd", {"batch": 4}, None, problem, step=0.01).batch((1.0,), (7,)))
     run.net.begin(5)
-    found = run.net.sample("batch", 4).indices[0].tolist()
-    assert found == [
+    result = run.net.sample("batch", 4).indices[0].tolist()
+    assert result == [
         np.floor(20 * uniform(key_of(7, "round", 5, "batch", i), 4)).tolist() for i in range(3)
     ]
 

@@ -31,14 +31,14 @@ def folder(tmp_path_factory):
 @given(HEIGHTS, st.floats(0.01, 0.3))
 def test_heights_are_apart_in_order_and_inside(wanted, gap):
     wanted = np.array(wanted)
-    found = spread(wanted, gap)
+    result = spread(wanted, gap)
     order = np.argsort(wanted, kind="stable")
-    assert (np.diff(found[order]) >= gap - 1e-9).all()
+    assert (np.diff(result[order]) >= gap - 1e-9).all()
     if gap * (len(wanted) - 1) < 1:
-        assert found.min() >= -1e-9
-        assert found.max() <= 1 + 1e-9
+        assert result.min() >= -1e-9
+        assert result.max() <= 1 + 1e-9
     else:  # beyond both ends by the same
-        assert found.min() + found.max() == pytest.approx(1)
+        assert result.min() + result.max() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -57,9 +57,9 @@ def test_no_heights_are_nearer_to_those_wanted(seed):
 @pytest.mark.parametrize("kind", ["curves", "steps", "k", "trials"])
 @pytest.mark.parametrize("size", [None, "column", (7.0, 2.0)])
 def test_every_line_has_its_name_and_no_name_lies_on_another(folder, kind, size):
-    found = frames(folder)
-    canvas = plot(found, kind=kind, size=size, label_lines=True)
-    made = figure(found, kind=kind)
+    result = frames(folder)
+    canvas = plot(result, kind=kind, size=size, label_lines=True)
+    made = figure(result, kind=kind)
     canvas.draw_without_rendering()
     for axis, panel in zip(canvas.axes, made.panels, strict=True):
         rows = made.data[(made.data["panel"] == panel) & np.isfinite(made.data["y"])]

@@ -110,17 +110,17 @@ def own_part(file: Path) -> str:
 
 def imports(file: Path) -> list[Import]:
     """Return every import of a file, those inside functions and under TYPE_CHECKING included."""
-    found: list[Import] = []
+    result: list[Import] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found += [Import(file, node.lineno, alias.name, None) for alias in node.names]
+            result += [Import(file, node.lineno, alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level:
                 package = ["raybench", *file.relative_to(PACKAGE).parts[:-1]]
                 module = ".".join([*package[: len(package) - node.level + 1], module]).strip(".")
-            found += [Import(file, node.lineno, module, alias.name) for alias in node.names]
-    return found
+            result += [Import(file, node.lineno, module, alias.name) for alias in node.names]
+    return result
 
 
 def target(found: Import) -> str | None:
@@ -140,8 +140,8 @@ ALGORITHMS = [f for f in (PACKAGE / "algorithms").glob("*.py") if f.stem not in 
 
 def every() -> Iterator[tuple[str, Import, str]]:
     """Yield (own part, import, imported part) for the imports between parts of raybench."""
-    for file, found in IMPORTS.items():
-        for one in found:
+    for file, result in IMPORTS.items():
+        for one in result:
             to = target(one)
             if to is not None and to != own_part(file):
                 yield own_part(file), one, to
@@ -176,8 +176,8 @@ def graph() -> networkx.DiGraph:
     files = {module_of(file) for file in FILES}
     arrows = networkx.DiGraph()
     arrows.add_nodes_from(files)
-    for file, found in IMPORTS.items():
-        for one in found:
+    for file, result in IMPORTS.items():
+        for one in result:
             inner = f"{one.module}.{one.name}"
             to = inner if inner in files else one.module
             if to in files:
@@ -195,8 +195,8 @@ def test_files_form_no_circle() -> None:
 def test_private_names_stay_in_their_module() -> None:
     wrong = [
         str(one)
-        for found in IMPORTS.values()
-        for one in found
+        for result in IMPORTS.values()
+        for one in result
         if target(one) is not None
         and any(
             n.startswith("_") and not n.startswith("__")
@@ -209,8 +209,8 @@ def test_private_names_stay_in_their_module() -> None:
 def test_private_attributes_of_other_modules_are_not_used() -> None:
     """``module._name`` of an imported raybench module is as private as ``from module import _name``."""
     uses = []
-    for file, found in IMPORTS.items():
-        modules = {one.name for one in found if one.module.startswith("raybench") and one.name}
+    for file, result in IMPORTS.items():
+        modules = {one.name for one in result if one.module.startswith("raybench") and one.name}
         uses += [
             f"{names(file)}:{node.lineno} uses {ast.unparse(node)}"
             for node in ast.walk(ast.parse(file.read_text()))
@@ -226,8 +226,8 @@ def test_private_attributes_of_other_modules_are_not_used() -> None:
 def test_ray_is_imported_in_runtime_and_cluster_alone() -> None:
     wrong = [
         str(one)
-        for file, found in IMPORTS.items()
-        for one in found
+        for file, result in IMPORTS.items()
+        for one in result
         if one.module.split(".")[0] == "ray" and own_part(file) not in ("runtime", "cluster")
     ]
     assert not wrong, "\n".join(wrong)
@@ -248,8 +248,8 @@ def test_nothing_heavy_at_the_top_of_the_command_line() -> None:
     }
     wrong = [
         str(one)
-        for file, found in IMPORTS.items()
-        for one in found
+        for file, result in IMPORTS.items()
+        for one in result
         if own_part(file) in light
         and module_of(file) not in at_work
         and one.at_top
@@ -339,12 +339,12 @@ import ray
 """
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self, *a, **k: source)
-        found = imports(bad)
-    assert {target(one) for one in found} == {"execution", "spec", "store", None}
+        result = imports(bad)
+    assert {target(one) for one in result} == {"execution", "spec", "store", None}
     writer = PACKAGE / "store" / "writer.py"
     back = Import(writer, 1, "raybench.store", "made_up")
     monkeypatch.setattr(sys.modules[__name__], "FILES", [*FILES, bad])
-    monkeypatch.setitem(IMPORTS, bad, found)
+    monkeypatch.setitem(IMPORTS, bad, result)
     monkeypatch.setitem(IMPORTS, writer, [*IMPORTS[writer], back])
     for check, said in (
         (test_imports_go_downward_only, "raybench.execution.net"),

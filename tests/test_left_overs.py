@@ -173,13 +173,13 @@ def modes(file: Path) -> tuple[int, int]:
 
 def family(driver: int) -> dict[psutil.Process, str]:
     """Return the processes that a driver has started, and those these have, with their commands."""
-    found = {}
+    result = {}
     for process in psutil.Process(driver).children(recursive=True):
         try:
-            found[process] = " ".join(process.cmdline())[:200]
+            result[process] = " ".join(process.cmdline())[:200]
         except psutil.Error:
             continue
-    return found
+    return result
 
 
 def gone(process: psutil.Process) -> bool:

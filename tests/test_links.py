@@ -153,10 +153,10 @@ def test_texts_of_networks():
 
 @given(st.floats(1e-7, 10), st.floats(1e3, 1e12), st.sampled_from(PLAIN))
 def test_what_is_written_can_be_read(latency, bandwidth, form):
-    found = parse(written(latency, bandwidth, form))
-    assert found.form == form
-    assert found.link.latency == pytest.approx(latency, rel=1e-3)
-    assert found.link.bandwidth == pytest.approx(bandwidth, rel=1e-3)
+    result = parse(written(latency, bandwidth, form))
+    assert result.form == form
+    assert result.link.latency == pytest.approx(latency, rel=1e-3)
+    assert result.link.bandwidth == pytest.approx(bandwidth, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -200,31 +200,31 @@ TRUE = Link(2e-4, 50e6)
 def made(what, n, noise=0.0, spoilt=(), sizes=SIZES, seed=0):
     """Return times that the model gives on a link, with noise, some of them ten times as long."""
     generator = np.random.default_rng(seed)
-    found = []
+    result = []
     for j, size in enumerate(sizes):
         times = float(expected(what, TRUE, n, size)) * np.exp(noise * generator.standard_normal(7))
-        found.append(Timing(what, n, size, tuple(times * (10 if j in spoilt else 1))))
-    return found
+        result.append(Timing(what, n, size, tuple(times * (10 if j in spoilt else 1))))
+    return result
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("what", ["pair", "gather", "all_reduce", "server"])
 def test_exact_times_give_the_link_back(what, n):
-    found = fit(made(what, n))
-    assert found.link.latency == pytest.approx(TRUE.latency, rel=1e-3)
-    assert found.link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-3)
-    assert found.misfit < 1e-3
+    result = fit(made(what, n))
+    assert result.link.latency == pytest.approx(TRUE.latency, rel=1e-3)
+    assert result.link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-3)
+    assert result.misfit < 1e-3
 
 
 @pytest.mark.thorough
 def test_noisy_times_give_intervals_that_hold_the_link():
     held = 0
     for seed in range(8):
-        found = fit(made("gather", 4, noise=0.1, seed=seed))
-        (a_low, a_high), (b_low, b_high) = found.latency, found.bandwidth
-        assert a_low <= found.link.latency <= a_high
-        assert b_low <= found.link.bandwidth <= b_high
+        result = fit(made("gather", 4, noise=0.1, seed=seed))
+        (a_low, a_high), (b_low, b_high) = result.latency, result.bandwidth
+        assert a_low <= result.link.latency <= a_high
+        assert b_low <= result.link.bandwidth <= b_high
         held += (a_low <= TRUE.latency <= a_high) + (b_low <= TRUE.bandwidth <= b_high)
     assert held >= 12  # of 16; 15 are expected
 
@@ -234,12 +234,12 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     said = cli("bench", "link", "--processes", "2", "--repeats", "2", "--json")
     assert said.code == 0, said.err
-    found = json.loads(said.out)
-    assert [(t["what"], t["size"]) for t in found["timings"]] == [
+    result = json.loads(said.out)
+    assert [(t["what"], t["size"]) for t in result["timings"]] == [
         (what, size) for what in ("pair", "gather", "all_reduce") for size in SIZES
     ]
-    assert all(len(t["seconds"]) == 2 and min(t["seconds"]) > 0 for t in found["timings"])
-    for kind, got in found["fits"].items():
+    assert all(len(t["seconds"]) == 2 and min(t["seconds"]) > 0 for t in result["timings"])
+    for kind, got in result["fits"].items():
         network = parse(got["text"])
         assert network.form == ("ring" if kind == "pair" else "gather")
         assert network.link.bandwidth == pytest.approx(got["link"]["bandwidth"], rel=1e-3)
@@ -284,7 +284,7 @@ def test_predictions_hold_on_emulated_links(text, monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     sizes = {"pair": (2**20,), "gather": (2**18,), "all_reduce": (2**20,), "server": (2**18,)}
-    found = benchmark.compare([text], [2, 4], sizes=sizes, methods=())
-    assert len(found) == 8
-    wrong = [benchmark.row(one) for one in found if abs(one["error"]) > benchmark.BOUND]
+    result = benchmark.compare([text], [2, 4], sizes=sizes, methods=())
+    assert len(result) == 8
+    wrong = [benchmark.row(one) for one in result if abs(one["error"]) > benchmark.BOUND]
     assert not wrong, "\n".join(wrong)

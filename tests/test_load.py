@@ -279,13 +279,13 @@ def test_files_of_other_versions_are_refused_by_name(whole, tmp_path, version):
         with pytest.raises(InputError, match=said):
             call(folder)
     for words in (("sweep", file, "--out", folder, "--inline"), ("plan", file, "--out", folder)):
-        found = cli(*words)
-        assert found.code == 2
-        assert said in " ".join(found.err.split())
-        assert "in a new folder" in found.err
-    found = cli("verify", folder)
-    assert found.code == 1
-    assert "other version" in found.out
+        result = cli(*words)
+        assert result.code == 2
+        assert said in " ".join(result.err.split())
+        assert "in a new folder" in result.err
+    result = cli("verify", folder)
+    assert result.code == 1
+    assert "other version" in result.out
     written = {p: p.read_bytes() for p in before if p.parent.name in ("cells", "curves")}
     assert all(before[p] == data for p, data in written.items())
 
@@ -308,6 +308,6 @@ def test_every_file_that_is_written_describes_its_columns(whole, tmp_path):
     for folder in (whole, *(tmp_path / name for name in ("merged", "compact", "left"))):
         for part, schema in (("curves", CURVES), ("cells", CELLS)):
             for file in (folder / part).iterdir():
-                found = pq.read_schema(file)
-                assert version_of(found) == SCHEMA_VERSION
-                assert [f.metadata for f in found] == [f.metadata for f in schema]
+                result = pq.read_schema(file)
+                assert version_of(result) == SCHEMA_VERSION
+                assert [f.metadata for f in result] == [f.metadata for f in schema]

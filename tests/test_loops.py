@@ -631,13 +631,13 @@ def test_a_loop_ends_where_a_sweep_on_ray_train_does(cells, ends, tmp_path, dtyp
     outcome = raybench.sweep(sweep, out=tmp_path / "out")
     assert outcome.counts["ok"] == len(names)
     done = raybench.load(tmp_path / "out").groupby("algorithm").cell.first()
-    found = {}
+    result = {}
     for name in names:
         kept = torch.load(tmp_path / "out" / "weights" / f"{done[name]}.pt", weights_only=True)
         swept = torch.cat([value.flatten() for value in kept.values()])
         looped = torch.load(ends / f"{name}.8.{dtype}.pt", weights_only=True)
-        found[name] = float((swept - looped).abs().max())
+        result[name] = float((swept - looped).abs().max())
     with capsys.disabled():
-        said = ", ".join(f"{name} {far:.1e}" for name, far in found.items())
+        said = ", ".join(f"{name} {far:.1e}" for name, far in result.items())
         print(f"\nlargest difference of a parameter after 20 steps in {dtype}: {said}")
-    assert max(found.values()) < {"float64": 1e-9, "float32": 1e-2}[dtype], found
+    assert max(result.values()) < {"float64": 1e-9, "float32": 1e-2}[dtype], result

@@ -35,8 +35,8 @@ def said(*words) -> str:
 
 
 def number(text: str, name: str) -> float:
-    (found,) = re.findall(rf"^  {re.escape(name)} +(\S+)$", text, re.M)
-    return float(found)
+    (result,) = re.findall(rf"^  {re.escape(name)} +(\S+)$", text, re.M)
+    return float(result)
 
 
 # Theory shown --------------------------------------------------------------------------------
@@ -59,12 +59,12 @@ def test_show_breaks_the_step_into_its_factors():
         assert number(text, name) == pytest.approx(value, rel=1e-5), name
     factors = {"ρ": theta, "B": beta * far**2, "√(B/ρ)": far * math.sqrt(beta / theta)}
     for name, value in factors.items():
-        found = re.findall(
+        result = re.findall(
             rf"[ :]{re.escape(name)} = ([\d.e-]+\d)",
             section(text, "nonconvex") + section(text, "pl"),
         )
-        assert found, name
-        assert all(float(one) == pytest.approx(value, rel=1e-5) for one in found), name
+        assert result, name
+        assert all(float(one) == pytest.approx(value, rel=1e-5) for one in result), name
     # the guarantees, with their numbers: f(0) = log 2, inf f >= the minimum
     gap = math.log(2) - build("logistic", {**LOGISTIC, "regularizer": "l2"}).constants.f_inf
     first = 2 * gap / number(text, "nonconvex")
@@ -141,8 +141,8 @@ def test_every_theory_explains_itself(name):
     """The text of a theory is what ``show`` prints under the step."""
     steps = theory.of(registry.lookup("algorithm", name).facts.theory)
     for rule in theory.RULES if steps is not None else ():
-        found = steps.under(rule)
-        assert found is None or len(theory.explained(found)) > 20
+        result = steps.under(rule)
+        assert result is None or len(theory.explained(result)) > 20
 
 
 # Noise and heterogeneity at x* -----------------------------------------------------------------
@@ -225,12 +225,12 @@ def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
 
 def test_equal_clients_are_not_heterogeneous():
     name, params = STRONG["logistic"]
-    found = [
+    result = [
         minimum.heterogeneity(build(name, {**params, "split": {"holdout_mix": share}}))
         for share in (0.0, 0.5, 1.0)
     ]
-    assert found[0] > found[1] > 1e-5
-    assert found[2] < 1e-18
+    assert result[0] > result[1] > 1e-5
+    assert result[2] < 1e-18
 
 
 def test_minimum_of_sparse_rows_is_that_of_dense_ones():

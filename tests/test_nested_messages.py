@@ -208,11 +208,11 @@ def test_broadcasts_of_sums_cost_the_union_of_supports():
             counts = (m.decode() != 0).any(1).sum(-1).tolist()
             want = [index_cost(60, k)._replace(values=k, messages=1) for k in counts]
             want = [w._replace(bytes=8 * w.values + -(-w.index_auto // 8)) for w in want]
-            found = [[float(torch.as_tensor(c).expand(3)[b]) for c in cost] for b in range(3)]
-            assert found == [list(map(float, w)) for w in want], text
+            result = [[float(torch.as_tensor(c).expand(3)[b]) for c in cost] for b in range(3)]
+            assert result == [list(map(float, w)) for w in want], text
     parts = op("per_tensor:of=(top_k:k=5),sizes=[[20,40]]").compress(x)
-    found = torch.as_tensor(parts.union().values)
-    assert found.tolist() == (parts.decode() != 0).any(1).sum(-1).tolist()
+    result = torch.as_tensor(parts.union().values)
+    assert result.tolist() == (parts.decode() != 0).any(1).sum(-1).tolist()
     assert op("induced").compress(x, q).union().values.shape == (3,)
     assert op("two_shot:then=natural").compress(x, q).union().values == 60
     flagged = choose(here, op("top_k:k=5").compress(x), op("top_k:k=5").compress(-x))

@@ -188,9 +188,9 @@ def test_dropout_keeps_the_mean():
 def test_augmented_images_are_shifts_and_mirrors():
     image = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
     wide = F.pad(image, (4, 4, 4, 4))[0, 0]
-    found = shifted_and_flipped(image.expand(200, -1, -1, -1), stream(5))
+    result = shifted_and_flipped(image.expand(200, -1, -1, -1), stream(5))
     kinds = []
-    for made in found[:, 0]:
+    for made in result[:, 0]:
         ways = [
             (r, c, flip)
             for r in range(9)

@@ -93,15 +93,15 @@ def over_gloo(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_over_gloo_are_one_process(over_gloo, alone, name):
-    for found in over_gloo:
-        near(found[name], alone[name], name)
+    for results in over_gloo:
+        near(results[name], alone[name], name)
     assert over_gloo[0][name] == over_gloo[1][name]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_ranks_are_one(alone, name):
-    for found in on_virtual_ranks(3, lambda transport: result(name, transport)):
-        near(found, alone[name], name)
+    for results in on_virtual_ranks(3, lambda transport: result(name, transport)):
+        near(results, alone[name], name)
 
 
 @pytest.mark.slow
@@ -121,15 +121,15 @@ def test_workers_of_ray_train_are_one_process(tmp_path):
     train = {"resources": {"mode": "train", "workers": 2}}
     raybench.sweep({**sweep, **train, "name": "train"}, tmp_path / "train")
     columns = ["loss", "grad_norm_sq", "accuracy", "bits_up"]
-    want, found = (
+    want, results = (
         raybench.load(tmp_path / name).set_index(["label", "round"]).sort_index()[columns]
         for name in ("alone", "train")
     )
     assert set(want.groupby("label").size()) == {8}, (
         "rounds 0, 5, 10, 15, 20, and the first: 1, 2, 4"
     )
-    assert want.index.equals(found.index)
-    np.testing.assert_allclose(found.to_numpy(), want.to_numpy(), rtol=1e-8, atol=1e-9)
+    assert want.index.equals(results.index)
+    np.testing.assert_allclose(results.to_numpy(), want.to_numpy(), rtol=1e-8, atol=1e-9)
     ended = cells(tmp_path / "train")
     assert set(ended["mode"]) == {"train"}
     assert set(ended["workers"]) == {2}

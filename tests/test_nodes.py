@@ -149,9 +149,9 @@ def test_what_waits_is_asked_for_and_nodes_that_come_are_used(tmp_path: Path, mo
     else:
         frame, said, _ = run(tmp_path, "added", 100)
     (line,) = [line for line in said.splitlines() if line.startswith("asked for")]
-    found = json.loads(line.removeprefix("asked for "))
+    result = json.loads(line.removeprefix("asked for "))
     if mode == "train":  # one group more than fits, once the second one's process has started
-        assert found in ({"2": 1}, {"2": 2})
+        assert result in ({"2": 1}, {"2": 2})
     else:
-        assert found == {"1": 12}
+        assert result == {"1": 12}
     assert set(frame.attempts) == {1}

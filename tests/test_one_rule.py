@@ -63,28 +63,28 @@ def chosen(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
 @pytest.mark.parametrize("target", [1e-6, 1e-25])
 def test_a_step_is_the_same_with_its_method_and_alone(folder, target):
     for link in (None, LINK):
-        found = frames(folder, link=link, target=target)
-        alone = found.tuned("series").set_index("series")["step"].to_dict()
-        for row in found.tuned("method").to_dict("records"):
+        result = frames(folder, link=link, target=target)
+        alone = result.tuned("series").set_index("series")["step"].to_dict()
+        for row in result.tuned("method").to_dict("records"):
             assert alone[row["series"]] == row["step"]
 
 
 @pytest.mark.parametrize(("link", "target"), [(None, 1e-6), (LINK, 1e-10)])
 def test_all_outputs_name_the_same_k_and_step(folder, link, target):
-    found = frames(folder, link=link, target=target)
-    want = chosen(closing_table(found))
-    rows = found.tuned("series").set_index(["method", "k"], drop=False)
-    cost = found.cost
+    result = frames(folder, link=link, target=target)
+    want = chosen(closing_table(result))
+    rows = result.tuned("series").set_index(["method", "k"], drop=False)
+    cost = result.cost
     # the report: final values, and the curves that are at first in sight
-    page = content(found)
+    page = content(result)
     final = {row[0]: float(row[1].partition("×")[0]) for row in page["final"].rows}
-    series = {m: found.tuned("method").set_index("method").loc[m, "series"] for m in want}
+    series = {m: result.tuned("method").set_index("method").loc[m, "series"] for m in want}
     lines = {trace.get("name") for part in page["drawn"].values() for trace in part["data"]}
     for method, (_, step) in want.items():
         assert final[series[method]] == step
         assert f"{series[method]}, {step:g}× theory" in lines
     # figures of one's own
-    drawn = figure(found, kind="curves").data
+    drawn = figure(result, kind="curves").data
     told = drawn.drop_duplicates("method").set_index("method")
     for method, (k, step) in want.items():
         assert (told.loc[method, "step"], told.loc[method, "series"]) == (
@@ -92,38 +92,38 @@ def test_all_outputs_name_the_same_k_and_step(folder, link, target):
             series[method],
         )
         assert np.isnan(told.loc[method, "k"]) or told.loc[method, "k"] == k
-    by_k = figure(found, kind="k").data
+    by_k = figure(result, kind="k").data
     assert len(by_k)
     for row in by_k.to_dict("records"):
         assert row["step"] == rows.loc[(row["series"], row["x"]), "step"]
     if link is None:
-        marked = heatmap.by_step(found, found.cells).data.query("best")
+        marked = heatmap.by_step(result, result.cells).data.query("best")
         assert len(marked)
         for row in marked.to_dict("records"):
             assert want[row["facet"]] == (row["k"], row["step_multiple"])
     # what is compared and ranked: the costs are those of the table's K and step
-    costs = found.tuned("method").set_index("method")["cost"]
-    table = instances(found)
-    assert set(rank(found)["method"]) == set(want)
-    for method, row in compare(found, found, by="method").set_index("method").iterrows():
+    costs = result.tuned("method").set_index("method")["cost"]
+    table = instances(result)
+    assert set(rank(result)["method"]) == set(want)
+    for method, row in compare(result, result, by="method").set_index("method").iterrows():
         assert (row["k"] if row["k"] == row["k"] else -1.0, row["step_a"]) == (
             want[method][0],
             f"x{want[method][1]:g}",
         )
-    whole = trials(found).query("trials == grid").set_index("method")["cost"]
+    whole = trials(result).query("trials == grid").set_index("method")["cost"]
     for method in want:
         assert np.median(table[method]) == costs[method] == whole[method], (method, cost)
 
 
 @pytest.mark.parametrize("target", [1e-6])
 def test_the_chart_of_bandwidths_has_at_the_links_own_what_the_table_has(folder, target):
-    found = frames(folder, link=LINK, target=target)
-    best = found.tuned("method").set_index("method")
-    at = np.array([8.0 * found.link.link.bandwidth])
+    result = frames(folder, link=LINK, target=target)
+    best = result.tuned("method").set_index("method")
+    at = np.array([8.0 * result.link.link.bandwidth])
     for seeds in (None, [0]):
-        table = choosing_on(found, seeds or ()).tuned("method").set_index("method")
+        table = choosing_on(result, seeds or ()).tuned("method").set_index("method")
         chart = by_bandwidth(
-            found.curves, found.cells, found.link, {"": target}, found.metric, at, seeds
+            result.curves, result.cells, result.link, {"": target}, result.metric, at, seeds
         ).set_index("method")
         for method in best.index[np.isfinite(table["cost"].astype(float))]:
             one, other = chart.loc[method], table.loc[method]
@@ -150,10 +150,10 @@ def test_a_seed_that_never_arrives_counts_against_a_step_everywhere():
     one = [*reaching(1.0, 10, 11, 12, rounds=40), *reaching(2.0, 4, 5, 40, rounds=40)]
     curves, cells = make([*one, *reaching(1.0, 2, 40, 3, rounds=40, k=5)])
     curves = curves.assign(bytes_up=curves["bits_up"] / 8, messages_up=curves["round"] * 1.0, d=20)
-    found = framed(curves, cells)
+    result = framed(curves, cells)
     (row,) = tuned(curves, cells, 0.1, "method").to_dict("records")
     assert (row["k"], row["step_multiple"], row["arrived"], row["tier"]) == (1, 1.0, 3, 0)
-    marked = heatmap.by_step(found, found.cells).data
+    marked = heatmap.by_step(result, result.cells).data
     assert marked[marked["best"]][["k", "value"]].to_numpy().tolist() == [[1, 1.0]]
     table = candidates(curves, describe(cells), 0.1, "method")
     assert table["tier"].tolist() == [0, 1, 1]

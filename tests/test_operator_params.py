@@ -153,9 +153,9 @@ def test_equal_operators_have_equal_ids():
         for t in [*texts, "top_k:k=24%"]
     ]
     default_left_out = load(BASE.replace("{name: top_k, k: 1}", "{name: two_shot, then: natural}"))
-    found = [s.cells[0].id for s in [default_left_out, *sweeps]]
-    assert len(set(found[:-1])) == 1
-    assert found[-1] != found[0]
+    result = [s.cells[0].id for s in [default_left_out, *sweeps]]
+    assert len(set(result[:-1])) == 1
+    assert result[-1] != result[0]
     for sweep in sweeps:
         assert load(sweep.text).cells == sweep.cells
 

@@ -49,22 +49,22 @@ ENDINGS = (".csv", ".tsv", ".csv.gz", ".parquet", ".npz")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_table_is_the_same_from_every_kind_of_file(tmp_path, ending):
     table = frame()
-    found = data.load(write(table, tmp_path / f"mine{ending}"), client="hospital")
-    assert np.array_equal(found.features, table[["age", "dose"]].to_numpy())  # to the last bit
-    assert found.labels.tolist() == KINDS.tolist()
-    assert found.classes.tolist() == ["cold", "flu", "none"]
-    assert found.clients.tolist() == HOSPITALS.tolist()
-    assert found.names == ("age", "dose")
+    result = data.load(write(table, tmp_path / f"mine{ending}"), client="hospital")
+    assert np.array_equal(result.features, table[["age", "dose"]].to_numpy())  # to the last bit
+    assert result.labels.tolist() == KINDS.tolist()
+    assert result.classes.tolist() == ["cold", "flu", "none"]
+    assert result.clients.tolist() == HOSPITALS.tolist()
+    assert result.names == ("age", "dose")
 
 
 def test_arrays_of_an_npz(tmp_path):
     table = frame()
     X, path = table[["age", "dose"]].to_numpy(), tmp_path / "mine.npz"
     np.savez(path, X=X, y=KINDS, client=np.arange(30) % 4)
-    found = data.load(path, client="client")
-    assert np.array_equal(found.features, X)
-    assert found.labels.tolist() == KINDS.tolist()
-    assert found.clients.tolist() == [i % 4 for i in range(30)]
+    result = data.load(path, client="client")
+    assert np.array_equal(result.features, X)
+    assert result.labels.tolist() == KINDS.tolist()
+    assert result.clients.tolist() == [i % 4 for i in range(30)]
     np.savez(path, X=X, y=KINDS, other=np.arange(30) % 2)
     assert data.load(path, label="other").classes.tolist() == [0, 1]
 
@@ -73,8 +73,8 @@ def test_categories_become_columns_and_truth_values_numbers(tmp_path):
     table = frame()
     table["hospital"] = table["hospital"].astype("category")
     table["smokes"] = np.arange(30) % 2 == 0
-    found = data.load(write(table, tmp_path / "mine.parquet"))
-    assert found.names == (
+    result = data.load(write(table, tmp_path / "mine.parquet"))
+    assert result.names == (
         "age",
         "hospital=Arles",
         "hospital=Basel",
@@ -82,8 +82,8 @@ def test_categories_become_columns_and_truth_values_numbers(tmp_path):
         "dose",
         "smokes",
     )
-    assert found.features[:, 2].tolist() == (HOSPITALS == "Basel").astype(float).tolist()
-    assert found.features[:, 5].tolist() == [1.0, 0.0] * 15
+    assert result.features[:, 2].tolist() == (HOSPITALS == "Basel").astype(float).tolist()
+    assert result.features[:, 5].tolist() == [1.0, 0.0] * 15
 
 
 def test_clients_are_those_of_the_column(tmp_path):
@@ -240,9 +240,9 @@ def test_any_content_loads_or_is_an_input_error(tmp_path, content, ending):
     path = tmp_path / f"any{ending}"
     path.write_bytes(content)
     with contextlib.suppress(InputError):
-        found = data.load(path)
-        assert np.isfinite(found.features).all()
-        assert len(found.labels) == len(found.features)
+        result = data.load(path)
+        assert np.isfinite(result.features).all()
+        assert len(result.labels) == len(result.features)
 
 
 # At the command line ---------------------------------------------------------------------------------

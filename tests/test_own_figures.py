@@ -27,11 +27,11 @@ pytestmark = pytest.mark.thorough
 
 def test_curves_are_those_of_the_tuned_cells(swept):
     """Of one seed a curve is its rows, as they are in the folder."""
-    found = frames(swept)
-    made = figure(found, methods=["EF21 Top-K"], y="loss", x="round")
-    best = found.tuned("method").set_index("method").loc["EF21 Top-K"]
-    cells = found.cells[
-        (found.cells["series"] == best["series"]) & (found.cells["step"] == best["step"])
+    result = frames(swept)
+    made = figure(result, methods=["EF21 Top-K"], y="loss", x="round")
+    best = result.tuned("method").set_index("method").loc["EF21 Top-K"]
+    cells = result.cells[
+        (result.cells["series"] == best["series"]) & (result.cells["step"] == best["step"])
     ]
     rows = raybench.load(swept)
     rows = rows[rows["cell"].isin(cells["cell"])]
@@ -42,20 +42,20 @@ def test_curves_are_those_of_the_tuned_cells(swept):
 
 
 def test_a_line_for_each_k_or_step(swept):
-    found = frames(swept)
-    cells = found.cells[(found.cells["algorithm"] == "ef21") & (found.cells["status"] == "ok")]
-    by_k = figure(found, methods=["ef21"], by="k")
+    result = frames(swept)
+    cells = result.cells[(result.cells["algorithm"] == "ef21") & (result.cells["status"] == "ok")]
+    by_k = figure(result, methods=["ef21"], by="k")
     assert set(by_k.data["series"]) == set(cells["series"])
-    by_step = figure(found, methods=["ef21"], by="step")
+    by_step = figure(result, methods=["ef21"], by="step")
     pairs = cells.drop_duplicates(["series", "step"])
     assert len(by_step.looks) == len(pairs) == by_step.data["series"].nunique()
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
 def test_the_cost_of_the_target_by_k(swept):
-    found = frames(swept)
-    made = figure(found, kind="k")
-    best = found.tuned("series")
+    result = frames(swept)
+    made = figure(result, kind="k")
+    best = result.tuned("series")
     best = best[best["k"].notna() & np.isfinite(best["cost"]) & best["eligible"]]
     got = made.data.dropna(subset=["y"]).set_index(["series", "x"])["y"].sort_index()
     want = best.set_index(["method", "k"])["cost"].sort_index()
@@ -63,29 +63,29 @@ def test_the_cost_of_the_target_by_k(swept):
 
 
 def test_a_heat_map_of_k_and_step(swept):
-    found = frames(swept)
-    made = figure(found, kind="heatmap", methods=["EF21 Top-K"])
-    costs = to_target(found, by=["series", "k", "step_multiple"], where={"method": ["EF21 Top-K"]})
+    result = frames(swept)
+    made = figure(result, kind="heatmap", methods=["EF21 Top-K"])
+    costs = to_target(result, by=["series", "k", "step_multiple"], where={"method": ["EF21 Top-K"]})
     want = costs.set_index(["k", "step_multiple"])["bits_up"]
     got = made.data[made.data["cost"].notna()].set_index(["k", "value"])["cost"]
     assert len(got) > 3
     np.testing.assert_allclose(got.to_numpy(), want.reindex(got.index).to_numpy())
-    assert plot(found, kind="heatmap", size=(5.0, 4.0)).get_size_inches().tolist() == [5.0, 4.0]
+    assert plot(result, kind="heatmap", size=(5.0, 4.0)).get_size_inches().tolist() == [5.0, 4.0]
     with pytest.raises(InputError, match="no method has a K"):
-        figure(found, kind="heatmap", methods=["gd"])
+        figure(result, kind="heatmap", methods=["gd"])
 
 
 def test_performance_profiles(swept):
-    found = frames(swept)
-    made = figure(found, kind="profile", methods=["gd", "EF21 Top-K"])
-    want = profile(found, where={"method": ["GD", "EF21 Top-K"]})
+    result = frames(swept)
+    made = figure(result, kind="profile", methods=["gd", "EF21 Top-K"])
+    want = profile(result, where={"method": ["GD", "EF21 Top-K"]})
     got = made.data[made.data["x"] <= want["tau"].max()]
     shares = got.set_index(["series", "x"])["y"].sort_index()
     np.testing.assert_allclose(
         shares.to_numpy(), want.set_index(["method", "tau"])["share"].sort_index().to_numpy()
     )
     assert [look.label for look in made.looks.values()] == ["GD", "EF21 Top-K"]
-    (line, *_) = plot(found, kind="profile", methods=["gd", "EF21 Top-K"]).axes[0].lines
+    (line, *_) = plot(result, kind="profile", methods=["gd", "EF21 Top-K"]).axes[0].lines
     assert line.get_drawstyle() == "steps-post"
     with pytest.raises(InputError, match="another --target"):
         figure(frames(swept, target=1e-300), kind="profile")
@@ -104,18 +104,18 @@ def test_names_of_ones_own_and_their_order(swept):
 
 
 def test_a_method_looks_the_same_in_all_figures(swept):
-    found = frames(swept)
+    result = frames(swept)
     looks: dict[str, set[str]] = {}
-    few = figure(found, methods=["ef21", "gd"])
-    for made in (figure(found, kind="k"), figure(found), few, *build(found)):
+    few = figure(result, methods=["ef21", "gd"])
+    for made in (figure(result, kind="k"), figure(result), few, *build(result)):
         if made.name.endswith("_by_k"):
             continue  # there colours tell K
-        heads = found.cells.drop_duplicates("series").set_index("series")["method"]
+        heads = result.cells.drop_duplicates("series").set_index("series")["method"]
         for name, look in made.looks.items():
             looks.setdefault(heads.get(name, name), set()).add(look.colour)
     assert len(looks) > 2
     assert all(len(colours) == 1 for colours in looks.values()), looks
-    assert "GD" not in all_methods(found)
+    assert "GD" not in all_methods(result)
 
 
 def test_frames_of_pandas_are_drawn_as_their_folder(swept):
@@ -187,8 +187,8 @@ def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_name
     table = pd.read_csv(tmp_path / "out" / "figures" / "grad_norm_sq_vs_bits_up.csv")
     assert table["series"].nunique() == 8
     assert "GD" in set(table["series"])
-    found = frames(tmp_path / "out", target=1e-30)
-    best = tuned(found.curves, found.cells, 1e-30, by="method")
+    result = frames(tmp_path / "out", target=1e-30)
+    best = tuned(result.curves, result.cells, 1e-30, by="method")
     assert best.loc[best["grad_norm_sq"].idxmin(), "method"] in set(table["method"])
 
 
@@ -259,12 +259,12 @@ def folder(tmp_path_factory):
 
 
 def test_each_pair_costs_what_its_best_step_needs(folder):
-    found = frames(folder)
-    (grid,) = heatmaps(found)
+    result = frames(folder)
+    (grid,) = heatmaps(result)
     assert (grid.name, grid.title, grid.number) == ("bits_to_target_clag_top_k", "CLAG Top-K", "z")
     assert len(grid.data) == 2 * len(KS) * len(ZS)
     assert (grid.data["target"] == TARGET).all()
-    cells = found.cells.assign(z=configs(found.cells)["algorithm.z"].astype(float))
+    cells = result.cells.assign(z=configs(result.cells)["algorithm.z"].astype(float))
     for row in grid.data.itertuples():
         own = cells[
             (cells["facet"] == row.facet) & (cells["k"] == row.k) & (cells["z"] == row.value)
@@ -272,7 +272,7 @@ def test_each_pair_costs_what_its_best_step_needs(folder):
         assert len(own) == 2
         costs = []
         for cell, status in zip(own["cell"], own["status"], strict=True):
-            curve = found.curves[found.curves["cell"] == cell].sort_values("round")
+            curve = result.curves[result.curves["cell"] == cell].sort_values("round")
             hit = curve[curve["grad_norm_sq"] <= TARGET]
             costs.append(hit["bits_up"].iloc[0] if len(hit) and status == "ok" else np.inf)
         assert row.cost == pytest.approx(min(costs)) or (

@@ -35,10 +35,10 @@ def folder(tmp_path_factory):
 
 
 def test_rows_of_a_folder_have_the_metric_that_is_asked_for(folder):
-    found, rows = frames(folder), raybench.load(folder)
-    cells = list(found.cells["cell"])
-    assert found.held.extras(cells) == ["extra.iterate_norm", "extra.sparsity"]
-    own = found.rows(cells, ["extra.iterate_norm", "loss", "extra.none"])
+    result, rows = frames(folder), raybench.load(folder)
+    cells = list(result.cells["cell"])
+    assert result.held.extras(cells) == ["extra.iterate_norm", "extra.sparsity"]
+    own = result.rows(cells, ["extra.iterate_norm", "loss", "extra.none"])
     assert own["extra.none"].isna().all()
     for name in ("extra.iterate_norm", "loss"):
         np.testing.assert_array_equal(own[name], rows[name])
@@ -57,8 +57,8 @@ def test_shards_that_lack_a_metric_have_none_of_it(tmp_path):
         extra = {"extra": {"own": [1.0, 2.0]}} if i else {}
         row = cells[cells["cell"] == part["cell"].iloc[0]]
         store.commit(f"s{i}", to_table({**table, **extra}, CURVES), to_cells(row))
-    found = frames(store.folder)
-    rows = found.rows(list(found.cells["cell"]), ["extra.own"])
+    result = frames(store.folder)
+    rows = result.rows(list(result.cells["cell"]), ["extra.own"])
     assert rows.loc[rows["cell"] == "cell0", "extra.own"].isna().all()
     assert rows.loc[rows["cell"] == "cell1", "extra.own"].tolist() == [1.0, 2.0]
 
@@ -72,8 +72,8 @@ def to_cells(row):
 
 
 def test_the_page_draws_them(folder):
-    found = frames(folder)
-    names = {figure.name for figure in build(found, extras=True)} - {f.name for f in build(found)}
+    result = frames(folder)
+    names = {figure.name for figure in build(result, extras=True)} - {f.name for f in build(result)}
     assert {"extra.iterate_norm_vs_bits_up", "extra.sparsity_vs_round"} <= names
 
 

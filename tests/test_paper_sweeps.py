@@ -113,9 +113,9 @@ def test_every_side_of_a_claim_means_cells_that_are_planned(name, data_folder):
 @pytest.mark.parametrize("name", sorted(catalogue()))
 def test_what_disagrees_is_explained(name: str) -> None:
     what = find(name)
-    found = kept(what, DOCS)
-    assert found is not None
-    for verdict in judge(what, found):
+    result = kept(what, DOCS)
+    assert result is not None
+    for verdict in judge(what, result):
         assert verdict.word != DISAGREES or verdict.claim.likely, verdict.claim.name
 
 
@@ -181,11 +181,11 @@ def test_forward_compression_keeps_the_shares_of_the_source(plan):
 
 
 def script(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"paper_{name}", FOLDER / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    result = importlib.util.spec_from_file_location(f"paper_{name}", FOLDER / f"{name}.py")
+    assert result is not None
+    assert result.loader is not None
+    module = importlib.util.module_from_spec(result)
+    result.loader.exec_module(module)
     return module
 
 
@@ -219,11 +219,11 @@ def test_rates_are_slopes_of_the_logarithm():
     """Gradient descent with step 1/(2L) on one quadratic: in the end f - f* shrinks by (1 - mu/(2L))^2 a round."""
     rates = script("cgd_rates").rates
     problem = {"name": "quadratic", "dim": 5, "clients": 1, "mu": 0.1}
-    found = rates(problem, {"name": "identity"}, [0.5], 200)
-    mu, L = found["mu"].iloc[0], found["L"].iloc[0]
+    result = rates(problem, {"name": "identity"}, [0.5], 200)
+    mu, L = result["mu"].iloc[0], result["L"].iloc[0]
     late = -2 * np.log1p(-mu / (2 * L))
-    assert found["rate"].to_numpy() == pytest.approx(late, rel=0.01)
-    assert (found["whole"] > found["rate"]).all()
+    assert result["rate"].to_numpy() == pytest.approx(late, rel=0.01)
+    assert (result["whole"] > result["rate"]).all()
 
 
 def test_savings_have_a_row_per_law_dimension_and_k():
@@ -244,6 +244,6 @@ def test_another_law_of_the_savings_disagrees(power: float, holds: bool) -> None
     saving = 0.5 * np.log(d) ** power
     rows = pd.DataFrame({"kind": "saving", "law": "exponential", "d": d, "saving": saving})
     rows["per_log_squared"] = saving / np.log(d) ** 2
-    found = Evidence(rows, pd.DataFrame(), "made up")
-    words = {verdict.word for verdict in judge(replace(what, claims=tuple(laws)), found)}
+    result = Evidence(rows, pd.DataFrame(), "made up")
+    words = {verdict.word for verdict in judge(replace(what, claims=tuple(laws)), result)}
     assert (words == {AGREES}) == holds

@@ -58,8 +58,8 @@ def test_break_even_of_two_lines_is_where_they_cross():
     assert break_even(line(0.1, 1e6), line(0.1, 4e7)) > 1e12  # until rounding hides it
     assert break_even(line(0.1, 0), line(0.2, 0)) == math.inf
     # where a tenth is to be saved: a1 + s1/B = 0.9 (a2 + s2/B)
-    found = break_even(line(0.3, 1e6), line(0.1, 4e7), 0.1)
-    assert found == pytest.approx((0.9 * 4e7 - 1e6) / (0.3 - 0.09), rel=1e-8)
+    result = break_even(line(0.3, 1e6), line(0.1, 4e7), 0.1)
+    assert result == pytest.approx((0.9 * 4e7 - 1e6) / (0.3 - 0.09), rel=1e-8)
 
 
 @pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e9, 1e11])
@@ -80,8 +80,8 @@ def test_the_seconds_of_a_compressed_step_add_up():
     assert step_of(TOP, net, n, COMPUTE).seconds == pytest.approx(gathered, rel=1e-12)
     parts = 2 * ((n - 1) * a + (n - 1) / n * FORMAT.size / B)
     shared = 0.15 + (1 + 1 / n) * 0.02 + 2 * 0.01 + parts
-    found = step_of(FORMAT, net, n, COMPUTE)
-    assert (found.seconds, found.collective) == (pytest.approx(shared, rel=1e-12), ALL_TO_ALL)
+    result = step_of(FORMAT, net, n, COMPUTE)
+    assert (result.seconds, result.collective) == (pytest.approx(shared, rel=1e-12), ALL_TO_ALL)
     once = 2 * (n - 1) * a + 2 * (n - 1) / n * LOCAL.size / B
     assert step_of(LOCAL, net, n, COMPUTE).seconds == pytest.approx(0.15 + once / 30, rel=1e-12)
     two = replace(LOCAL, every=1, parts=2)  # the latency is paid twice

@@ -68,10 +68,10 @@ def test_cells_that_resolve_to_the_same_run_are_merged(keys, cells):
 def test_a_merged_cell_that_is_done_is_kept():
     asked = sweep(compressor=[TOP, {"name": "top_k", "k": "10%"}])
     first, second = asked.cells
-    found = make_plan(asked, {second.id: "ok"})
-    assert [c.id for c in found.cells] == [second.id]
-    assert found.missing == 0
-    assert found.done == {second.id: "ok"}
+    result = make_plan(asked, {second.id: "ok"})
+    assert [c.id for c in result.cells] == [second.id]
+    assert result.missing == 0
+    assert result.done == {second.id: "ok"}
     assert [c.id for c in make_plan(asked).cells] == [first.id]
 
 
@@ -80,8 +80,8 @@ def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
     same = plan(step_size=[{"theory": 1}, {"value": one}, {"value": 2 * one}])
     assert sorted(c.step_size for c in same.cells) == [one, 2 * one]
     steps = [{"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}, {"value": one}]
-    found = plan(step_size=steps)
-    run = [(c.cell.step.schedule, c.cell.step.warmup) for c in found.cells]
+    result = plan(step_size=steps)
+    run = [(c.cell.step.schedule, c.cell.step.warmup) for c in result.cells]
     assert sorted(run) == [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
 
 
@@ -160,9 +160,9 @@ def test_rescaled_operators_resolve_like_unscaled_ones():
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
-    found = plan(**keys)
-    assert not found.cells
-    (skipped,) = found.skipped
+    result = plan(**keys)
+    assert not result.cells
+    (skipped,) = result.skipped
     assert reason in skipped.why.text
     assert skipped.why.fix
     assert skipped.why.code == code
@@ -170,9 +170,9 @@ def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
 
 
 def test_reasons_are_grouped_by_their_code_with_the_commonest_first():
-    found = plan(algorithm=["marina", "diana"], compressor=[TOP, "scaled_sign"], seed="0..1")
-    found = replace(found, skipped=(*found.skipped, *plan(algorithm="dcgd").skipped))
-    one, two = grouped(counted(found.skipped))
+    result = plan(algorithm=["marina", "diana"], compressor=[TOP, "scaled_sign"], seed="0..1")
+    result = replace(result, skipped=(*result.skipped, *plan(algorithm="dcgd").skipped))
+    one, two = grouped(counted(result.skipped))
     assert (one.code, one.cells, len(one.texts)) == (SkipCode.OPERATOR, 8, 4)
     assert {n for _, n in one.texts} == {2}
     assert one.fix == "an unbiased compressor, such as rand_k, or allow_unproven: true"
@@ -181,9 +181,9 @@ def test_reasons_are_grouped_by_their_code_with_the_commonest_first():
 
 def test_unproven_pairs_run_where_they_are_wanted():
     assert not plan(algorithm="marina", **VALUE).cells
-    found = plan(algorithm="marina", **VALUE, allow_unproven=True)
-    assert found.cells[0].roles[0] == Role.ANY
-    assert not found.skipped
+    result = plan(algorithm="marina", **VALUE, allow_unproven=True)
+    assert result.cells[0].roles[0] == Role.ANY
+    assert not result.skipped
     assert plan(algorithm="dcgd", **VALUE, allow_unproven=True).cells
     assert plan(compressor="zero", **VALUE, allow_unproven=True).cells
 
@@ -237,19 +237,19 @@ def test_batches_are_a_pure_function_of_the_cells(seed):
 
 
 def test_batches_hold_each_cell_once_and_only_what_fits_together():
-    found = plan(**GRID)
-    ids = [c.id for batch in found.batches for c in batch.cells]
-    assert sorted(ids) == sorted(c.id for c in found.cells)
-    assert len(set(ids)) == len(ids) == found.missing
-    for batch in found.batches:
+    result = plan(**GRID)
+    ids = [c.id for batch in result.batches for c in batch.cells]
+    assert sorted(ids) == sorted(c.id for c in result.cells)
+    assert len(set(ids)) == len(ids) == result.missing
+    for batch in result.batches:
         assert len(batch.cells) <= MOST_CELLS_PER_BATCH
         assert [c.id for c in batch.cells] == sorted(c.id for c in batch.cells)
         assert len({c.shape() for c in batch.cells}) == 1
         assert len({(c.cell.algorithm.name, c.k) for c in batch.cells}) == 1
-    marina = [b for b in found.batches if b.cells[0].cell.algorithm.name == "marina"]
+    marina = [b for b in result.batches if b.cells[0].cell.algorithm.name == "marina"]
     mixed = [{c.params["p"] for c in b.cells} for b in marina if b.cells[0].k == 5]
     assert max(len(p) for p in mixed) == 2  # p is a number per cell
-    names = [b.name for b in found.batches]
+    names = [b.name for b in result.batches]
     assert len(set(names)) == len(names)
 
 
@@ -265,8 +265,8 @@ def test_what_is_done_is_left_alone():
 
 
 def test_exclusive_timing_runs_one_cell_at_a_time():
-    found = plan(seed="0..5", resources={"timing": "exclusive"})
-    assert [len(b.cells) for b in found.batches] == [1] * 6
+    result = plan(seed="0..5", resources={"timing": "exclusive"})
+    assert [len(b.cells) for b in result.batches] == [1] * 6
 
 
 @given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
@@ -316,10 +316,10 @@ def test_a_round_that_lasts_long_is_run_once_to_estimate_it(monkeypatch):
     monkeypatch.setattr(Run, "advance", lambda run, n: ran.append(n) or advance(run, n))
     options = options_of(found_plan.sweep)
     monkeypatch.setattr(estimates, "LONG_ROUND", 0.0)
-    (found,) = estimates.estimate(found_plan.batches, options).values()
+    (result,) = estimates.estimate(found_plan.batches, options).values()
     assert ran == [0, 1]
-    assert found.seconds > 0
-    assert found.bits_up == 50 * 64 * P1["dim"]
+    assert result.seconds > 0
+    assert result.bits_up == 50 * 64 * P1["dim"]
 
 
 # What a user should hear before it runs -------------------------------------------------------------
@@ -329,22 +329,22 @@ def test_a_stop_at_so_many_bits_ends_the_estimate():
     """As the run itself: it stops in the round whose bits reach the number."""
     options = options_of(sweep())
     made = plan(rounds=5000, stop={"bits_up": 20_000})
-    (found,) = estimates.estimate(made.batches, options).values()
+    (result,) = estimates.estimate(made.batches, options).values()
     batch = made.batches[0]
     run = Run(batch, hosted(batch, Transport(), "cpu"), options)
     run.advance(5000)
     assert run.t < 5000
-    assert found.bits_up == pytest.approx(float(run.bits("up").mean()), rel=0.02)
+    assert result.bits_up == pytest.approx(float(run.bits("up").mean()), rel=0.02)
     (whole,) = estimates.estimate(plan(rounds=5000).batches, options).values()
-    assert whole.bits_up == pytest.approx(found.bits_up * 5000 / run.t, rel=0.02)
+    assert whole.bits_up == pytest.approx(result.bits_up * 5000 / run.t, rel=0.02)
 
 
 def test_f_star_above_the_start_is_told():
     options = options_of(sweep())
 
     def warning(**keys: Any) -> str:
-        (found,) = estimates.estimate(plan(**keys).batches, options).values()
-        return found.warning
+        (result,) = estimates.estimate(plan(**keys).batches, options).values()
+        return result.warning
 
     assert "f_star: 1000 lies above f(x0) = " in warning(f_star=1000.0)
     assert warning(f_star=-1000.0) == warning() == ""

@@ -158,8 +158,8 @@ def test_warm_up_ratios():
     op = registry.lookup("compressor", "dgc").target(k="0.1%")
     assert shares("off", op, 1000) == []
     assert shares("paper", op, 10**6) == ["25%", "6.25%", "1.5625%", "0.4%"]
-    found = [float(str(share).rstrip("%")) / 100 for share in shares("geometric", op, 10**6)]
-    assert found == pytest.approx([0.316, 0.1, 0.0316, 0.01, 0.00316], rel=2e-3)
+    result = [float(str(share).rstrip("%")) / 100 for share in shares("geometric", op, 10**6)]
+    assert result == pytest.approx([0.316, 0.1, 0.0316, 0.01, 0.00316], rel=2e-3)
     assert shares(["99.99%", 4, "30%"], op, 10) == ["100%", 4, "30%"]
     for wrong in ("150%", 0, "much"):
         with pytest.raises(InputError, match=r"warmup\[1\]"):

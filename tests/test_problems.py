@@ -207,10 +207,10 @@ def test_evaluate():
     whole = problems.build("logistic", {**CANCER, "test_size": 0.25})
     assert sum(whole.samples) + len(whole.test.labels) <= 569
     x = points(whole, 2)
-    found = whole.evaluate(x)
+    result = whole.evaluate(x)
     z = whole.test.labels[:, None] * (whole.test.features @ x.numpy().T)
-    assert np.allclose(found["accuracy"], (z > 0).mean(0))
-    assert np.allclose(found["test_loss"], np.logaddexp(0, -z).mean(0))
+    assert np.allclose(result["accuracy"], (z > 0).mean(0))
+    assert np.allclose(result["test_loss"], np.logaddexp(0, -z).mean(0))
     assert set(problems.build("logistic", CANCER).evaluate(x)) == {"accuracy"}
     assert problems.build("quadratic", {}).evaluate(x) == {}
     for name in ("least_squares", "softmax"):
@@ -218,14 +218,14 @@ def test_evaluate():
         X = points(digits, 3)
         scores = digits.test.features @ digits.layout.views(X)[0].numpy()
         labels = digits.test.labels if name == "softmax" else digits.test.labels.argmax(1)
-        found = digits.evaluate(X)
-        assert np.allclose(found["accuracy"], (scores.argmax(-1) == labels).mean(1))
+        result = digits.evaluate(X)
+        assert np.allclose(result["accuracy"], (scores.argmax(-1) == labels).mean(1))
         if name == "softmax":
             own = np.take_along_axis(scores, labels[None, :, None], -1)[..., 0]
             want = logsumexp(scores, -1) - own
         else:
             want = 0.5 * ((scores - digits.test.labels) ** 2).sum(-1)
-        assert np.allclose(found["test_loss"], want.mean(-1))
+        assert np.allclose(result["test_loss"], want.mean(-1))
 
 
 def test_vertical_blocks():

@@ -305,8 +305,8 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert outcome.counts["pruned"] > 0.6 * len(outcome.plan.cells)
     heads = ["method", "k", "step_multiple", "edge", "target", "bits_to_target"]
     want = closing_table(whole).sort_values("method", ignore_index=True)[heads]
-    found = closing_table(out).sort_values("method", ignore_index=True)
-    pd.testing.assert_frame_equal(found[heads], want)
+    result = closing_table(out).sort_values("method", ignore_index=True)
+    pd.testing.assert_frame_equal(result[heads], want)
     before = tree(out / "cells")
     again = raybench.sweep({**CONFIG, "prune": "halving"}, out, inline=True)
     assert (again.plan.missing, again.counts) == (0, outcome.counts)
@@ -325,8 +325,8 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert not curves.duplicated(["cell", "round"]).any()
     assert not (cells["status"] == "pruned").any()
     assert not log.verified(Store(out).files).harm
-    want, found = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
-    pd.testing.assert_frame_equal(found[heads], want[heads])
+    want, result = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
+    pd.testing.assert_frame_equal(result[heads], want[heads])
 
 
 def test_forgotten_cells_leave_the_others_as_they_were(tmp_path):

@@ -26,10 +26,10 @@ def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
         loaded = sklearn.datasets.load_breast_cancer()
         X, y = loaded.data, loaded.target
     else:
-        found = sorted(LIBSVM.glob(f"{name}*"))
-        if not found:
+        result = sorted(LIBSVM.glob(f"{name}*"))
+        if not result:
             pytest.skip(f"needs the LIBSVM set {name}")
-        own = next(f for f in found if f.name.split(".")[0] == name and ".t" not in f.suffixes)
+        own = next(f for f in result if f.name.split(".")[0] == name and ".t" not in f.suffixes)
         if own.suffix == ".xz":
             import lzma
 

@@ -226,12 +226,12 @@ def test_errors_of_the_sign_operators_are_exact(x):
     high, low = x[x >= 0], -x[x < 0]
     kept = sum(float(side.sum() ** 2) / max(len(side), 1) for side in (high, low))
     want = {ScaledSign: size - x.abs().sum() ** 2 / d, OneBit: size - kept}
-    found = {}
+    result = {}
     for kind, error in want.items():
-        found[kind] = (kind().compress(x).decode() - x).square().sum()
-        assert float(found[kind]) == pytest.approx(float(error), rel=1e-9, abs=1e-9 * float(size))
-        assert float(found[kind]) <= (1 - kind().alpha(d)) * float(size) * (1 + 1e-9) + 1e-300
-    assert found[OneBit] <= found[ScaledSign] + 1e-9 * size
+        result[kind] = (kind().compress(x).decode() - x).square().sum()
+        assert float(result[kind]) == pytest.approx(float(error), rel=1e-9, abs=1e-9 * float(size))
+        assert float(result[kind]) <= (1 - kind().alpha(d)) * float(size) * (1 + 1e-9) + 1e-300
+    assert result[OneBit] <= result[ScaledSign] + 1e-9 * size
     assert torch.equal(Sign().compress(x).decode(), torch.where(x >= 0, 1.0, -1.0).double())
 
 

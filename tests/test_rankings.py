@@ -88,15 +88,15 @@ def test_bad_questions(swept, asked, says, tmp_path, monkeypatch):
 
 def test_instances_and_ranks_by_loops():
     curves, cells = example(("a", "b", "c"), seeds=4)
-    found = opened((curves, cells))
-    best = found.tuned("method", 1e-3)
-    table = instances(found, 1e-3)
+    result = opened((curves, cells))
+    best = result.tuned("method", 1e-3)
+    table = instances(result, 1e-3)
     cost = first_crossing(curves, 1e-3, settled=True)
     for row in best.to_dict("records"):
-        own = found.cells[
-            (found.cells["facet"] == row["facet"])
-            & (found.cells["series"] == row["series"])
-            & (found.cells["step"] == row["step"])
+        own = result.cells[
+            (result.cells["facet"] == row["facet"])
+            & (result.cells["series"] == row["series"])
+            & (result.cells["step"] == row["step"])
         ]
         for cell in own.to_dict("records"):
             assert table.loc[(row["facet"], cell["seed"]), row["method"]] == cost[cell["cell"]]
@@ -117,20 +117,20 @@ def test_methods_that_miss_the_target_share_the_last_rank():
         *({"g": [1, 1], "seed": s, "algorithm": "marina", "status": "diverged"} for s in range(3)),
         *({"g": [1, 0.5, 0.01], "algorithm": "gd", "k": None, "compressor": None} for _ in "1"),
     ]
-    found = rank(make(runs), 0.1).set_index("method")
-    assert found["rank"].to_dict() == {
+    result = rank(make(runs), 0.1).set_index("method")
+    assert result["rank"].to_dict() == {
         "EF21 Top-K": 1.0,
         "GD": 2.0,  # its one seed counts on each instance
         "DIANA Top-K": 3.5,
         "MARINA Top-K": 3.5,
     }
-    assert found["reached"][["EF21 Top-K", "GD", "DIANA Top-K"]].tolist() == [3, 3, 0]
-    assert found.loc["GD", "ratio"] == 2.0
-    assert found.loc["DIANA Top-K", "ratio"] == math.inf
+    assert result["reached"][["EF21 Top-K", "GD", "DIANA Top-K"]].tolist() == [3, 3, 0]
+    assert result.loc["GD", "ratio"] == 2.0
+    assert result.loc["DIANA Top-K", "ratio"] == math.inf
     # an instance that none solves decides nothing
-    found = rank(make([{"g": [1, 1], "seed": 0}, {"g": [1, 1], "algorithm": "diana"}]), 0.1)
-    assert (found["rank"].tolist(), found["wins"].tolist()) == ([1.5, 1.5], [0, 0])
-    assert found["ratio"].isna().all()
+    result = rank(make([{"g": [1, 1], "seed": 0}, {"g": [1, 1], "algorithm": "diana"}]), 0.1)
+    assert (result["rank"].tolist(), result["wins"].tolist()) == ([1.5, 1.5], [0, 0])
+    assert result["ratio"].isna().all()
 
 
 def test_rank_the_verb(swept):
@@ -154,8 +154,8 @@ def test_a_profile_by_its_definition():
     source = example(("a", "b", "c"), seeds=4)
     costs = instances(opened(source), 1e-4)
     assert np.isinf(costs.to_numpy()).any()
-    found = profile(source, 1e-4)
-    for row in found.to_dict("records"):
+    result = profile(source, 1e-4)
+    for row in result.to_dict("records"):
         hits = 0
         for _, one in costs.iterrows():
             best = min(one)
@@ -163,9 +163,9 @@ def test_a_profile_by_its_definition():
         assert row["share"] == pytest.approx(hits / len(costs))
         ends = stats.binomtest(hits, len(costs)).proportion_ci(0.95, method="exact")
         assert (row["low"], row["high"]) == pytest.approx((ends.low, ends.high))
-    assert set(found["instances"]) == {12}
-    assert found.groupby("method")["share"].apply(lambda s: s.is_monotonic_increasing).all()
-    assert found[found["tau"] == 1]["share"].sum() >= 1
+    assert set(result["instances"]) == {12}
+    assert result.groupby("method")["share"].apply(lambda s: s.is_monotonic_increasing).all()
+    assert result[result["tau"] == 1]["share"].sum() >= 1
 
 
 # -- powers of n, d and K ---------------------------------------------------------------------------
@@ -183,12 +183,12 @@ def test_a_power_is_found():
         made.loc[made["cell"] == cell, "clients"] = n
         cells.loc[i, "clients"] = n
         cells.loc[i, "config"] = cells.loc[i, "config"].replace('"a"', f'"a", "clients": {n}')
-    found = scaling((made, cells), "n", 0.1)
-    assert found["clients"].tolist() == [4, 16, 64]
-    assert found["cost"].tolist() == [80.0, 640.0, 5120.0]
-    np.testing.assert_allclose(found["exponent"], 1.5)
-    assert found["problem"].tolist() == [""] * 3
-    np.testing.assert_allclose([found["exponent_low"], found["exponent_high"]], 1.5)
+    result = scaling((made, cells), "n", 0.1)
+    assert result["clients"].tolist() == [4, 16, 64]
+    assert result["cost"].tolist() == [80.0, 640.0, 5120.0]
+    np.testing.assert_allclose(result["exponent"], 1.5)
+    assert result["problem"].tolist() == [""] * 3
+    np.testing.assert_allclose([result["exponent_low"], result["exponent_high"]], 1.5)
 
 
 def test_points_of_a_line_have_one_target():
@@ -196,9 +196,9 @@ def test_points_of_a_line_have_one_target():
     for table in runs:
         table["clients"] = 10
     runs[1]["d"] = runs[1]["dataset"].map({"a": 10, "b": 20, "c": 40})
-    found = scaling(runs, "d")
-    assert found["d"].tolist() == [10, 20, 40] * 3
-    assert found.groupby("problem")["target"].nunique().tolist() == [1]
+    result = scaling(runs, "d")
+    assert result["d"].tolist() == [10, 20, 40] * 3
+    assert result.groupby("problem")["target"].nunique().tolist() == [1]
     by_k = scaling(example(("a", "b")), "k")
     assert set(by_k["method"]) == {"EF21 Top-K", "MARINA Rand-K"}
     assert by_k["problem"].nunique() == 2
@@ -224,10 +224,10 @@ def drawn(costs, m):
 @settings(max_examples=80)
 @given(arrays(float, st.tuples(st.integers(1, 7), st.integers(1, 4)), elements=COSTS))
 def test_means_medians_and_shares_are_those_of_all_subsets(costs):
-    found = after(costs)
+    result = after(costs)
     for m in range(1, len(costs) + 1):
         every = drawn(costs, m)
-        at = {name: values[m - 1] for name, values in found.items()}
+        at = {name: values[m - 1] for name, values in result.items()}
         assert at["reach"] == pytest.approx(np.isfinite(every).mean())
         assert at["expected"] == pytest.approx(np.median(every.mean(axis=0)))
         middle = np.median(every, axis=0)
@@ -255,10 +255,10 @@ def test_a_step_that_diverges_or_fails_is_a_trial_that_costs_infinitely_much():
         *grid("ef21", 1, k=3, status="failed"),
         *grid("ef21", 1, k=4, status="skipped"),  # was never one
     ]
-    found = trials(make(runs), 0.1)
-    assert found["grid"].tolist() == [4] * 4
-    assert found["reach"].tolist() == pytest.approx([2 / 4, 1 - 1 / 6, 1.0, 1.0])
-    assert found["expected"].tolist() == [math.inf, math.inf, 62.5, 50.0]
+    result = trials(make(runs), 0.1)
+    assert result["grid"].tolist() == [4] * 4
+    assert result["reach"].tolist() == pytest.approx([2 / 4, 1 - 1 / 6, 1.0, 1.0])
+    assert result["expected"].tolist() == [math.inf, math.inf, 62.5, 50.0]
 
 
 def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
@@ -274,8 +274,8 @@ def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
 def test_after_the_whole_grid_it_is_what_the_table_says():
     source = opened(example(("a", "b"), seeds=4))
     best = source.tuned("method", 1e-3).set_index(["facet", "method"])
-    found = trials(source, 1e-3)
-    last = found[found["trials"] == found["grid"]].set_index(["facet", "method"])
+    result = trials(source, 1e-3)
+    last = result[result["trials"] == result["grid"]].set_index(["facet", "method"])
     for name in ("cost", "cost_low", "cost_high", "coverage"):
         assert last[name].to_dict() == best[name].to_dict()
 
@@ -330,10 +330,10 @@ def test_the_figure_is_that_table(swept, tmp_path):
 def test_a_source_is_the_same_as_itself():
     runs = example(("a", "b"))
     for by in ("step", "series", "method"):
-        found = compare(runs, runs, 1e-3, by=by)
-        assert (found["verdict"] == "same").all()
-        assert (found["identical"] == found["pairs"]).all()
-        assert (found["ratio"] == 1).all()
+        result = compare(runs, runs, 1e-3, by=by)
+        assert (result["verdict"] == "same").all()
+        assert (result["identical"] == result["pairs"]).all()
+        assert (result["ratio"] == 1).all()
     assert differences(runs, runs) == {}
     assert len(compare(runs, runs, by="step")) == 16
 
@@ -360,8 +360,8 @@ def test_what_all_cells_differ_in_does_not_keep_them_apart():
         [{"g": [1, 0.01], "params": {"p": 0.5}}, {"g": [1, 0.1], "k": 3, "params": {"p": 0.5}}]
     )
     assert differences(a, b) == {"algorithm.p": ("0.1", "0.5")}
-    found = compare(a, b, 0.5)
-    assert dict(zip(found["k"], found["verdict"], strict=True)) == {
+    result = compare(a, b, 0.5)
+    assert dict(zip(result["k"], result["verdict"], strict=True)) == {
         1: "same",
         2: "only a",
         3: "only b",
@@ -471,10 +471,10 @@ def test_a_method_that_ran_once_is_reported_on_its_only_seed():
     once = {"algorithm": "gd", "compressor": None, "k": None}
     made = make([*reaching(1.0, 10, 20, 30), *reaching(1.0, 40, **once)])
     for seeds in ([0], [1, 2]):
-        found = tuned(*made, target=0.1, tuning_seeds=seeds).set_index("algorithm")
-        assert found["held_out"].to_dict() == {"ef21": True, "gd": False}
-        assert found.loc["gd", "cost"] == 400.0
-        assert found.loc["ef21", "cost"] == (250.0 if seeds == [0] else 100.0)
+        result = tuned(*made, target=0.1, tuning_seeds=seeds).set_index("algorithm")
+        assert result["held_out"].to_dict() == {"ef21": True, "gd": False}
+        assert result.loc["gd", "cost"] == 400.0
+        assert result.loc["ef21", "cost"] == (250.0 if seeds == [0] else 100.0)
 
 
 def test_frames_choose_for_all_that_is_made_of_them():
@@ -487,13 +487,13 @@ def test_frames_choose_for_all_that_is_made_of_them():
             *reaching(1.0, 25, 25, 25, **other),
         ]
     )
-    found = replace(opened(made), asked=0.1)
-    assert instances(found)["EF21 Top-K"].tolist() == [300.0, 100.0, 100.0]
-    held = choosing_on(found, [0])
+    result = replace(opened(made), asked=0.1)
+    assert instances(result)["EF21 Top-K"].tolist() == [300.0, 100.0, 100.0]
+    held = choosing_on(result, [0])
     table = instances(held)
     assert table.index.tolist() == [("", 1), ("", 2)]
     assert table["EF21 Top-K"].tolist() == [400.0, 440.0]
-    assert rank(found)["method"].iloc[0] == "EF21 Top-K"
+    assert rank(result)["method"].iloc[0] == "EF21 Top-K"
     assert rank(held)["method"].iloc[0] == "DIANA Top-K"
     assert (rank(held)["instances"] == 2).all()
     own = trials(held)
@@ -529,8 +529,8 @@ def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
 
 
 def test_readings_are_those_of_the_table(swept):
-    found = audit(swept)
-    own = found.readings[found.readings["own"]].set_index("method")["cost"]
+    result = audit(swept)
+    own = result.readings[result.readings["own"]].set_index("method")["cost"]
     want = closing_table(swept).set_index("method")["bits_to_target"].dropna()
     assert own.to_dict() == want.to_dict()
     some = [("32", "none", "free"), ("dtype", "explicit", "counted"), ("32", "bitmask", "counted")]
@@ -538,16 +538,18 @@ def test_readings_are_those_of_the_table(swept):
         how = {"value_bits": 32 if values == "32" else "dtype", "index_bits": indices}
         how["count_init"] = first == "counted"
         want = closing_table(swept, how).set_index("method")["bits_to_target"].dropna()
-        part = found.readings.query("values == @values and indices == @indices and first == @first")
+        part = result.readings.query(
+            "values == @values and indices == @indices and first == @first"
+        )
         part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
         assert part.to_dict() == want.to_dict()
 
 
 def test_pairs_count_what_the_readings_say(swept):
-    found = audit(swept)
-    costs = found.readings.set_index([*FACTORS, "method"])["cost"].unstack()
-    assert len(found.pairs) > 2
-    for row in found.pairs.itertuples():
+    result = audit(swept)
+    costs = result.readings.set_index([*FACTORS, "method"])["cost"].unstack()
+    assert len(result.pairs) > 2
+    for row in result.pairs.itertuples():
         one, other = costs[row.better], costs[row.worse]
         assert row.flipped == int((other < one).sum())
         assert row.decided == int(((other < one) | (one < other)).sum())
@@ -597,14 +599,14 @@ def test_it_is_told_and_drawn(swept, tmp_path):
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "audit.csv", "audit.pdf", "audit.png", "audit_pairs.csv"
     ]  # fmt: skip
-    found = audit(swept)
-    assert set(told(found)[:-1]) <= set(said.out.splitlines())
-    moved = found.pairs[found.pairs["flipped"] > 0]
-    assert sum(" unless " in line for line in told(found)) == min(12, len(moved))
-    count = len(found.readings.drop_duplicates([*FACTORS]))
-    rest = found.pairs[["decided", "absent", "missed", "equal"]].sum(axis=1)
+    result = audit(swept)
+    assert set(told(result)[:-1]) <= set(said.out.splitlines())
+    moved = result.pairs[result.pairs["flipped"] > 0]
+    assert sum(" unless " in line for line in told(result)) == min(12, len(moved))
+    count = len(result.readings.drop_duplicates([*FACTORS]))
+    rest = result.pairs[["decided", "absent", "missed", "equal"]].sum(axis=1)
     assert (rest == count).all()
-    np.testing.assert_allclose(shares(found.readings).sum(axis=1), 1.0)
+    np.testing.assert_allclose(shares(result.readings).sum(axis=1), 1.0)
 
 
 def test_readings_that_tell_nothing_are_counted_by_their_reason(tmp_path):
@@ -618,11 +620,11 @@ rounds: 20
 """
     (tmp_path / "b.yaml").write_text(text)
     assert cli("sweep", tmp_path / "b.yaml", "--out", tmp_path / "out", "--inline").code == 0
-    found = audit(tmp_path / "out")
-    count = len(found.readings.drop_duplicates([*FACTORS]))
-    (row,) = found.pairs.itertuples()
+    result = audit(tmp_path / "out")
+    count = len(result.readings.drop_duplicates([*FACTORS]))
+    (row,) = result.pairs.itertuples()
     assert (row.absent, row.decided) == (count // 3, count - count // 3)  # ef21 has no step 1
-    lines = told(found)
+    lines = told(result)
     assert any("one of them has no such step" in line for line in lines)
     if row.flipped:
         said = f"of {row.decided} readings; in {row.absent} more one has no such step"

@@ -105,14 +105,14 @@ def test_a_killed_worker_s_run_goes_on_from_its_checkpoint(tmp_path, name):
     want = ended(calm, sweep_of(calm, name))
     sweep = sweep_of(disturbed, name)
     (disturbed / "kill").touch()
-    found = ended(disturbed, sweep)
+    result = ended(disturbed, sweep)
     saved = int((disturbed / "killed").read_text())
     assert saved > 0
     before, after = evaluations(disturbed)
     # a newer checkpoint may have come between the look and the kill
     assert after <= ROUNDS - saved < ROUNDS
     assert before + after < 2 * ROUNDS
-    pd.testing.assert_frame_equal(found, want, check_exact=True)
+    pd.testing.assert_frame_equal(result, want, check_exact=True)
     assert evaluations(calm) == [ROUNDS + 1]
 
 
@@ -136,9 +136,9 @@ def test_a_killed_sweep_goes_on_with_other_workers(tmp_path, name, workers):
             time.sleep(0.02)
         os.kill(driver.pid, signal.SIGKILL)
     assert not list((out / "cells").glob("*.parquet"))
-    found = ended(disturbed, {**sweep, "resources": {"mode": "train", "workers": workers}})
+    result = ended(disturbed, {**sweep, "resources": {"mode": "train", "workers": workers}})
     before, after = evaluations(disturbed)
     assert before >= 1
     assert after < ROUNDS  # it went on from a checkpoint: from its start it would do ROUNDS + 1
-    pair = (frame.drop(columns="extra") for frame in (found, want))
+    pair = (frame.drop(columns="extra") for frame in (result, want))
     pd.testing.assert_frame_equal(*pair, rtol=1e-9, atol=1e-12)

@@ -101,13 +101,13 @@ def test_every_wrong_fact_at_once():
 
 def test_facts_are_typed_and_frozen():
     registry.algorithm("mine", up="unbiased", auto={"p": abs}, **RATE)(type("Plugin", (), {}))
-    found = registry.lookup("algorithm", "mine").facts
-    assert found == AlgorithmFacts(up=Role.UNBIASED, auto={"p": abs})
-    assert isinstance(found.up, Role)
-    assert found.compresses("up")
-    assert not found.compresses("down")
+    result = registry.lookup("algorithm", "mine").facts
+    assert result == AlgorithmFacts(up=Role.UNBIASED, auto={"p": abs})
+    assert isinstance(result.up, Role)
+    assert result.compresses("up")
+    assert not result.compresses("down")
     with pytest.raises(FrozenInstanceError):
-        found.up = None
+        result.up = None
 
 
 def test_every_fact_has_a_check_and_a_meaning():

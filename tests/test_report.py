@@ -132,9 +132,9 @@ def test_the_csv_behind_a_figure_is_the_curve(folder_of, tmp_path):
     folder = folder_of(seeds=1, methods=(GD,))
     figures(folder, tmp_path / "out", kinds=["csv"])
     rows = pd.read_csv(tmp_path / "out/grad_norm_sq_vs_bits_up.csv")
-    found = frames(folder)
-    best = closing_table(found).iloc[0]
-    own = found.curves[found.curves["step_multiple"] == best["step_multiple"]]
+    result = frames(folder)
+    best = closing_table(result).iloc[0]
+    own = result.curves[result.curves["step_multiple"] == best["step_multiple"]]
     np.testing.assert_allclose(rows["bits_up"], own["bits_up"])
     np.testing.assert_allclose(rows["grad_norm_sq"], own["grad_norm_sq"])
     np.testing.assert_allclose(rows["step_size"], own["step_size"])
@@ -144,9 +144,9 @@ def test_the_csv_behind_a_figure_is_the_curve(folder_of, tmp_path):
 def test_figures_say_what_their_bands_are(folder_of, methods):
     """With a legend of several series, and below the panel of a lone one."""
     folder = folder_of(seeds=3, methods=methods)
-    found = build(frames(folder))
-    assert {f.band for f in found} == {"median and range of 3 seeds, pointwise coverage 75 %"}
-    for figure in found:
+    result = build(frames(folder))
+    assert {f.band for f in result} == {"median and range of 3 seeds, pointwise coverage 75 %"}
+    for figure in result:
         (legend,) = draw(figure).legends
         said = legend.get_title().get_text().replace("\u00a0", " ")
         assert said == "Median and range of 3 seeds, pointwise coverage 75 %"
@@ -173,10 +173,10 @@ def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured():
     curves["test_loss"] = curves["loss"].where(curves["round"] != 1)  # measured now and then
     for table_ in (curves, cells):
         table_[["grad_norm_sq", "loss"]] = np.nan
-    found = closing_table((curves, cells))
-    assert found["target"].tolist() == [1.25, 1.25]
-    assert found["bits_to_target"].tolist() == [20.0, 20.0]
-    assert found["test_loss"].tolist() == [0.5, 1.25]
+    result = closing_table((curves, cells))
+    assert result["target"].tolist() == [1.25, 1.25]
+    assert result["bits_to_target"].tolist() == [20.0, 20.0]
+    assert result["test_loss"].tolist() == [0.5, 1.25]
     store = framed(curves, cells)
     text = render(store)
     assert "Target: test loss ≤ 1.25" in text

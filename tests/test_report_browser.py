@@ -70,14 +70,14 @@ def test_the_figure_that_is_chosen_is_drawn(page):
 
 def test_a_metric_of_ones_own_is_drawn_and_its_name_no_markup(tmp_path):
     curves, cells = make([{"g": [1, 0.5, 0.1]}, {"g": [1, 0.9, 0.8], "algorithm": "diana"}])
-    found = framed(curves.assign(**{f"extra.{EVIL}": curves["round"] + 2.0}), cells)
+    result = framed(curves.assign(**{f"extra.{EVIL}": curves["round"] + 2.0}), cells)
     script = f"""
     choose("figure", {json.dumps(f"extra.{EVIL}_vs_round")});
     const plot = [...document.querySelectorAll(".plot")].find((p) => p.id.startsWith("extra.") && p.offsetHeight);
     return [plot.data.filter((t) => t.name).map((t) => t.y), plot.querySelector(".ytitle").textContent,
       document.querySelectorAll("body img").length];
     """.replace("</script>", "<\\/script>")
-    lines, title, images = visit(html(found, tmp_path / "page.html"), CHOOSE + script)
+    lines, title, images = visit(html(result, tmp_path / "page.html"), CHOOSE + script)
     assert lines == [[2, 3, 4], [2, 3, 4]]
     assert title == EVIL
     assert images == 0
@@ -119,10 +119,10 @@ def test_cells_are_sorted_by_numbers_and_what_is_unknown_comes_last(page):
     }
     return told;
     """
-    for name, (order, found) in visit(page, script).items():
+    for name, (order, result) in visit(page, script).items():
         assert name.endswith(order)
-        known = [float(v) for v in found if v is not None]
-        assert found[len(known) :] == [None] * (len(found) - len(known))
+        known = [float(v) for v in result if v is not None]
+        assert result[len(known) :] == [None] * (len(result) - len(known))
         assert known == sorted(known, reverse=order == "descending")
         assert len(set(known)) > 5
 

@@ -90,9 +90,9 @@ def test_the_whole_error_is_in_the_page_once(tmp_path):
     ],
 )
 def test_growth_of_f_is_told(values, said):
-    found = framed(*make([{"g": values}]))
-    assert found.growth.tolist() == [said]
-    assert bool(growth_notes(found)) == bool(said)
+    result = framed(*make([{"g": values}]))
+    assert result.growth.tolist() == [said]
+    assert bool(growth_notes(result)) == bool(said)
 
 
 def test_growth_is_that_of_cells_that_ended_ok_and_of_their_own_start():
@@ -147,8 +147,8 @@ def test_a_share_is_one_k_on_all_problems():
     curves, cells = shares()
     assert k_words(cells).tolist() == ["10%", "10%", "1", "1"]
     assert sorted(set(describe(cells)["series"])) == ["EF21 Top-1", "EF21 Top-10%"]
-    found = framed(curves, cells)
-    said = render(found, by="series")
+    result = framed(curves, cells)
+    said = render(result, by="series")
     assert "10% (12)" in said
     assert "10% (30)" in said
 

@@ -116,17 +116,17 @@ def test_measures_are_what_they_say(ran):
 
 
 def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
-    found = of_folder(ran / "out" / "tiny")
-    (verdict,) = judge(read(ran / "tiny.claims.yaml"), found)
+    result = of_folder(ran / "out" / "tiny")
+    (verdict,) = judge(read(ran / "tiny.claims.yaml"), result)
     assert [one.of for one in verdict.compared] == [
         {"problem.dim": dim, "k": k} for dim in (20, 40) for k in (2, 10)
     ]
     assert (verdict.word, verdict.words) == (AGREES, 4 * [AGREES])
-    (verdict,) = judge(with_claim(ran, factor=1e-9), found)
+    (verdict,) = judge(with_claim(ran, factor=1e-9), result)
     assert (verdict.word, verdict.words) == (DISAGREES, 4 * [DISAGREES])
-    (verdict,) = judge(with_claim(ran, **{"is": "above"}), found)
+    (verdict,) = judge(with_claim(ran, **{"is": "above"}), result)
     assert verdict.word == DISAGREES
-    less = Evidence(found.cells[found.cells["algorithm"] != "gd"], found.curves, "less")
+    less = Evidence(result.cells[result.cells["algorithm"] != "gd"], result.curves, "less")
     (verdict,) = judge(read(ran / "tiny.claims.yaml"), less)
     assert verdict.words == 4 * [NOT_RUN]
     assert verdict.word == NOT_RUN
@@ -136,7 +136,7 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
         what = with_claim(
             ran, left=one, right=right, tolerance=tolerance, each=None, **{"is": "within"}
         )
-        (verdict,) = judge(what, found)
+        (verdict,) = judge(what, result)
         assert verdict.word == word
 
 
@@ -195,29 +195,31 @@ def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(ran, left, r
 
 
 def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
-    found = spent(left=[(40, True)], right=[(100, True)])
-    right = found.cells["algorithm"] == "right"
+    result = spent(left=[(40, True)], right=[(100, True)])
+    right = result.cells["algorithm"] == "right"
     for status, word in (("failed", NOT_RUN), ("diverged", AGREES), ("skipped", NOT_RUN)):
-        curves = found.curves.assign(loss=9.0).where(found.curves["cell"] == "right0", found.curves)
-        cells = found.cells.assign(status=np.where(right, status, "ok"))
+        curves = result.curves.assign(loss=9.0).where(
+            result.curves["cell"] == "right0", result.curves
+        )
+        cells = result.cells.assign(status=np.where(right, status, "ok"))
         (verdict,) = judge(costs(ran, factor=0.1), Evidence(cells, curves, "made up"))
         assert verdict.word == word, status
     # one step failed: the other shows that the left side is cheap enough, not that the right side is dear
     more = spent(left=[(40, True)], right=[(100, True)]).cells.assign(step=2.0)
-    cells = pd.concat([found.cells, more.assign(cell=more["cell"] + "x", status="failed")])
+    cells = pd.concat([result.cells, more.assign(cell=more["cell"] + "x", status="failed")])
     for side, word in (("left", AGREES), ("right", NOT_RUN)):
         part = cells[(cells["algorithm"] == side) | (cells["step"] == 1.0)]
-        assert judge(costs(ran), replace(found, cells=part))[0].word == word
+        assert judge(costs(ran), replace(result, cells=part))[0].word == word
 
 
 @pytest.mark.parametrize(
     "measure", [{"value": "loss"}, {"lowest": "loss"}, {"value": "loss", "at": {"bits_up": 100}}]
 )
 def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
-    found = spent(left=[(100, True)])
+    result = spent(left=[(100, True)])
     what = versus(ran, measure, right=1.0, spread=0)
-    assert judge(what, found)[0].word == AGREES
-    cut = replace(found, curves=found.curves[found.curves["round"] < 2])
+    assert judge(what, result)[0].word == AGREES
+    cut = replace(result, curves=result.curves[result.curves["round"] < 2])
     assert judge(what, cut)[0].word == NOT_RUN
     above = versus(ran, measure, right=1.0, spread=0, **{"is": "above"})
     assert judge(above, cut)[0].word == NOT_RUN
@@ -251,8 +253,8 @@ def seeds_of(**ends: list[float]) -> Evidence:
     ],
 )
 def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_value, word):
-    found = seeds_of(left=left, right=right)
-    (verdict,) = judge(versus(ran, LOSS), found)
+    result = seeds_of(left=left, right=right)
+    (verdict,) = judge(versus(ran, LOSS), result)
     assert verdict.word == word
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
@@ -294,21 +296,21 @@ def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread,
 def test_nearness_is_that_of_the_same_seeds(ran, ratios, word):
     right = np.linspace(1, 6, len(ratios))
     what = versus(ran, LOSS, **{"is": "within", "tolerance": 0.05})
-    found = seeds_of(left=[r * v for r, v in zip(ratios, right, strict=True)], right=[*right])
-    assert judge(what, found)[0].word == word
+    result = seeds_of(left=[r * v for r, v in zip(ratios, right, strict=True)], right=[*right])
+    assert judge(what, result)[0].word == word
 
 
 def test_seeds_that_did_not_end_well_are_the_worst(ran):
     what = versus(ran, {**LOSS, "best": "highest"}, **{"is": "above"})
-    found = seeds_of(left=[2 * v for v in SIX], right=SIX)
-    broken = found.cells["cell"].isin(["right0", "right1"])
-    cells = found.cells.assign(status=np.where(broken, "diverged", "ok"))
-    (verdict,) = judge(what, replace(found, cells=cells))
+    result = seeds_of(left=[2 * v for v in SIX], right=SIX)
+    broken = result.cells["cell"].isin(["right0", "right1"])
+    cells = result.cells.assign(status=np.where(broken, "diverged", "ok"))
+    (verdict,) = judge(what, replace(result, cells=cells))
     assert (verdict.word, verdict.compared[0].p_value) == (AGREES, 2 / 64)
-    (verdict,) = judge(what, replace(found, cells=cells.assign(status="diverged")))
+    (verdict,) = judge(what, replace(result, cells=cells.assign(status="diverged")))
     assert verdict.word == DISAGREES  # both are at their worst, and neither is above
-    negative = found.curves.assign(loss=-found.curves["loss"])  # of which there are no ratios
-    (verdict,) = judge(what, replace(found, curves=negative))
+    negative = result.curves.assign(loss=-result.curves["loss"])  # of which there are no ratios
+    (verdict,) = judge(what, replace(result, curves=negative))
     assert (verdict.word, math.isnan(verdict.compared[0].p_value)) == (UNDECIDED, True)
 
 
@@ -341,7 +343,7 @@ def test_what_is_wrong_in_a_claims_file_is_named(ran, change, says):
 
 
 def test_columns_that_results_lack_are_named(ran):
-    found = of_folder(ran / "out" / "tiny")
+    result = of_folder(ran / "out" / "tiny")
     for change, says in (
         ({"each": ["datasett"]}, "unknown column 'datasett'\n +did you mean dataset"),
         (
@@ -350,7 +352,7 @@ def test_columns_that_results_lack_are_named(ran):
         ),
     ):
         with pytest.raises(InputError, match=says):
-            judge(with_claim(ran, **change), found)
+            judge(with_claim(ran, **change), result)
 
 
 def test_names_are_unique_and_something_is_there_to_run(ran, tmp_path):
@@ -367,20 +369,20 @@ def test_names_are_unique_and_something_is_there_to_run(ran, tmp_path):
 
 
 def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
-    what, found = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     assert kept(what, tmp_path) is None
-    paths = keep(what, found, tmp_path)
+    paths = keep(what, result, tmp_path)
     assert sum(path.stat().st_size for path in paths) < 100_000
     again = judge(what, kept(what, tmp_path))
     assert [[*details(v, every=True)] for v in again] == [
-        [*details(v, every=True)] for v in judge(what, found)
+        [*details(v, every=True)] for v in judge(what, result)
     ]
     # a figure of another column than that by which steps are chosen
     drawn = replace(what, figures=({"x": "bits_up", "y": "loss"},), claims=())
-    keep(drawn, found, tmp_path)
+    keep(drawn, result, tmp_path)
     judged = page.Judged(drawn, (), kept(drawn, tmp_path))
     assert [path.stat().st_size > 0 for path in page.draw(judged, tmp_path)] == [True]
-    keep(what, found, tmp_path)
+    keep(what, result, tmp_path)
     # some columns of raybench.load alone, as some figures keep them
     asked = [*CURVES.names[: CURVES.names.index("epoch")], "bits_up", "grad_norm_sq", "status"]
     curves = raybench.load(ran / "out" / "tiny")
@@ -397,8 +399,8 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
 
 
 def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
-    what, found = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
-    keep(what, found, tmp_path)
+    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    keep(what, result, tmp_path)
     for steps, cells in (("[1, 8]", 24), ("[3]", 0)):
         (tmp_path / "tiny.yaml").write_text(SWEEP.replace("[1, 8, 16]", steps))
         again = kept(replace(what, sweep=tmp_path / "tiny.yaml"), tmp_path)
@@ -411,14 +413,14 @@ def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
 def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = str(ran / "tiny.claims.yaml")
-    found = cli("reproduce", file, "--no-run", "--out", "none")
-    assert found.code == 0
-    assert "NOT RUN" in found.out
+    result = cli("reproduce", file, "--no-run", "--out", "none")
+    assert result.code == 0
+    assert "NOT RUN" in result.out
     args = ("reproduce", file, "--inline", "--out", "out", "--page", "page.md")
-    found = cli(*args)
-    assert found.code == 0, found.err
-    assert "published: 1 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in found.out
-    assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in found.out
+    result = cli(*args)
+    assert result.code == 0, result.err
+    assert "published: 1 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
+    assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
     page = (tmp_path / "page.md").read_text()
     assert "| EF21 sends less than gradient descent. | less | 4 of 4: " in page
     assert "(page/tiny_1.png)" in page
@@ -428,10 +430,10 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     (tmp_path / "hard.yaml").write_text(SWEEP)
     harder = CLAIMS.replace("is: below", "is: above\n    likely: The moon.")
     (tmp_path / "hard.claims.yaml").write_text(harder)
-    found = cli("reproduce", "hard.claims.yaml", "--inline", "--out", "out")
-    assert found.code == 1
-    assert "likely: The moon." in found.out
-    assert "disagrees  dim 20, k 2: " in found.out
+    result = cli("reproduce", "hard.claims.yaml", "--inline", "--out", "out")
+    assert result.code == 1
+    assert "likely: The moon." in result.out
+    assert "disagrees  dim 20, k 2: " in result.out
 
 
 def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_is(
@@ -441,31 +443,31 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
     (tmp_path / "tiny.yaml").write_text(SWEEP)
     file = tmp_path / "tiny.claims.yaml"
     file.write_text(CLAIMS + "kind: network\nfull: [rounds=3, 'seed=[5]']\n")
-    found = cli("reproduce", file, "--inline")
-    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in found.out
+    result = cli("reproduce", file, "--inline")
+    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in result.out
     assert not (tmp_path / "results").exists()
-    found = cli("reproduce", file, "--inline", "--networks", "--full")
-    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in found.out  # three rounds
+    result = cli("reproduce", file, "--inline", "--networks", "--full")
+    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in result.out  # three rounds
     cells = raybench.store.cells(tmp_path / "results" / "paper" / "tiny-full")
     assert (set(cells["rounds"]), set(cells["seed"])) == ({3}, {5})
-    found = cli("reproduce", file, "--no-run", "--full")
-    assert "has not ended" not in found.err
+    result = cli("reproduce", file, "--no-run", "--full")
+    assert "has not ended" not in result.err
     next((tmp_path / "results" / "paper" / "tiny-full" / "cells").iterdir()).unlink()
-    found = cli("reproduce", file, "--no-run", "--full")
-    assert "note: tiny: its sweep has not ended, what is there is judged" in found.err
-    found = cli("reproduce", file, "--all")
-    assert found.code == 2
-    assert "--all: stands beside names" in found.err
+    result = cli("reproduce", file, "--no-run", "--full")
+    assert "note: tiny: its sweep has not ended, what is there is judged" in result.err
+    result = cli("reproduce", file, "--all")
+    assert result.code == 2
+    assert "--all: stands beside names" in result.err
 
 
 def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["raybench.cli.reproduce"], "KEPT", tmp_path)
-    what, found = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     args = ("reproduce", what.file, "--no-run", "--out", tmp_path / "none")
     for status, code in (("ok", 0), ("failed", 1)):
-        last = found.cells["step_multiple"] == 16
-        cells = found.cells.assign(status=found.cells["status"].where(~last, status))
-        keep(what, replace(found, cells=cells), tmp_path)
+        last = result.cells["step_multiple"] == 16
+        cells = result.cells.assign(status=result.cells["status"].where(~last, status))
+        keep(what, replace(result, cells=cells), tmp_path)
         said = cli(*args)
         assert said.code == code, said.err
         assert ("note: tiny: 12 cells failed" in said.err) == (status == "failed")
@@ -486,26 +488,26 @@ def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     cli(*args)
     assert (tmp_path / "out" / "own" / "measured.parquet").stat().st_mtime_ns == first
     (tmp_path / "own.py").write_text(script.replace("VALUE", "0.5"))
-    found = cli(*args)
-    assert found.code == 1
-    assert "own: 0 AGREES, 1 DISAGREES" in found.out
+    result = cli(*args)
+    assert result.code == 1
+    assert "own: 0 AGREES, 1 DISAGREES" in result.out
     (tmp_path / "own.py").write_text("def measure(full):\n    return 3\n")
-    found = cli(*args)
-    assert found.code == 2
-    assert "own.py: returns no table" in found.err
+    result = cli(*args)
+    assert result.code == 2
+    assert "own.py: returns no table" in result.err
     (tmp_path / "own.py").write_text("1 / 0\n")
-    found = cli(*args)
-    assert found.code == 2
-    assert "own.py: cannot be run: ZeroDivisionError" in found.err
+    result = cli(*args)
+    assert result.code == 2
+    assert "own.py: cannot be run: ZeroDivisionError" in result.err
 
 
 def test_those_that_come_with_raybench_are_read_and_listed():
-    found = cli("reproduce")
-    assert found.code == 0
+    result = cli("reproduce")
+    assert result.code == 0
     for name in catalogue():
         what = find(name)
         assert what.claims
-        assert name in found.out
+        assert name in result.out
         if what.sweep is not None:
             assert raybench.spec.load(what.sweep).cells
 
@@ -515,8 +517,8 @@ def test_the_page_of_the_docs_is_what_the_kept_results_say():
     every = []
     for name in catalogue():
         what = find(name)
-        found = kept(what, DOCS / "reproductions")
-        every.append(page.Judged(what, judge(what, found), found))
+        result = kept(what, DOCS / "reproductions")
+        every.append(page.Judged(what, judge(what, result), result))
     assert page.text(every, "reproductions") == (DOCS / "reproductions.md").read_text("utf-8")
     for one in every:
         for number in range(len(one.what.figures) if one.evidence is not None else 0):

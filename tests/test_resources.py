@@ -113,8 +113,8 @@ def test_gpus_that_are_not_here_are_told_at_once(monkeypatch, tmp_path, resource
 
 def test_a_gpu_and_a_half_is_refused():
     with registered():
-        found = wrong(BASE + "resources: {gpus_per_worker: 1.5}\n")
-    assert "at most 1, or a whole number" in found["resources"]
+        result = wrong(BASE + "resources: {gpus_per_worker: 1.5}\n")
+    assert "at most 1, or a whole number" in result["resources"]
 
 
 def test_gloo_gathers_in_main_memory(monkeypatch, tmp_path):

@@ -150,7 +150,7 @@ def test_how_many_attack_tells_problems_apart_and_not_methods(tmp_path):
         "rounds": 3,
     }
     raybench.sweep(asked, tmp_path / "out", inline=True)
-    found = describe(cells(tmp_path / "out"))
-    assert sorted(set(found["facet"])) == ["1 Byzantine", "2 Byzantine"]
-    assert found["method"].nunique() == 4
-    assert not found["method"].str.contains("byzantine").any()
+    result = describe(cells(tmp_path / "out"))
+    assert sorted(set(result["facet"])) == ["1 Byzantine", "2 Byzantine"]
+    assert result["method"].nunique() == 4
+    assert not result["method"].str.contains("byzantine").any()

@@ -47,13 +47,13 @@ def by_hand(rule, x, f):
             far = sorted(((x[i] - x[j]) ** 2).sum() for j in range(n) if j != i)
             scores.append(sum(far[: n - f - 2]))
         return x[int(np.argmin(scores))]
-    found = minimize(
+    result = minimize(
         lambda y: np.linalg.norm(x - y, axis=1).sum(),
         x.mean(0),
         method="BFGS",
         options={"gtol": 1e-10},
     )
-    return found.x
+    return result.x
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

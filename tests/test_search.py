@@ -153,10 +153,10 @@ def test_steps_are_judged_as_the_closing_table_judges_them():
         {"g": [1, 9], "algorithm": "diana", "status": "diverged"},
     ]
     curves, cells = make(runs)
-    found = best_steps(curves, cells)
+    result = best_steps(curves, cells)
     group = cells["group"].tolist()
     assert closing_table((curves, cells))["target"].iloc[0] == 0.05
-    assert found == {group[0]: (0.2, 0.1), group[3]: (0.1,)}
+    assert result == {group[0]: (0.2, 0.1), group[3]: (0.1,)}
     assert best_steps(curves[:0], cells[:0]) == {}
 
 
@@ -184,18 +184,18 @@ def chosen(folder):
 @pytest.mark.parametrize("config", [LOGISTIC, QUADRATIC], ids=["logistic", "quadratic"])
 def test_a_search_chooses_what_the_whole_grid_chooses(config, tmp_path):
     whole = raybench.sweep(config, tmp_path / "grid", inline=True)
-    found = raybench.sweep({**config, **REFINE}, tmp_path / "refine", inline=True)
-    assert found.exit_code == whole.exit_code == 0
+    result = raybench.sweep({**config, **REFINE}, tmp_path / "refine", inline=True)
+    assert result.exit_code == whole.exit_code == 0
     pd.testing.assert_frame_equal(chosen(tmp_path / "refine"), chosen(tmp_path / "grid"))
     tried, every = (pd.read_parquet(tmp_path / f / "cells") for f in ("refine", "grid"))
     assert len(tried) < 0.8 * len(every)
     assert set(tried["cell"]) < set(every["cell"])
-    assert sum(found.counts.values()) == len(tried)
-    assert found.plan.missing == len(tried)
+    assert sum(result.counts.values()) == len(tried)
+    assert result.plan.missing == len(tried)
     # all is there: nothing runs again, and the whole grid runs what is left
     before = tree(tmp_path / "refine" / "cells")
     again = raybench.sweep({**config, **REFINE}, tmp_path / "refine", inline=True)
-    assert again.counts == found.counts
+    assert again.counts == result.counts
     assert again.plan.missing == 0
     assert tree(tmp_path / "refine" / "cells") == before
     rest = raybench.sweep(config, tmp_path / "refine", inline=True)

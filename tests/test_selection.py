@@ -83,9 +83,9 @@ def test_rtop_k_draws_evenly_among_the_largest():
     op = RTopK(k, pool=3.0)
     m = op.compress(x.expand(rows, d), stream(0))
     assert (m.indices.diff(dim=-1) > 0).all()
-    found = torch.bincount(m.indices.flatten(), minlength=d)
+    result = torch.bincount(m.indices.flatten(), minlength=d)
     pool = by_sorting(x, 15)
-    assert found.sum() == found[pool].sum()
-    assert (found[pool] / rows - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / rows)
+    assert result.sum() == result[pool].sum()
+    assert (result[pool] / rows - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / rows)
     assert torch.equal(RTopK(k, 1.0).compress(x).decode(), TopK(k).compress(x).decode())
     assert RTopK("1%", 1.1).compress(torch.ones(1000)).indices.max() <= 10  # r = 11, not 12

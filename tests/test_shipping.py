@@ -107,15 +107,15 @@ def test_no_problem_writes_to_what_it_shares(name: str, monkeypatch: pytest.Monk
 
 
 def losses(plan: Plan) -> list[float]:
-    found: list[float] = []
+    result: list[float] = []
 
     def keep(shard: str, curves: Any, cells: Any, files: Any) -> None:
         assert set(cells["status"].to_pylist()) == {"ok"}
-        found.extend(curves["loss"].to_pylist())
+        result.extend(curves["loss"].to_pylist())
 
     for _ in execute(plan.batches, Options(), keep):
         pass
-    return found
+    return result
 
 
 # Plug-in files ---------------------------------------------------------------------------------------

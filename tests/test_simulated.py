@@ -98,9 +98,9 @@ def test_rows_that_are_not_recorded_count_and_first_messages_are_a_round():
 
 def test_unknown_times_count_as_none_and_are_told():
     some = pd.concat([curve(seconds_compress=math.nan), curve("b")], ignore_index=True)
-    found = simulated(some, RING)
-    assert found[SECONDS].to_numpy()[[1, 4]] == pytest.approx([ROUND + 0.01, ROUND + COMPUTE])
-    (said,) = unmeasured(found)
+    result = simulated(some, RING)
+    assert result[SECONDS].to_numpy()[[1, 4]] == pytest.approx([ROUND + 0.01, ROUND + COMPUTE])
+    (said,) = unmeasured(result)
     assert said.startswith("the seconds of compressors were not measured in 1 of 2 cells")
     assert unmeasured(curve()) == []
     unknown = simulated(curve(bytes_up=math.nan), RING)
@@ -144,11 +144,11 @@ def test_the_fastest_method_changes_with_the_bandwidth():
     }
     cells = pd.DataFrame([{**finals, **facts, **head} for _, head in made])
     at = np.array([1e8, 1e11])
-    found = by_bandwidth(curves, cells, RING, {"": 1.1e-6}, at=at)
-    won = found[found["fastest"]].set_index("bandwidth")["method"]
+    result = by_bandwidth(curves, cells, RING, {"": 1.1e-6}, at=at)
+    won = result[result["fastest"]].set_index("bandwidth")["method"]
     assert won.to_dict() == {1e8: "sparse", 1e11: "dense"}
-    assert set(found.loc[found["method"] == "sparse", "step"]) == {"x2"}
-    row = found[(found["method"] == "dense") & (found["bandwidth"] == 1e8)].iloc[0]
+    assert set(result.loc[result["method"] == "sparse", "step"]) == {"x2"}
+    row = result[(result["method"] == "dense") & (result["bandwidth"] == 1e8)].iloc[0]
     assert row["seconds"] == pytest.approx(10 * (3 * (A + 1e6 / 1.25e7) + 0.001))
     none = by_bandwidth(curves, cells, RING, {"": 1e-9}, at=at)
     assert np.isinf(none["seconds"]).all()
@@ -172,11 +172,11 @@ def test_the_table_counts_simulated_seconds(swept):
 
 
 def test_the_cost_in_the_table_is_that_of_the_curves(swept):
-    found = frames(swept, link="1Gbit,ring")
-    own = simulated(raybench.load(swept), found.link).set_index("cell")
-    for row in found.tuned("series").query("reached").to_dict("records"):
-        same = (found.cells["series"] == row["series"]) & (found.cells["step"] == row["step"])
-        rows = own.loc[found.cells.loc[same, "cell"]]
+    result = frames(swept, link="1Gbit,ring")
+    own = simulated(raybench.load(swept), result.link).set_index("cell")
+    for row in result.tuned("series").query("reached").to_dict("records"):
+        same = (result.cells["series"] == row["series"]) & (result.cells["step"] == row["step"])
+        rows = own.loc[result.cells.loc[same, "cell"]]
         first = rows[rows["grad_norm_sq"] <= row["target"]].groupby("cell")[SECONDS].min()
         assert row["cost"] == pytest.approx(first.median())
 
@@ -206,8 +206,8 @@ def test_plot_draws_time_and_bandwidth(swept, tmp_path):
 
 
 def test_the_chart_says_what_it_assumes(swept):
-    found = frames(swept, link="1Gbit,ring")
-    chart = charts.best_by_bandwidth(found, found.link)
+    result = frames(swept, link="1Gbit,ring")
+    chart = charts.best_by_bandwidth(result, result.link)
     for word in ("simulated", "ring", "latency 100 µs", "as measured", "a machine of its own"):
         assert word in chart.band
     assert any("dense messages" in look.label for look in chart.looks.values())

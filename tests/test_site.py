@@ -54,8 +54,8 @@ def test_pages_fetch_nothing(site: Path) -> None:
     links = re.compile(r"<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^\"'> ]+[^>]*>")
     for page in pages:
         text = page.read_text()
-        found = [*loads.findall(text), *links.findall(text)]
-        assert not found, f"{page.relative_to(site)}: {found}"
+        result = [*loads.findall(text), *links.findall(text)]
+        assert not result, f"{page.relative_to(site)}: {result}"
 
 
 KNOWN = """a article aside blockquote body br button circle code details div em form h1 h2 h3 h4 h5 h6 head header hr html

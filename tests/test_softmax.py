@@ -127,10 +127,10 @@ def test_the_minimum_is_what_scipy_finds():
         grads, losses = problem.oracle(torch.from_numpy(x)[None])
         return float(losses.mean()), grads.mean(1)[0].numpy()
 
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         f, np.zeros(problem.dim), jac=True, method="L-BFGS-B", tol=1e-14
     )
-    assert problem.constants.f_star == pytest.approx(found.fun, rel=1e-9)
+    assert problem.constants.f_star == pytest.approx(result.fun, rel=1e-9)
     best = problem.minimizer()
     assert float(problem.grad(best[None]).mean(1).norm()) < 1e-10
     assert problem.constants.mu == 0.01

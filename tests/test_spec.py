@@ -209,9 +209,9 @@ rounds: 10
     sets = ["rounds=5", "compressor.k=1", "step_size.value=0.7"]
     cells = load(text, sets=sets).cells
     assert {c.rounds for c in cells} == {5}
-    found = {(c.algorithm.name, c.compressor and c.compressor.params.get("k")) for c in cells}
+    result = {(c.algorithm.name, c.compressor and c.compressor.params.get("k")) for c in cells}
     # lists of compressors are named by their number, and stay
-    assert found == {("gd", None), ("ef21", 1), ("marina", 2), ("marina", None)}
+    assert result == {("gd", None), ("ef21", 1), ("marina", 2), ("marina", None)}
     steps = {(c.algorithm.name, c.step.number) for c in cells}
     assert steps == {("gd", 0.7), ("ef21", 0.7), ("marina", 0.7)}, "0.3 stands for {value: 0.3}"
     other = load(text.replace("value: 0.1", "theory: 0.1"), sets=["step_size.value=0.7"]).cells

@@ -56,10 +56,10 @@ from raybench.spec import load, sections
     ],
 )  # fmt: skip
 def test_wrong_lines(line, where, says):
-    found = wrong(BASE + line + "\n")
-    assert list(found) == [where]
+    result = wrong(BASE + line + "\n")
+    assert list(result) == [where]
     for part in says:
-        assert part in found[where]
+        assert part in result[where]
 
 
 COUNTS = {
@@ -77,9 +77,9 @@ COUNTS = {
 
 def test_wrong_counts():
     for k, says in COUNTS.items():
-        found = wrong(BASE.replace("k: 1", f"k: {k}"))["compressor.k"]
-        assert says in found
-        assert "an integer >= 1, or a share of the message dimension" in found
+        result = wrong(BASE.replace("k: 1", f"k: {k}"))["compressor.k"]
+        assert says in result
+        assert "an integer >= 1, or a share of the message dimension" in result
 
 
 @pytest.mark.parametrize(
@@ -107,22 +107,22 @@ def test_wrong_counts():
     ],
 )
 def test_wrong_problems(problem, where, says):
-    found = wrong(f"problem: {problem}\nalgorithm: gd\n")
-    assert list(found) == [where]
-    assert says in found[where]
+    result = wrong(f"problem: {problem}\nalgorithm: gd\n")
+    assert list(result) == [where]
+    assert says in result[where]
 
 
 def test_an_algorithm_says_what_it_needs():
-    found = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
-    assert "ef21_bc needs a compressor" in found["compressor"]
-    assert "ef21_bc needs a downlink" in found["downlink"]
-    assert "a contractive one, as compressor: {name: top_k, k: 10%}" in found["compressor"]
-    assert "as downlink: {name: top_k, k: 10%}" in found["downlink"]
+    result = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
+    assert "ef21_bc needs a compressor" in result["compressor"]
+    assert "ef21_bc needs a downlink" in result["downlink"]
+    assert "a contractive one, as compressor: {name: top_k, k: 10%}" in result["compressor"]
+    assert "as downlink: {name: top_k, k: 10%}" in result["downlink"]
 
 
 def test_a_name_is_expected_in_plain_english():
-    found = wrong("problem: quadratic\nalgorithm: [gd, [ef21]]\n")
-    assert "expected an algorithm by name" in found["algorithm[1]"]
+    result = wrong("problem: quadratic\nalgorithm: [gd, [ef21]]\n")
+    assert "expected an algorithm by name" in result["algorithm[1]"]
 
 
 def test_long_lists_of_names_are_cut(monkeypatch):
@@ -141,7 +141,7 @@ def test_null_is_not_offered_for_a_wrong_number():
 
 
 def test_every_error_at_once():
-    found = wrong(
+    result = wrong(
         """
 problem: {name: logistic, datset: a9a, clients: x}
 algorithm: [ef21, {name: marnia}, {name: marina, p: 2, step_size: {theory: -1}}]
@@ -152,7 +152,7 @@ seed: no
 cases: [{rounds: 0}, {step_size: x, foo: 1}]
 """
     )
-    assert set(found) == {
+    assert set(result) == {
         "problem.datset",
         "problem.clients",
         "algorithm[1].name",
@@ -189,9 +189,9 @@ def test_set_typos(option, where, says):
     if not where:
         assert load(text, sets=[option]).cells[0].seed == 0
         return
-    found = wrong(text, sets=[option])
-    assert list(found) == [where]
-    assert says in found[where]
+    result = wrong(text, sets=[option])
+    assert list(result) == [where]
+    assert says in result[where]
 
 
 def test_a_grid_too_large_is_refused_before_it_is_built():

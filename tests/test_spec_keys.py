@@ -48,9 +48,9 @@ DIGESTS = {
 
 @pytest.mark.parametrize("name", sorted(DIGESTS))
 def test_ids_of_shipped_sweeps_stay(name):
-    found = load(SWEEPS / f"{name}.yaml").cells
-    text = "\n".join(f"{cell.id} {cell.group}" for cell in found)
-    assert (len(found), hashlib.sha256(text.encode()).hexdigest()[:16]) == DIGESTS[name]
+    result = load(SWEEPS / f"{name}.yaml").cells
+    text = "\n".join(f"{cell.id} {cell.group}" for cell in result)
+    assert (len(result), hashlib.sha256(text.encode()).hexdigest()[:16]) == DIGESTS[name]
 
 
 # A made-up key: everything follows from its declaration --------------------------------------------
@@ -170,9 +170,9 @@ def test_entries_cases_set_and_patterns_may_give_it():
 )
 @new_keys
 def test_misspelt_it_is_refused(line, where, says):
-    found = wrong(BASE + line + "\n")
-    assert list(found) == [where]
-    assert says in found[where]
+    result = wrong(BASE + line + "\n")
+    assert list(result) == [where]
+    assert says in result[where]
 
 
 def test_a_new_setting_holds_for_the_whole_sweep(before):

@@ -186,9 +186,9 @@ def test_any_text_is_a_range_or_not(text):
 
 
 def typed(param, value):
-    found = []
-    out = options(param, value, "x", found)
-    return [str(c) for c in found] or out
+    result = []
+    out = options(param, value, "x", result)
+    return [str(c) for c in result] or out
 
 
 @pytest.mark.parametrize(

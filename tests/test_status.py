@@ -49,9 +49,9 @@ def test_a_finished_sweep(tmp_path: Path) -> None:
     counts = cells["status"].value_counts()
     assert shown["cells"].split(", ")[0] == f"{counts['ok']} ok"
     best = cells.groupby("label")["best_grad_norm_sq"].min()
-    found = status.status_of(folder)
-    assert {b.label: b.value for b in found.best} == best.dropna().to_dict()
-    for b in found.best:
+    result = status.status_of(folder)
+    assert {b.label: b.value for b in result.best} == best.dropna().to_dict()
+    for b in result.best:
         rows = cells[(cells.label == b.label) & (cells.best_grad_norm_sq == b.value)]
         assert b.step_size in rows.step_size.tolist()
     shown = json.loads(cli("status", folder, "--json").out)

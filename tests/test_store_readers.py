@@ -75,9 +75,9 @@ def test_readers_never_fail_or_see_a_torn_table(tmp_path):
             for curves in as_read(tmp_path / "curves"):
                 assert set(table["cell"]) <= set(curves["cell"])  # curves come first
                 assert (curves.groupby("cell")["round"].nunique() == 51).all()
-            found = load(tmp_path)
-            assert (found.groupby("cell").size() == 51).all()
-            assert set(found["cell"]) <= set(Store(tmp_path).done())
+            result = load(tmp_path)
+            assert (result.groupby("cell").size() == 51).all()
+            assert set(result["cell"]) <= set(Store(tmp_path).done())
         assert all(writer.poll() is None for writer in writers)
     finally:
         for writer in writers:
@@ -91,9 +91,9 @@ def test_load_while_retries_replace_files(tmp_path):
     try:
         wait_for(writer, 3)
         for _ in range(25):
-            found = load(tmp_path)
-            assert found["cell"].nunique() == 18
-            assert (found.groupby("cell").size() == 51).all()
+            result = load(tmp_path)
+            assert result["cell"].nunique() == 18
+            assert (result.groupby("cell").size() == 51).all()
         assert writer.poll() is None
     finally:
         kill(writer)
@@ -111,9 +111,9 @@ def test_kill_9_of_a_writer_leaves_only_whole_batches(tmp_path):
             store.repair()
         assert store.files.names("tmp") == []
         assert store.files.names("curves") == store.files.names("cells")
-        found = load(tmp_path)
-        assert (found.groupby("cell").size() == 51).all()
-        assert set(found["cell"]) == set(store.done())
+        result = load(tmp_path)
+        assert (result.groupby("cell").size() == 51).all()
+        assert set(result["cell"]) == set(store.done())
 
 
 def test_clean_and_a_late_commit(store, monkeypatch):

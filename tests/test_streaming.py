@@ -24,9 +24,9 @@ def method(params, rounds=7, problem=PROBLEM, name="streaming_diloco", **more):
 
 def test_fragments_are_groups_of_tensors():
     layout = Layout(tuple((f"t{j}", (size,)) for j, size in enumerate((10, 30, 5, 5, 30, 20))))
-    found = layout.fragments(2)
-    assert [(p.start, p.stop) for p, _ in found] == [(0, 50), (50, 100)]
-    assert [own.dim for _, own in found] == [50, 50]
+    result = layout.fragments(2)
+    assert [(p.start, p.stop) for p, _ in result] == [(0, 50), (50, 100)]
+    assert [own.dim for _, own in result] == [50, 50]
     assert [(p.start, p.stop) for p, _ in layout.fragments(1)] == [(0, 100)]
     many = layout.fragments(50)  # at most one for every tensor, and none is empty
     assert [p.stop - p.start for p, _ in many] == [10, 30, 5, 5, 30, 20]
@@ -94,9 +94,9 @@ def test_iterates_are_those_of_torchs_adamw(late, mix):
 
 
 def test_a_round_costs_its_fragment():
-    found = recorded(finished(method({"steps": 2}, rounds=4).batch()))
-    assert found["values_up"][0].tolist() == [0, 384, 460, 844, 920]
-    assert found["values_down"][0].tolist() == [0, 384, 460, 844, 920]
+    result = recorded(finished(method({"steps": 2}, rounds=4).batch()))
+    assert result["values_up"][0].tolist() == [0, 384, 460, 844, 920]
+    assert result["values_down"][0].tolist() == [0, 384, 460, 844, 920]
 
 
 def test_what_is_late_arrives_within_the_round():

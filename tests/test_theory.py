@@ -36,9 +36,9 @@ RAND = {"name": "rand_k", "k": 2}
 
 
 def steps_of(name: str) -> theory.StepSizes:
-    found = theory.of(registry.lookup("algorithm", name).facts.theory)
-    assert found is not None
-    return found
+    result = theory.of(registry.lookup("algorithm", name).facts.theory)
+    assert result is not None
+    return result
 
 
 def title(value) -> str:

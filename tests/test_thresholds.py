@@ -115,8 +115,8 @@ def test_signs_of_any_counts(d, dtype):
         for r in range(len(x)):
             for side in sides:
                 keep[r, by_sorting(side[r], of_sign(int((side[r] != 0).sum())))] = True
-        found = zip(by_sign(x, of_sign), ragged(x, keep), strict=True)
-        assert all(same(a, b) for a, b in found)
+        result = zip(by_sign(x, of_sign), ragged(x, keep), strict=True)
+        assert all(same(a, b) for a, b in result)
 
 
 def test_means_of_each_sign():
@@ -218,8 +218,8 @@ def test_entries_within_blocks(d, block, lead):
 def test_whole_blocks(d, block, lead):
     x, count = gaussian(*lead, d, dtype=torch.float32), -(-d // block)
     norms = torch.stack([p.double().norm(dim=-1) for p in x.split(block, -1)], -1)
-    found, want = block_energies(x, block), norms.square()
-    shares = [v / v.sum(-1, keepdim=True) for v in (found, want)]  # found is in units of the row
+    result, want = block_energies(x, block), norms.square()
+    shares = [v / v.sum(-1, keepdim=True) for v in (result, want)]  # found is in units of the row
     torch.testing.assert_close(*shares)
     for k in {1, (count + 1) // 2, count}:
         op = BlockTopK(k, block, "blocks")

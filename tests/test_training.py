@@ -63,9 +63,9 @@ def test_autocast_computes_in_bfloat16(params):
     assert near.dtype == torch.float32
     assert 1e-5 < apart < 0.1
     inputs = lower.examples(lower.train, torch.arange(4))[0]
-    found = lower.passes.outputs(x[0], inputs)
-    assert torch.equal(found.bfloat16().float(), found)
-    assert not torch.equal(plain.passes.outputs(x[0], inputs), found), "plain stays as it is"
+    result = lower.passes.outputs(x[0], inputs)
+    assert torch.equal(result.bfloat16().float(), result)
+    assert not torch.equal(plain.passes.outputs(x[0], inputs), result), "plain stays as it is"
     task, types = lower.passes.task, set()
 
     def losses(outputs, targets):

@@ -91,8 +91,8 @@ def over_gloo(tmp_path_factory):
 def test_two_processes_over_gloo_are_one_process(over_gloo, at):
     here = result(METHODS[at])
     assert list(here["status"][:2]) == ["ok", "ok"]
-    for found in over_gloo:
-        there = found[at]
+    for results in over_gloo:
+        there = results[at]
         assert list(there["status"]) == list(here["status"])
         assert there["x"].shape == here["x"].shape
         assert np.abs(there["x"] - here["x"]).max() <= 1e-10 * max(1.0, np.abs(here["x"]).max())

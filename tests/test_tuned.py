@@ -250,11 +250,11 @@ def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
     assert set(plain["method"]) == set(paper["method"])
     gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
     assert gd[1] == (gd[0] - 64 * 112) / 2  # half as wide, without the first gradient
-    found = frames(tmp_path, "paper:ef21")
-    pd.testing.assert_frame_equal(closing_table(found), paper)
-    pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
+    result = frames(tmp_path, "paper:ef21")
+    pd.testing.assert_frame_equal(closing_table(result), paper)
+    pd.testing.assert_frame_equal(closing_table((result.curves, result.cells)), paper)
     pd.testing.assert_frame_equal(closing_table(frames(tmp_path), "paper:ef21"), paper)
-    assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
+    assert result.accounting == "value_bits=32, index_bits=none, count_init=false"
 
 
 def test_the_baseline_is_what_ran_without_compression():
@@ -353,9 +353,9 @@ def test_each_problem_has_its_own_whatever_it_is_called(ended):
     told = json.loads((out / TARGETS).read_text())["targets"]
     assert len(told) == 2
     assert kept in told
-    found = frames(out)
-    assert set(found.cells["facet"]) == set(found.kept) == {"4 clients", "6 clients"}
-    assert found.kept["4 clients"].value == kept["value"]
+    result = frames(out)
+    assert set(result.cells["facet"]) == set(result.kept) == {"4 clients", "6 clients"}
+    assert result.kept["4 clients"].value == kept["value"]
 
 
 def test_a_sweep_that_is_not_whole_fixes_none(tmp_path, monkeypatch):

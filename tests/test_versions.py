@@ -129,11 +129,11 @@ def test_no_row_has_more_seeds_than_there_are_in_any_frame(versions):
     folder = versions / "out"
     every = 3 * (MINE + EF21) + MINE  # load and cells keep what lies there
     assert len(store.cells(folder)) == raybench.load(folder)["cell"].nunique() == every
-    for found in (frames(folder), frames(folder, every=True), frames(folder, link="1Gbit,ring")):
-        seeds = found.cells["seed"].nunique()
+    for result in (frames(folder), frames(folder, every=True), frames(folder, link="1Gbit,ring")):
+        seeds = result.cells["seed"].nunique()
         for by in ("method", "series"):
-            assert (closing_table(found, by=by)["seeds"] <= seeds).all()
-        rows = found.rows(list(found.cells["cell"]), ["bits_up", "grad_norm_sq"])
+            assert (closing_table(result, by=by)["seeds"] <= seeds).all()
+        rows = result.rows(list(result.cells["cell"]), ["bits_up", "grad_norm_sq"])
         assert (bands(rows, by=["facet", "series", "step"])["cells"] <= seeds).all()
     pair = (raybench.load(folder), store.cells(folder))
     assert (closing_table(pair, by="series")["seeds"] == 3).all()
@@ -146,9 +146,9 @@ def test_a_version_that_is_back_is_shown_again(versions, tmp_path):
     said = sweep(tmp_path / "w")
     assert "nothing was missing" in said
     assert len(store.cells(tmp_path / "w" / "out")) == len(before)
-    found = frames(tmp_path / "w" / "out")
-    assert {json.loads(c)["rounds"] for c in found.cells["config"]} == {20}
-    assert found.left_out == len(before) - MINE - EF21
+    result = frames(tmp_path / "w" / "out")
+    assert {json.loads(c)["rounds"] for c in result.cells["config"]} == {20}
+    assert result.left_out == len(before) - MINE - EF21
 
 
 @pytest.mark.thorough
@@ -166,11 +166,11 @@ def test_merged_folders_show_what_both_sweeps_plan(versions, tmp_path):
     assert len(frames(tmp_path / "w" / "out").cells) == 3
     both = tmp_path / "both"
     assert cli("merge", versions / "out", tmp_path / "w" / "out", "--out", both).code == 0
-    found = frames(both)
-    assert len(found.cells) == MINE + EF21 + 3
-    assert found.left_out == 2 * (MINE + EF21) + MINE
+    result = frames(both)
+    assert len(result.cells) == MINE + EF21 + 3
+    assert result.left_out == 2 * (MINE + EF21) + MINE
     store.compact(both, tmp_path / "few")
-    assert frames(tmp_path / "few").left_out == found.left_out
+    assert frames(tmp_path / "few").left_out == result.left_out
 
 
 def test_while_nothing_of_the_new_version_has_ended_the_old_one_is_not_shown(versions, tmp_path):

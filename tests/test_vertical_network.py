@@ -149,10 +149,10 @@ def test_the_loss_and_what_is_measured_are_those_of_one_place(file):
         x = one.point[None]
         assert float(problem.oracle(x)[1][0, 0]) == pytest.approx(float(one.loss()), rel=1e-12)
         out, labels = scores(one.x, "test_"), torch.from_numpy(ARRAYS["test_labels"] - 1)
-        found = problem.evaluate(x)
-        assert float(found["accuracy"]) == float((out.argmax(1) == labels).double().mean())
+        result = problem.evaluate(x)
+        assert float(result["accuracy"]) == float((out.argmax(1) == labels).double().mean())
         want = float(F.cross_entropy(out, labels))
-        assert float(found["test_loss"]) == pytest.approx(want, rel=1e-12)
+        assert float(result["test_loss"]) == pytest.approx(want, rel=1e-12)
 
 
 # Minibatches, messages and tables -----------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_forward_compression_stalls_where_differences_converge(file):
 def test_the_kit_on_views(file, net, name, compressor, params):
     method = on(file, name, compressor, params, NETS[net], step=0.05, rounds=12)
     # wild steps end at a finite loss: softmax has bounded gradients
-    found = [f for f in conformance(method) if f.check != "alone or in a batch"]
-    assert not [str(f) for f in found if not f.ok]
+    result = [f for f in conformance(method) if f.check != "alone or in a batch"]
+    assert not [str(f) for f in result if not f.ok]
 
 
 def test_a_cell_in_a_batch_is_as_it_is_alone(file):
@@ -303,8 +303,8 @@ def test_theoretical_steps_converge(file):
 )
 def test_the_problem_conforms(file, net, decay):
     params = {"dataset": file, "dtype": "float64", "weight_decay": decay, **NETS[net]}
-    found = problem_conformance(build("vertical_network", params))
-    assert not [str(f) for f in found if not f.ok]
+    result = problem_conformance(build("vertical_network", params))
+    assert not [str(f) for f in result if not f.ok]
 
 
 def test_constants_of_linear_parties(file):

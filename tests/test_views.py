@@ -42,9 +42,9 @@ def refused(path: Path, *words: str) -> None:
 
 @pytest.mark.parametrize("ending", [".npz", ".mat"])
 def test_views_of_a_file(tmp_path, ending):
-    found = views(saved(tmp_path / f"own{ending}"))
-    assert list(found) == sorted(WIDTHS)
-    for view, pair in found.items():
+    result = views(saved(tmp_path / f"own{ending}"))
+    assert list(result) == sorted(WIDTHS)
+    for view, pair in result.items():
         assert (pair.train.kind, pair.train.classes) == ("features", CLASSES)
         assert pair.train.inputs.dtype == np.float32
         assert np.array_equal(pair.train.inputs, ARRAYS[view].astype(np.float32))
@@ -57,23 +57,23 @@ def test_views_of_a_file(tmp_path, ending):
 def test_labels_are_numbered_in_their_order(tmp_path):
     labels = np.array([7, -3, 100])[ARRAYS["labels"] - 1]
     none = {name: None for name in ARRAYS if name.startswith("test_")}
-    found = views(saved(tmp_path / "a.npz", labels=labels, **none))["image"]
-    assert found.test is None
-    assert np.array_equal(found.train.targets, np.array([1, 0, 2])[ARRAYS["labels"] - 1])
+    result = views(saved(tmp_path / "a.npz", labels=labels, **none))["image"]
+    assert result.test is None
+    assert np.array_equal(result.train.targets, np.array([1, 0, 2])[ARRAYS["labels"] - 1])
 
 
 def test_pictures_and_texts_of_an_npz(tmp_path):
     pictures = np.random.default_rng(0).integers(0, 256, (SAMPLES, 6, 5, 3), np.uint8)
     texts = np.array([f"word{j % 3} ä" for j in range(SAMPLES)])
     none = {name: None for name in ARRAYS if name.startswith("test_")}
-    found = views(saved(tmp_path / "a.npz", image=pictures, text=texts, **none))
-    assert [found[v].train.kind for v in ("image", "sound", "text")] == [
+    result = views(saved(tmp_path / "a.npz", image=pictures, text=texts, **none))
+    assert [result[v].train.kind for v in ("image", "sound", "text")] == [
         "image",
         "features",
         "texts",
     ]
-    assert np.array_equal(found["image"].train.inputs, pictures.transpose(0, 3, 1, 2))
-    assert found["text"].train.inputs.tolist() == texts.tolist()
+    assert np.array_equal(result["image"].train.inputs, pictures.transpose(0, 3, 1, 2))
+    assert result["text"].train.inputs.tolist() == texts.tolist()
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -196,8 +196,8 @@ def test_damaged_matlab_files_are_refused_or_sound(tmp_path, packed, where, bits
     path = tmp_path / "a.mat"
     path.write_bytes(raw)
     with suppress(InputError):  # anything else, and a crash, is a fault
-        found = views(path)
-        assert all(np.isfinite(pair.train.inputs).all() for pair in found.values())
+        result = views(path)
+        assert all(np.isfinite(pair.train.inputs).all() for pair in result.values())
 
 
 # Words, and the real set ------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def test_damaged_matlab_files_are_refused_or_sound(tmp_path, packed, where, bits
 
 @pytest.mark.parametrize(("name", "width"), [("wikipedia", 10), ("wikipedia_tfidf", 1000)])
 def test_the_articles_of_wikipedia(data_folder, name, width):
-    found = views(name)
-    assert list(found) == ["image", "text"]
+    result = views(name)
+    assert list(result) == ["image", "text"]
     for view, features in (("image", 128), ("text", width)):
-        pair = found[view]
+        pair = result[view]
         assert pair.train.inputs.shape == (2173, features)
         assert pair.test.inputs.shape == (693, features)
         assert pair.train.classes == 10
         assert np.bincount(pair.train.targets)[[0, 9]].tolist() == [138, 347]
-    assert np.allclose(found["image"].train.inputs.sum(1), 1, atol=1e-5)  # shares of visual words
+    assert np.allclose(result["image"].train.inputs.sum(1), 1, atol=1e-5)  # shares of visual words

@@ -44,15 +44,15 @@ def cold(monkeypatch):
 
 
 def curves_of(transport=None, rounds=10, **evaluate):
-    found = []
+    result = []
     batch = Method(
         "late", {}, None, P, step=0.125, rounds=rounds, more={"x0": {"normal": 1.0}}
     ).batch()
     options = Options(record=Record(every=1), evaluate=Evaluate(**evaluate))
-    commit = lambda name, curves, cells, files: found.append((curves, cells))  # noqa: E731
+    commit = lambda name, curves, cells, files: result.append((curves, cells))  # noqa: E731
     for _ in execute([batch], options, commit, transport=transport):
         pass
-    return found
+    return result
 
 
 def test_the_first_rounds_of_a_process_are_not_on_the_clock(cold):
@@ -114,8 +114,8 @@ def test_ranks_warm_up_together(cold):
     with registered("algorithm", late=Late):
         ((alone, _),) = curves_of()
         warm._warm.clear()
-        found = [c for c in on_virtual_ranks(2, both) if c is not None]
+        result = [c for c in on_virtual_ranks(2, both) if c is not None]
     assert len(warm._warm) == 2
-    (curves,) = found
+    (curves,) = result
     for name in ("loss", "bits_up"):
         assert curves[name].to_pylist() == pytest.approx(alone[name].to_pylist(), rel=1e-9)

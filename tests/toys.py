@@ -104,8 +104,8 @@ class WithL1(Quadratic):
         self.weight, self.has_prox = weight, weight > 0
 
     def find_constants(self) -> Constants:
-        found = super().find_constants()
-        return replace(found, facts=found.facts | {Fact.CONVEX_PENALTY})
+        result = super().find_constants()
+        return replace(result, facts=result.facts | {Fact.CONVEX_PENALTY})
 
     def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
         return v.sign() * (v.abs() - self.weight * gamma).clamp(min=0)
