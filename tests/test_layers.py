@@ -59,7 +59,6 @@ ONLY = {  # layers that may use less than all that lies below them
     "store": {"store", "core"},
     "spec": {"spec", "store", "core"},
 }
-LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3876,
@@ -229,32 +228,6 @@ def test_ray_is_imported_in_runtime_and_cluster_alone() -> None:
         for file, result in IMPORTS.items()
         for one in result
         if one.module.split(".")[0] == "ray" and own_part(file) not in ("runtime", "cluster")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_nothing_heavy_at_the_top_of_the_command_line() -> None:
-    light = {"cli", "__init__"}
-    at_work = {"raybench.cli.plan", "raybench.cli.show"}  # what a verb imports when it is called
-    heavy = {
-        "execution",
-        "runtime",
-        "report",
-        "analysis",
-        "problems",
-        "data",
-        "compressors",
-        "store",
-    }
-    wrong = [
-        str(one)
-        for file, result in IMPORTS.items()
-        for one in result
-        if own_part(file) in light
-        and module_of(file) not in at_work
-        and one.at_top
-        and not one.typing_only
-        and (one.module.split(".")[0] in LIGHT or target(one) in heavy or one.module in at_work)
     ]
     assert not wrong, "\n".join(wrong)
 

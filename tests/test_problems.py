@@ -11,6 +11,7 @@ from scipy.special import expit, logsumexp
 from raybench import problems
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
+from raybench.core.streams import stream
 from raybench.problems import Layout, Problem
 from raybench.problems.clients import Regularizer
 from raybench.testing.problems import conformance
@@ -110,8 +111,11 @@ def test_nothing_mixes_devices(problem):
         grads, losses = moved.oracle(at)
         assert grads.device.type == losses.device.type == "meta"
         assert grads.shape == (2, problem.n, problem.dim)
-    sample = torch.zeros(2, problem.n, 1, dtype=torch.int64, device="meta")
-    assert moved.grad(x, Sample.at(sample)).shape == grads.shape
+    indices = torch.zeros(2, problem.n, 1, dtype=torch.int64, device="meta")
+    sample = Sample(
+        indices, stream(0).spread((2, problem.n))
+    )  # streams are drawn from in main memory
+    assert moved.grad(x, sample).shape == grads.shape
     assert moved.start().device.type == "meta"
     assert moved.host(range(1)).oracle(x)[0].shape == (2, 1, problem.dim)
     assert moved.constants is problem.constants
