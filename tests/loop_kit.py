@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +32,7 @@ TOP = "top_k:k=10%"
 
 
 def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let every one of so many ranks run a test; all that are selected of a file share one start of processes.
+    """Let every one of so many ranks run a test; all that are selected share one start of processes.
 
     The ranks run them by pytest, in the same order, until one fails. Marks stand above this decorator; a test has
     parameters, but no fixtures.
@@ -45,13 +45,14 @@ def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
         @functools.wraps(check)
         def test(request: pytest.FixtureRequest, **_: Any) -> None:
             items: Any = request.session.items
-            selected = tuple(
+            selected = [
                 f"{item.path}::{item.name}"
                 for item in items
-                if item.path == request.path and getattr(item.function, "ranks", 0) == size
-            )
-            failures, logs = _outcomes(selected, size)
-            name = request.node.name
+                if getattr(item.function, "ranks", 0) == size
+            ]
+            base = request.getfixturevalue("tmp_path_factory").getbasetemp()
+            failures, logs = _outcomes(base.parent if _of_xdist(base) else base, selected, size)
+            name = f"{request.path.name}::{request.node.name}"
             for rank, failure in enumerate(failures):
                 text = failure.get(name, f"not run, after {list(failure)[-1:]}:\n{logs}")
                 assert not text, f"rank {rank}: {text}"
@@ -65,14 +66,24 @@ def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-@functools.cache
-def _outcomes(selected: tuple[str, ...], size: int) -> tuple[list[dict[str, str]], str]:
-    """Return what failed in which test, "" for nothing, of every rank, and what they printed."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _, logs = _wait(start("loop_kit.py", size, folder, *selected), "loop_kit.py", folder)
-        files = [folder / f"loop_kit.py.{rank}.json" for rank in range(size)]
-        return [json.loads(file.read_text()) if file.exists() else {} for file in files], logs
+def _of_xdist(base: Path) -> bool:
+    return base.name.startswith("popen-")
+
+
+def _outcomes(base: Path, selected: list[str], size: int) -> tuple[list[dict[str, str]], str]:
+    """Return what failed in which test, "" for nothing, of every rank, and what they printed.
+
+    The ranks start once for all workers of xdist: the first one to come starts them, the others read what it left.
+    """
+    folder = base / f"ranks-{size}"
+    with FileLock(base / f"ranks-{size}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            _wait(start("loop_kit.py", size, folder, *selected), "loop_kit.py", folder)
+    files = [folder / f"loop_kit.py.{rank}.json" for rank in range(size)]
+    logs = [(folder / f"loop_kit.py.{rank}.log").read_text() for rank in range(size)]
+    failures = [json.loads(file.read_text()) if file.exists() else {} for file in files]
+    return failures, "\n".join(logs)[-6000:]
 
 
 class Failures(dict[str, str]):
@@ -80,7 +91,8 @@ class Failures(dict[str, str]):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed or report.when == "call":
-            self[report.nodeid.rpartition("::")[2]] = report.longreprtext if report.failed else ""
+            file, _, name = report.nodeid.partition("::")
+            self[f"{Path(file).name}::{name}"] = report.longreprtext if report.failed else ""
 
 
 def environment(rank: int, size: int, store: Path) -> dict[str, str]:
