@@ -111,6 +111,7 @@ def test_an_endless_run_with_few_rows_or_a_stop_rule_is_planned(rounds: int) -> 
         assert need.tensors < 1 << 20
 
 
+@pytest.mark.thorough
 def test_an_estimate_is_below_what_a_run_takes(tmp_path: Path) -> None:
     """Cells that run all their rounds take more disk, and their tables more memory, than was estimated."""
     sweep = spec.load(SWEEP.replace("rounds: 20", "rounds: 400"))

@@ -400,6 +400,7 @@ def test_dcgd_with_top_1_blows_up_exactly():
         assert np.abs(ratios / along - 1).max() < 100 * np.finfo(float).eps * amplified
 
 
+@pytest.mark.thorough
 def test_error_feedback_converges_on_it():
     cell = on_counterexample("ef21", 1).cell()
     c = problem_of(cell.cell.problem).constants

@@ -74,6 +74,7 @@ def test_every_line_has_its_name_and_no_name_lies_on_another(folder, kind, size)
     assert not [t for legend in canvas.legends for t in legend.get_texts()]
 
 
+@pytest.mark.thorough
 def test_the_option(folder, tmp_path):
     out = ["--format", "png", "--out", tmp_path, "--label-lines"]
     assert cli("plot", folder, *out).code == 0

@@ -130,6 +130,7 @@ def test_what_cannot_be_vectorised_runs_row_by_row(own):
     torch.testing.assert_close(problem.grad(x, J)[1, 2], want, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_a_model_of_a_file_goes_to_other_processes(own):
     """Which do not know its module by name: as workers of Ray get it, by cloudpickle."""
     problem = network(model=f"{own}:branches")

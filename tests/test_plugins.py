@@ -187,6 +187,7 @@ def test_nothing_is_left_beside_a_file_nor_is_an_older_text_of_it_run(here, monk
     assert not sys.dont_write_bytecode
 
 
+@pytest.mark.thorough
 def test_entry_points(here):
     """A package on the path with entry points of every kind offers them to a new Python."""
     package = here / "site" / "my_package"

@@ -504,6 +504,7 @@ def test_frames_choose_for_all_that_is_made_of_them():
     assert "chosen on seeds 0" in drawn.band
 
 
+@pytest.mark.thorough
 def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
     seeds = ["--tuning-seeds", "0"]
     ranking = ["rank", swept]
@@ -593,6 +594,7 @@ def test_a_rule_holds_exactly_where_it_says(hits):
     assert holds.tolist() == hits
 
 
+@pytest.mark.thorough
 def test_it_is_told_and_drawn(swept, tmp_path):
     said = cli("audit", swept, "--out", tmp_path / "figures")
     assert said.code == 0, said.err
@@ -609,6 +611,7 @@ def test_it_is_told_and_drawn(swept, tmp_path):
     np.testing.assert_allclose(shares(result.readings).sum(axis=1), 1.0)
 
 
+@pytest.mark.thorough
 def test_readings_that_tell_nothing_are_counted_by_their_reason(tmp_path):
     text = """
 name: b

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from fake_runs import make as made_runs
 from page_kit import Page, drawn
+from tiers import first_of_each
 
 from raybench.analysis import closing_table, frames
 from raybench.analysis.frames import framed
@@ -183,7 +184,7 @@ def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured():
     assert {f.y for f in build(store)} == {"test_loss"}
 
 
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", first_of_each(ODD))
 def test_odd_folders_are_drawn(folder_of, case, monkeypatch):
     monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)  # what takes the time
     folder = folder_of(**ODD[case])

@@ -190,6 +190,7 @@ def test_bad_links_are_input_errors(swept, verb):
     assert len(said.err.splitlines()) <= 3
 
 
+@pytest.mark.thorough
 def test_plot_draws_time_and_bandwidth(swept, tmp_path):
     said = cli("plot", swept, "--link", "1Gbit,ring", "--out", tmp_path / "figures")
     assert said.code == 0
@@ -225,6 +226,7 @@ def test_the_page_says_for_which_link(swept, tmp_path):
     assert "simulated" not in plain.split("<script>")[0]
 
 
+@pytest.mark.thorough
 def test_runs_without_times_say_so(tmp_path):
     store = Store(tmp_path / "results")
     fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)

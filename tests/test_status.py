@@ -86,6 +86,7 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     assert "launched from another machine" in words
 
 
+@pytest.mark.thorough
 def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
     """The driver is another process, stopped in mid-run so that what it holds can be looked at, then killed."""
     (tmp_path / "s.yaml").write_text(LONG)
