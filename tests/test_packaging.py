@@ -91,6 +91,12 @@ def test_no_package_registry_is_named() -> None:
         assert not [host for host in hosts if host in text], f"{name} names a registry"
 
 
+def test_make_names_tests_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (names,) = re.findall(r"^INVARIANTS := \$\(addprefix tests/test_,(.*)\)$", text, re.MULTILINE)
+    assert not [n for n in names.split() if not (ROOT / "tests" / f"test_{n}").is_file()]
+
+
 def test_make_refuses_an_old_python_in_one_line(tmp_path: Path) -> None:
     old = tmp_path / "python-old"
     old.write_text("#!/bin/sh\n[ \"$1\" = -V ] && echo 'Python 3.9.1' && exit 0\nexit 1\n")
