@@ -58,6 +58,12 @@ def test_granularity_of_an_operator():
     )
 
 
+def test_granularity_holds_for_every_name_of_a_list():
+    names = compressors("{name: [top_k, rand_k], k: 5%, granularity: tensor}")
+    assert [name for name, _, _ in names] == ["per_tensor", "per_tensor"]
+    assert [of.partition(":")[0] for _, of, _ in names] == ["top_k", "rand_k"]
+
+
 def test_a_wrong_granularity_is_told():
     with pytest.raises(
         InputError, match=r"compressor.granularity.*'layer'[\s\S]*bucket, global, tensor"

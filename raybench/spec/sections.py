@@ -271,9 +271,10 @@ def _entry(
                 _files(given.get(key), f"{where}.{key}", complaints)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
         shared = {key: param for key, param in beside.items() if key not in entry.params}
-        asked = {key: given.pop(key) for key in shared if key in given}
+        asked = {key: value for key, value in given.items() if key in shared}
+        of_name = {key: value for key, value in given.items() if key not in shared}
         more = product(shared, asked, where, complaints) or [{}]
-        every = product(entry.params, given, where, complaints, also=(*overrides, *beside)) or [{}]
+        every = product(entry.params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
         out += [
             Option(_with(Section(name, params), others, shared), where, extra)
             for params in every
