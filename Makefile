@@ -62,8 +62,8 @@ chaos: $(STAMP)
 	$(BIN)/python benchmarks/chaos.py --kills $(KILLS) --seed 0
 
 # The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
-INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py differences.py \
-              streams.py kernels.py selection.py rounding.py theory.py tightness.py)
+INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py \
+              streams.py kernels.py selection.py quantisers.py theory.py tightness.py)
 invariants: $(STAMP)
 	$(PARALLEL) -m "not slow" $(INVARIANTS) $(PYTEST)
 
