@@ -274,7 +274,9 @@ def _entry(
         asked = {key: value for key, value in given.items() if key in shared}
         of_name = {key: value for key, value in given.items() if key not in shared}
         more = product(shared, asked, where, complaints) or [{}]
-        every = product(entry.params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
+        every = product(entry.params, of_name, where, complaints, also=(*overrides, *beside)) or [
+            {}
+        ]
         out += [
             Option(_with(Section(name, params), others, shared), where, extra)
             for params in every
