@@ -67,7 +67,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "cluster": 2191,
     "torch": 2215,
     "data": 2426,
-    "spec": 3020,
+    "spec": 3025,
     "core": 3930,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
