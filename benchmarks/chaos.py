@@ -27,6 +27,8 @@ import pandas as pd
 import psutil
 import pyarrow.dataset
 
+from raybench.runtime import leftovers
+
 SWEEP = """
 name: chaos
 problem: {name: logistic, dataset: breast_cancer, clients: 4, regularizer: nonconvex, lambda: 0.1, scale: columns}
@@ -150,7 +152,7 @@ class Command:
     def bury(self) -> tuple[float, list[str]]:
         """Wait for the end of all processes; return the seconds it took and what had to be killed."""
         began = time.monotonic()
-        others = [p for p, said in self.family.items() if "watchdog.py" not in said]
+        others = [p for p, said in self.family.items() if leftovers.__file__ not in said]  # the watchdog ends last
         while any(not gone(p) for p in others) and time.monotonic() < began + SOON:
             time.sleep(0.05)
         took = time.monotonic() - began
