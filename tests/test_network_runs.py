@@ -110,6 +110,8 @@ def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
     assert bool(means) == (batchnorm != "frozen")
     (want,) = run.problem.losses(run.s.x, means).mean(1).tolist()
     assert whole[0][-1] == pytest.approx(want, rel=1e-12)
+    of_start = run.problem.losses(run.s.x).mean(1).item()
+    assert (abs(want - of_start) > 1e-6) == (batchnorm != "frozen")
 
 
 def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
