@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ class Layout:
         """Return the layout of a single vector ``x`` of length d."""
         return cls((("x", (d,)),))
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """Return d, the number of coordinates."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Return the number of coordinates of each tensor."""
         return tuple(math.prod(shape) for _, shape in self.tensors)

@@ -68,16 +68,18 @@ class ScoreProblem(DataProblem):
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         linear = self.linear()
-        grads = x.new_empty(len(x), len(self.clients), self.dim)
-        losses = x.new_empty(grads.shape[:2]) if loss else None
-        for cells in self._at_once(len(x), len(linear.labels)):
-            z = linear.scores(self._matrix(x[cells]))  # (R, b, c)
-            slopes, each = self.terms(z, _repeated(linear.labels, z.shape[1], 1))
-            if losses is not None:
-                losses[cells] = linear.sums(each * linear.weights[:, None])
-            slopes *= linear.weights[:, None, None]
-            grads[cells] = linear.pull(slopes).flatten(-2)
-        return self.regularized(x, grads, losses)
+        groups = self._at_once(len(x), len(linear.labels))
+        parts = [self._summed(linear, x[cells]) for cells in groups]
+        grads, losses = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts))
+        return self.regularized(x, grads, losses if loss else None)
+
+    def _summed(self, linear: DenseScores | SparseScores, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradients (b, n, d) and losses (b, n) at x (b[, n], d), without the regulariser."""
+        z = linear.scores(self._matrix(x))  # (R, b, c)
+        slopes, each = self.terms(z, _repeated(linear.labels, z.shape[1], 1))
+        slopes *= linear.weights[:, None, None]
+        losses = linear.sums(each * linear.weights[:, None])
+        return linear.pull(slopes).flatten(-2).contiguous(), losses
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
         if sample is None:
@@ -114,7 +116,7 @@ class ScoreProblem(DataProblem):
 
     def _matrix(self, x: Tensor) -> Tensor:
         """Return x (.., p c) as (.., p, c)."""
-        return x.detach().unflatten(-1, (-1, self.outputs))
+        return x.detach().reshape(*x.shape[:-1], -1, self.outputs)
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
