@@ -152,7 +152,8 @@ class Command:
     def bury(self) -> tuple[float, list[str]]:
         """Wait for the end of all processes; return the seconds it took and what had to be killed."""
         began = time.monotonic()
-        others = [p for p, said in self.family.items() if leftovers.__file__ not in said]  # the watchdog ends last
+        watchdog = leftovers.__file__  # what ends the others lives longer than they
+        others = [p for p, said in self.family.items() if watchdog not in said]
         while any(not gone(p) for p in others) and time.monotonic() < began + SOON:
             time.sleep(0.05)
         took = time.monotonic() - began
