@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from raybench import problems
 from raybench.core.draws import Sample
+from raybench.problems import scores
 from raybench.problems.base import share_right, share_signed
 from raybench.problems.scores import DenseScores
 
@@ -61,6 +62,19 @@ def test_gradients_are_those_of_automatic_differentiation(case):
             loss, grad = by_autograd(problem, x[b], i)
             torch.testing.assert_close(losses[b, i], loss)
             torch.testing.assert_close(grads[b, i], grad)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("name", ["softmax", "least_squares"])
+def test_cells_in_groups_are_as_all_at_once(monkeypatch, name, count):
+    """So many cells that their scores do not fit into memory together; none at all is no error."""
+    problem = problems.build(name, CASES["two classes"])
+    x = points(problem, count)
+    grads, losses = problem.oracle(x)
+    assert (grads.shape, losses.shape) == ((count, 3, problem.dim), (count, 3))
+    monkeypatch.setattr(scores, "SCORES_AT_ONCE", 1)
+    torch.testing.assert_close(problem.oracle(x), (grads, losses))
+    assert problem.oracle(x, loss=False)[1] is None
 
 
 def test_dense_and_compressed_rows_agree(sparse):

@@ -68,9 +68,14 @@ class ScoreProblem(DataProblem):
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         linear = self.linear()
-        groups = self._at_once(len(x), len(linear.labels))
-        parts = [self._summed(linear, x[cells]) for cells in groups]
-        grads, losses = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts))
+        groups = list(self._at_once(len(x), len(linear.labels)))
+        if len(groups) == 1:  # as a rule: then nothing is copied once more
+            grads, losses = self._summed(linear, x)
+        else:
+            grads = x.new_empty(len(x), len(self.clients), self.dim)
+            losses = x.new_empty(grads.shape[:2])
+            for cells in groups:
+                grads[cells], losses[cells] = self._summed(linear, x[cells])
         return self.regularized(x, grads, losses if loss else None)
 
     def _summed(self, linear: DenseScores | SparseScores, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +121,7 @@ class ScoreProblem(DataProblem):
 
     def _matrix(self, x: Tensor) -> Tensor:
         """Return x (.., p c) as (.., p, c)."""
-        return x.detach().reshape(*x.shape[:-1], -1, self.outputs)
+        return x.detach().reshape(*x.shape[:-1], x.shape[-1] // self.outputs, self.outputs)
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
