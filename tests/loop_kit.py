@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
+from raybench.torch.saved import opened
 
 HERE = Path(__file__).parent
 LIMIT = 240  # seconds of all that a script does
@@ -221,6 +222,12 @@ def far(a: Tensor, b: Tensor) -> float:
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
     """Return plain SGD."""
     return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def memory(opt: Any, name: str) -> Tensor:
+    """Return what this rank's method remembers under a name, (1, 1, d)."""
+    [part] = opened(opt.state_dict()).values()
+    return part["exchanges"][0]["c"][name]
 
 
 def steps(

@@ -14,18 +14,31 @@ import torch.distributed.nn.functional  # noqa: F401
 from raybench.core.lazy import fetching
 
 if TYPE_CHECKING:
+    from raybench.torch.frameworks import LightningCallback, TrainerCallback, accelerate
     from raybench.torch.hook import attach
     from raybench.torch.minibatches import batches
     from raybench.torch.optimizer import CompressedOptimizer
     from raybench.torch.recorder import record
     from raybench.torch.saved import whole
 
-__all__ = ["CompressedOptimizer", "attach", "batches", "record", "whole"]
+__all__ = [
+    "CompressedOptimizer",
+    "LightningCallback",
+    "TrainerCallback",
+    "accelerate",
+    "attach",
+    "batches",
+    "record",
+    "whole",
+]
 
 __getattr__ = fetching(
     __name__,
     {
         "CompressedOptimizer": "optimizer",
+        "LightningCallback": "frameworks",
+        "TrainerCallback": "frameworks",
+        "accelerate": "frameworks",
         "attach": "hook",
         "batches": "minibatches",
         "record": "recorder",

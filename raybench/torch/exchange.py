@@ -250,6 +250,11 @@ class Exchange:
         """Whether messages hold the step size, so that it must be known before they are sent."""
         return self.a.in_steps
 
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks remember the same: the method keeps nothing of one client's."""
+        return not vars(self.c)
+
     @torch.no_grad()
     def __call__(
         self, grad: Tensor, gamma: float = 1.0, loss: float = math.nan, undoable: bool = False

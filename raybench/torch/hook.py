@@ -26,7 +26,7 @@ from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat
 from raybench.torch.replicas import Replica, local
 from raybench.torch.report import Report, report
-from raybench.torch.saved import parts_of
+from raybench.torch.saved import packed, parts_of
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
@@ -163,19 +163,27 @@ class Attached:
         return report(rows, ranks, self.plan.names, self.rounds, self.skipped, self.dense)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers, of the same shapes on every rank; each saves its own.
+        """Return what this rank remembers; every rank saves its own, by torch.save or torch.distributed.checkpoint.
 
-        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks.
+        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
+        framework asks that would write rank 0's alone.
         """
-        state = {"exchanges": [exchange.state() for exchange in self.exchanges]}
-        return {"raybench": {"format": 1, "algorithm": self.plan.algorithm, "parts": [state]}}
+        transport = self.replica.transport
+        part = {
+            "algorithm": self.plan.algorithm,
+            "rank": transport.rank,
+            "n": transport.size,
+            "exchanges": [exchange.state() for exchange in self.exchanges],
+        }
+        return packed(part, self.replica, all(exchange.alike for exchange in self.exchanges))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
 
         Raises InputError where it does not fit.
         """
-        parts = parts_of(state_dict, self.plan.algorithm)
+        transport = self.replica.transport
+        parts = parts_of(state_dict, self.plan.algorithm, transport.rank, transport.size)
         counts = {len(part["exchanges"]) for part in parts}
         if counts != {len(self.exchanges)}:
             what = f"it has {max(counts)} parts, this model {len(self.exchanges)}"

@@ -23,7 +23,7 @@ from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, named
 from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
-from raybench.torch.saved import optimizer_of, parts_of
+from raybench.torch.saved import optimizer_of, packed, parts_of
 from raybench.wire.collectives import GATHER
 
 YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
@@ -91,18 +91,23 @@ class LocalSteps:
         return direction is not None
 
     def state(self) -> dict[str, Any]:
-        """Return the shared point, the outer optimizer's memory, and how many steps were done since."""
-        return {"x": self.x.clone(), "count": self.count, "s": self.s.state()}
+        """Return the shared point, the outer optimizer's memory, how many steps were done since, and where they led.
+
+        Between exchanges models differ, and many checkpoints hold that of rank 0 alone: each rank keeps its own.
+        """
+        y = self.flat.point() if self.count else None
+        return {"x": self.x.clone(), "count": self.count, "s": self.s.state(), "y": y}
 
     def load(self, state: Mapping[str, Any], resized: bool) -> None:
         """Go on from what ``state`` returned; with another number of ranks from the shared point."""
         device = self.x.device
         self.x = saved.on(state["x"], device)
         self.s = State.of({name: saved.on(value, device) for name, value in state["s"].items()})
-        self.count = state["count"]
+        self.count = 0 if resized else state["count"]
         if resized:
-            self.count = 0
             self.flat.move(self.x)
+        elif state["y"] is not None:
+            self.flat.move(saved.on(state["y"], device))
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -330,16 +335,22 @@ class CompressedOptimizer(torch.optim.Optimizer):
         return report(rows, exchange.n, names, self._steps, self._skipped, dense)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers: the optimizer's state, and the method's, of the same shapes everywhere.
+        """Return what this rank remembers: the optimizer's state, and the method's.
 
-        Every rank saves its own and loads it again. ``raybench.torch.whole`` puts those of all ranks
-        together, for another number of ranks.
+        Every rank saves its own, by torch.save or torch.distributed.checkpoint, and loads it again.
+        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
+        framework asks that would write rank 0's alone.
         """
-        state: dict[str, Any] = {"exchanges": [self._exchange.state()]}
+        part: dict[str, Any] = {
+            "algorithm": self._plan.algorithm,
+            "rank": self._exchange.rank,
+            "n": self._exchange.n,
+            "exchanges": [self._exchange.state()],
+            "optimizer": self.optimizer.state_dict(),
+        }
         if self._local is not None:
-            state["local"] = self._local.state()
-        about = {"format": 1, "algorithm": self._plan.algorithm, "parts": [state]}
-        return {"optimizer": self.optimizer.state_dict(), "raybench": about}
+            part["local"] = self._local.state()
+        return packed(part, self._replica, self._exchange.alike and self._local is None)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
@@ -347,14 +358,13 @@ class CompressedOptimizer(torch.optim.Optimizer):
         With another number of ranks means over the ranks stay as they were: that of what has not been sent, x
         - mean e being kept, and that of all else. Raises InputError where it does not fit.
         """
-        parts = parts_of(state_dict, self._plan.algorithm)
+        rank, n = self._exchange.rank, self._exchange.n
+        parts = parts_of(state_dict, self._plan.algorithm, rank, n)
         self._exchange.load([part["exchanges"][0] for part in parts])
-        self.optimizer.load_state_dict(dict(optimizer_of(state_dict, self._exchange.rank)))
+        self.optimizer.load_state_dict(dict(optimizer_of(parts, rank)))
         if self._local is not None:
-            mine = parts[min(self._exchange.rank, len(parts) - 1)]
-            self._local.load(
-                mine["local"], resized=parts[0]["exchanges"][0]["n"] != self._exchange.n
-            )
+            mine = parts[min(rank, len(parts) - 1)]
+            self._local.load(mine["local"], resized=mine["n"] != n)
 
 
 class Skip(Exception):

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from raybench.core.errors import InputError
 from raybench.wire.transport import Distributed, Transport
 
-ROW = 5  # numbers that a rank shares at an exchange: see ``Replica.meet``
+ROW = 6  # numbers that a rank shares at an exchange: see ``Replica.meet``
 
 
 def transport_of(group: dist.ProcessGroup | None) -> Transport:
@@ -85,6 +85,7 @@ class Replica:
         pairs = list(named)
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.asked = [p.requires_grad for p in self.params]
+        self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
 
     @property
@@ -105,11 +106,12 @@ class Replica:
         changed = self.asked != [p.requires_grad for p in self.params]
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = _digest(_bytes(vector)) >> 11 if steps == 0 else 0
-        row = torch.tensor([not _finite(vector), changed, steps, bits, loss], dtype=torch.float64)
+        numbers = [not _finite(vector), changed, steps, self.saves, bits, loss]
+        row = torch.tensor(numbers, dtype=torch.float64)
         rows = torch.zeros(self.transport.size, ROW, dtype=torch.float64)
         rows[self.transport.rank] = row  # everyone adds zeros to the rows of others
         rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
-        bad, changes, counts, hashes, losses = rows.T.tolist()
+        bad, changes, counts, saves, hashes, losses = rows.T.tolist()
         if any(changes):
             self._refuse_changes()
         if len(set(counts)) > 1:
@@ -117,6 +119,13 @@ class Replica:
             raise RuntimeError(
                 f"the ranks have done different numbers of exchanges: {said}. Each has to load what it saved, "
                 "all of it at the same step."
+            )
+        if len(set(saves)) > 1:
+            said = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(saves))
+            raise RuntimeError(
+                f"the ranks have called state_dict() a different number of times: {said}. Each remembers what no other "
+                "does, so that a checkpoint of some of them goes on wrongly: call it on every rank, and let each save its "
+                "own, to a file per rank or by torch.distributed.checkpoint."
             )
         ranks = [r for r, flag in enumerate(bad) if flag]
         if steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any()):

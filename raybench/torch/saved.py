@@ -1,59 +1,144 @@
-"""What ranks save of a method, and how another number of ranks goes on from it."""
+"""What ranks save of a method, and how another number of ranks goes on from it.
+
+A method remembers something different on every rank, such as what that rank has not sent yet. What a rank saves has
+therefore a name of its own, ``rank 3``: torch.distributed.checkpoint keeps those of all ranks side by side, where it
+would take values of equal names for copies of one another. It stands in a tuple, into which such a checkpoint does not
+look: else it would load only what a method remembers before its first step.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from raybench.core.cells import joined
 from raybench.core.errors import InputError
+from raybench.torch.replicas import Replica
 
-ALL_PARTS = "the parts of all ranks, in rank order: raybench.torch.whole([...])"
+ALL_PARTS = "the parts of all ranks: raybench.torch.whole([...])"
+RANK_ZERO = {  # frameworks that write the optimizers' states of rank 0 alone, and what keeps those of all ranks
+    "accelerate": "raybench.torch.accelerate(accelerator, model, ..)",
+    "lightning": "callbacks=[raybench.torch.LightningCallback(..)]",
+    "pytorch_lightning": "callbacks=[raybench.torch.LightningCallback(..)]",
+    "transformers": "trainer.add_callback(raybench.torch.TrainerCallback(trainer, ..))",
+}
 
 
-def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one state_dict of those that all ranks have saved, in rank order; any number of ranks loads it.
+def packed(part: Mapping[str, Any], replica: Replica, alike: bool) -> dict[str, Any]:
+    """Return the ``state_dict`` of this rank's part.
 
-    The optimizer's own state is that of rank 0, except after local steps, where ranks that also saved go on
-    with their own. Raises InputError where a rank is missing.
+    alike: all ranks remember the same, so that the part of any of them will do. Else InputError is raised where a
+    framework asks that is known to write the answer of rank 0 alone, and the next exchange raises RuntimeError where
+    not all ranks have asked.
     """
-    first = parts[0] if parts else {}
-    if "raybench" not in first:
-        raise InputError.of("state_dict", "these are no parts saved by raybench.torch", ALL_PARTS)
-    held = [part["raybench"]["parts"] for part in parts]
-    ranks = [rank_state[0]["exchanges"][0]["rank"] for rank_state in held]
-    n = held[0][0]["exchanges"][0]["n"]
+    if not alike and replica.transport.size > 1:
+        asking = sys._getframe(2)  # who has called the state_dict() that called this
+        framework = str(asking.f_globals.get("__name__", "")).partition(".")[0]
+        # __init__: Accelerate moves what it wraps to its device, and saves nothing
+        if framework in RANK_ZERO and asking.f_code.co_name != "__init__":
+            what = f"{framework} saves that of rank 0 alone, and each rank remembers something else"
+            raise InputError.of("state_dict", what, RANK_ZERO[framework])
+        replica.saves += 1
+    return {"raybench": {_name(): ({**part, "alike": alike},)}}
+
+
+def _name() -> str:
+    """Return what this rank's part is called: ranks of several groups may save into one checkpoint."""
+    return f"rank {dist.get_rank() if dist.is_initialized() else 0}"
+
+
+def opened(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parts that a ``state_dict`` holds, by the names of their ranks. Raises InputError where it has none."""
+    parts = state.get("raybench") if isinstance(state, Mapping) else None
+    if not isinstance(parts, Mapping) or not parts:
+        what = "this was not saved by raybench.torch"
+        raise InputError.of("state_dict", what, "load an optimizer's own before wrapping it")
+    return {name: part for name, (part,) in parts.items()}
+
+
+def whole(parts: Sequence[Mapping[str, Any]] | str | os.PathLike[str]) -> dict[str, Any]:
+    """Return one state_dict of those that all ranks have saved; any number of ranks loads it.
+
+    parts: one of every rank, or the folder of a torch.distributed.checkpoint that holds them. Raises InputError where
+    a rank is missing.
+    """
+    if isinstance(parts, str | os.PathLike):
+        parts = [_of_checkpoint(parts)]
+    every: dict[str, Any] = {}
+    for part in parts:
+        if "raybench" not in part:
+            what = "these are no parts saved by raybench.torch"
+            raise InputError.of("state_dict", what, ALL_PARTS)
+        every |= part["raybench"]
+    state = {"raybench": every}
+    _complete(list(opened(state).values()))
+    return state
+
+
+def _of_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return all parts in a folder written by torch.distributed.checkpoint, whatever the ranks are now."""
+    from torch.distributed import checkpoint
+
+    reader = checkpoint.FileSystemReader(folder)
+    about = reader.read_metadata().state_dict_metadata
+    names = [name for name in about if ".raybench.rank " in f".{name}"]
+    if len({name.rpartition("raybench.")[0] for name in names}) > 1:
+        what = f"{folder} holds several methods: {', '.join(names)}"
+        raise InputError.of("state_dict", what, "a checkpoint for each of them")
+    values: dict[str, Any] = dict.fromkeys(names, "")
+    checkpoint.load(values, storage_reader=reader, no_dist=True)
+    return {"raybench": {name.rpartition(".")[2]: value for name, value in values.items()}}
+
+
+def _complete(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the parts of all ranks in rank order. Raises InputError where one is missing, or there are two of it."""
+    by_rank = sorted(parts, key=lambda part: part["rank"])
+    ranks, n = [part["rank"] for part in by_rank], by_rank[0]["n"]
     if ranks != list(range(n)):
         raise InputError.of("state_dict", f"parts of ranks {ranks} of {n}", ALL_PARTS)
-    return {
-        **first,
-        "raybench": {**first["raybench"], "parts": [rank_state[0] for rank_state in held]},
-        "own": [part["optimizer"] for part in parts if "optimizer" in part],
-    }
+    return by_rank
+
+
+def parts_of(
+    state: Mapping[str, Any], algorithm: str, rank: int, n: int
+) -> list[Mapping[str, Any]]:
+    """Return the parts from which rank ``rank`` of n goes on: its own alone where as many have saved, else all of them.
+
+    Raises InputError where they are another method's, or not there.
+    """
+    parts = opened(state)
+    mine = parts.get(_name())
+    for part in parts.values():
+        if part["algorithm"] != algorithm:
+            what = f"it is of {part['algorithm']}, this of {algorithm}"
+            raise InputError.of("state_dict", what, "the same method")
+    if mine is not None and (mine["rank"], mine["n"]) == (rank, n):
+        return [mine]
+    first = next(iter(parts.values()))
+    if len(parts) > 1 or first["n"] == 1:
+        return _complete(list(parts.values()))
+    if first["n"] != n:
+        what = f"saved by {first['n']} ranks, loaded by {n}"
+        raise InputError.of("state_dict", what, ALL_PARTS)
+    if first["rank"] != rank and not first["alike"]:
+        what = f"the part of rank {first['rank']} is loaded by rank {rank}"
+        raise InputError.of("state_dict", what, "a file per rank, or " + ALL_PARTS)
+    return [first]
 
 
 def of_rank(
     parts: Sequence[Mapping[str, Any]], rank: int, n: int, errors: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return the state of one of n ranks from the parts that ranks have saved.
-
-    A part alone belongs to its rank among as many as saved. From all parts any number of ranks goes on: see
-    ``resized``. Raises InputError where parts are missing.
-    """
+    """Return the state of one of n ranks from the parts of ``parts_of``: for another number of ranks see ``resized``."""
     before = parts[0]["n"]
-    if len(parts) == 1 and before > 1:
-        if before != n:
-            what = f"saved by {before} ranks, loaded by {n}"
-            raise InputError.of("state_dict", what, ALL_PARTS)
-        if parts[0]["rank"] != rank:
-            what = f"the part of rank {parts[0]['rank']} is loaded by rank {rank}"
-            raise InputError.of("state_dict", what, "a file per rank, or " + ALL_PARTS)
-        return parts[0]
     if before == n:
-        return parts[rank]
+        return parts[rank] if len(parts) == n else parts[0]
     stacked = {name: joined([p["c"][name] for p in parts]) for name in parts[0]["c"]}
     c = {name: _resized(x, n, rank, name in errors) for name, x in stacked.items()}
     return {**parts[0], "n": n, "rank": rank, "c": c}
@@ -94,24 +179,12 @@ def on(value: Any, device: torch.device) -> Any:
     return [on(v, device) for v in value] if isinstance(value, list) else value
 
 
-def parts_of(state: Mapping[str, Any], algorithm: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a method that a ``state_dict`` holds. Raises InputError where it is another's."""
-    about = state.get("raybench") if isinstance(state, Mapping) else None
-    if not isinstance(about, Mapping):
-        what = "this was not saved by raybench.torch"
-        raise InputError.of("state_dict", what, "load an optimizer's own before wrapping it")
-    if about["algorithm"] != algorithm:
-        what = f"it is of {about['algorithm']}, this of {algorithm}"
-        raise InputError.of("state_dict", what, "the same method")
-    return list(about["parts"])
-
-
-def optimizer_of(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Return the optimizer's state for a rank of what one rank, or all of them, have saved."""
-    inner = state.get("own")
-    if inner is None:
-        return state["optimizer"]
-    return inner[rank] if rank < len(inner) else _mean(inner)
+def optimizer_of(parts: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
+    """Return the optimizer's state for a rank: the one it has saved, for a newcomer the mean of the others'."""
+    states = [part["optimizer"] for part in parts]
+    if len(states) == 1:
+        return dict(states[0])
+    return dict(states[rank] if rank < len(states) else _mean(states))
 
 
 def _mean(states: Sequence[Any]) -> Any:
