@@ -48,9 +48,9 @@ most: $(STAMP)
 	$(PARALLEL) -m "not slow" $(PYTEST)
 
 # What is slow kills processes and measures time: it runs alone. What the job client of `raybench launch` needs makes
-# every start of Ray slower: it is installed for these, after the others.
+# every start of Ray slower: it is installed for these, after the others, and so are the frameworks that train.
 $(VENV)/cluster: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster,train]'
 	@touch $@
 
 slow: $(VENV)/cluster

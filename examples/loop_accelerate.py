@@ -1,39 +1,35 @@
-"""Accumulated gradients and a GradScaler, as Accelerate's and Lightning's loops have them; two processes:
+"""Accelerate, with accumulated gradients; with the path of a checkpoint it goes on from there. Two processes:
 
 torchrun --nproc_per_node 2 examples/loop_accelerate.py
 """
 
+import sys
+
 import torch
-import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from digits import Network, dataset
+from torch.utils.data import DataLoader
 
 import raybench.torch
 
-CONFIG = {
-    "problem": {"name": "network", "model": "mlp", "dataset": "digits", "clients": 2, "batch": 16},
-    "rounds": 400,
-}
-ACCUMULATE = 2
-
-dist.init_process_group("gloo")
-data = raybench.torch.batches(CONFIG)
-model = data.model()  # Accelerate: accelerator.prepare would wrap it in DDP, so leave it out there
-inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
-opt = raybench.torch.CompressedOptimizer(inner, "scaled_sign", algorithm="ef14:memory=gradient")
-schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, total_iters=200)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-
-for step, (inputs, targets) in enumerate(data, start=1):
-    loss = data.loss(model(inputs), targets)
-    scaled = scaler.scale(loss / ACCUMULATE)
-    scaled.backward()  # Accelerate: accelerator.backward(loss); Lightning: self.manual_backward(loss)
-    if step % ACCUMULATE:
-        continue  # nothing is sent: with accelerator.accumulate(model)
-    scaler.unscale_(opt)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # accelerator.clip_grad_norm_
-    scaler.step(opt)  # one message; skipped by all ranks where any has an infinity
-    scaler.update()
-    schedule.step()
-    opt.zero_grad()
-    if step % 100 == 0 and dist.get_rank() == 0:
-        print(f"loss {loss.item():.3f} · {opt.report()}", flush=True)
-dist.destroy_process_group()
+set_seed(0)
+order = DataLoaderConfiguration(use_seedable_sampler=True)  # of an epoch, the same when resumed
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=order)
+network, batches = Network(), DataLoader(dataset(), batch_size=32, shuffle=True)
+adamw = torch.optim.AdamW(network.parameters(), lr=3e-3)
+model, optimizer, batches = accelerator.prepare(network, adamw, batches)
+hook = raybench.torch.accelerate(accelerator, model, "ef14:memory=gradient", "top_k:k=5%")
+first = int(sys.argv[1].rpartition("-")[2]) + 1 if sys.argv[1:] else 0
+if first:
+    accelerator.load_state(sys.argv[1])
+for epoch in range(first, 6):
+    batches.set_epoch(epoch)
+    for images, labels in batches:
+        with accelerator.accumulate(model):
+            loss = model(images, labels)["loss"]
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.print(f"loss {loss.item():.6f} · {hook.report()}")
+    accelerator.save_state(f"accelerate/epoch-{epoch}")

@@ -15,9 +15,14 @@ pytestmark = pytest.mark.thorough
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ALONE = ("ray_train",)  # start their processes themselves
+FRAMEWORKS = {  # the checkpoint of each after half of its epochs
+    "accelerate": "accelerate/epoch-2",
+    "lightning": "lightning/epoch=1.ckpt",
+    "transformers": "transformers/checkpoint-58",
+}
 
 
-def run(name: str, folder: Path) -> list[float]:
+def run(name: str, folder: Path, *arguments: str) -> list[float]:
     """Run an example from another folder; return the losses that it prints."""
     file = EXAMPLES / f"loop_{name}.py"
     start = [sys.executable]
@@ -29,11 +34,12 @@ def run(name: str, folder: Path) -> list[float]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
     done = subprocess.run(
-        [*start, str(file)],
+        [*start, str(file), *arguments],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -47,7 +53,7 @@ def run(name: str, folder: Path) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["torchrun", "ddp", "diloco", "accelerate"])
+@pytest.mark.parametrize("name", ["torchrun", "ddp", "diloco"])
 def test_an_example_trains(name, tmp_path):
     losses = run(name, tmp_path)
     assert len(losses) == 4
@@ -58,12 +64,30 @@ def test_an_example_trains(name, tmp_path):
         assert table.bytes_up.max() < 4810 * 4 / 10
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
+    """The losses of a run that is resumed are those of the one that was not, digit for digit."""
+    pytest.importorskip(name, reason="it comes with raybench[train]")
+    losses = run(name, tmp_path)
+    assert losses[-1] < 0.7 * losses[0]
+    resumed = run(name, tmp_path, FRAMEWORKS[name])
+    half = len(losses) // 2
+    assert resumed[-half:] == losses[half:]
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_the_example_of_ray_train_trains(tmp_path):
     losses = run("ray_train", tmp_path)
     assert losses
     assert losses[-1] < 0.9
+
+
+def test_examples_of_frameworks_are_short():
+    for name in FRAMEWORKS:
+        assert len((EXAMPLES / f"loop_{name}.py").read_text().splitlines()) <= 40
 
 
 def test_heads_say_the_command():

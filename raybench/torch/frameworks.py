@@ -143,7 +143,7 @@ def _lightning() -> type:
 def _transformers() -> type:
     from transformers import TrainerCallback as Base
 
-    class TrainerCallback(Base):  # type: ignore[misc]
+    class TrainerCallback(Base):
         """A callback of Hugging Face's Trainer that exchanges gradients by a method.
 
         ``trainer.add_callback(raybench.torch.TrainerCallback(trainer, algorithm=.., compressor=..))``. settings: those

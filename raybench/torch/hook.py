@@ -59,6 +59,7 @@ class Attached:
         self.skipped_at = 0  # the newest of them
         self.dense = 0  # bytes that all gradients so far are as they are
         self.done: list[Exchange] = []  # in this backward pass
+        self._last: Report | None = None  # of a hook that is detached
         self._own = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
         self._checked = 0  # the rounds at the last comparison of parameters
@@ -154,11 +155,14 @@ class Attached:
 
     def detach(self) -> None:
         """Go back to averaging gradients as they are; memories are forgotten, and groups of its own given back."""
+        self._last = self.report()
         self.on, self.exchanges = False, []
         self._watch.remove()
 
     def report(self) -> Report:
-        """Return what the messages cost and did so far; ``print`` gives a line."""
+        """Return what the messages cost and did so far, until it was detached; ``print`` gives a line."""
+        if self._last is not None:
+            return self._last
         rows, ranks = [e.rows for e in self.exchanges], self.replica.transport.size
         return report(rows, ranks, self.plan.names, self.rounds, self.skipped, self.dense)
 
