@@ -142,7 +142,7 @@ def test_embedded_sets():
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_sets(name):
-    if not os.environ.get("RAYBENCH_DATA") or catalogue.find(name) is None:
+    if not os.environ.get("RAYBENCH_DATA") or catalogue.find("libsvm", name) is None:
         pytest.skip("RAYBENCH_DATA names no folder with this set")
     rows, d, counts = REAL[name]
     result = data.load(name)

@@ -238,7 +238,8 @@ def _data() -> Look:
         if is_set:
             return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
         return "data", f"{shown}, empty: sets are downloaded when first used", ""
-    have = ", ".join(filter(catalogue.find, catalogue.LIBSVM_SETS)) or "no LIBSVM set yet"
+    there = (name for name in catalogue.LIBSVM_SETS if catalogue.find("libsvm", name))
+    have = ", ".join(there) or "no LIBSVM set yet"
     if not os.access(folder, os.W_OK):
         have += " (cannot be written: nothing can be downloaded)"
     return "data", f"{shown}: {have}", ""

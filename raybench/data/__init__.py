@@ -15,7 +15,7 @@ from raybench.data.images import images
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import TAG_PARAMS as split_tags
 from raybench.data.split import by_column, hold_out, split
-from raybench.data.text import Vocabulary, text, vocabulary
+from raybench.data.text import text
 from raybench.data.views import views
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "ImageSet",
     "LibsvmSet",
     "Pair",
-    "Vocabulary",
     "binary_labels",
     "by_column",
     "folder",
@@ -41,5 +40,4 @@ __all__ = [
     "split_tags",
     "text",
     "views",
-    "vocabulary",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from raybench.core.errors import InputError, nearest
-from raybench.data import tables
+from raybench.data import catalogue, tables
 from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS, fetch, find, folder
 from raybench.data.files import DATASET_KEY, cached, data_error
 from raybench.data.tables import CLIENT_KEY
@@ -234,7 +233,7 @@ def _read(given: str, label: str | None, client: str | None, optional: bool) -> 
 
 def _named(name: str) -> Dataset:
     listed = LIBSVM_SETS.get(name)
-    file = find(name)
+    file = find("libsvm", name)
     if file is None:
         if listed is None:
             fix = nearest(name, [*LIBSVM_SETS, *EMBEDDED])
@@ -263,26 +262,6 @@ def _file(
 
 @functools.cache
 def _embedded(name: str) -> Dataset:
-    table = _shipped(name)
-    if table is None:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
-        table = np.column_stack([np.asarray(bunch.data, float), np.asarray(bunch.target, float)])
+    table = catalogue.embedded(name)
     features, labels = np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1])
     return Dataset(name, features, labels, np.unique(labels))
-
-
-def _shipped(name: str) -> np.ndarray | None:
-    """Return the rows of a set that scikit-learn ships as a text file, labels last; None where it lies elsewhere.
-
-    To import scikit-learn for it takes half a second.
-    """
-    package = importlib.util.find_spec("sklearn")
-    for root in (package.submodule_search_locations if package else None) or ():
-        for ending, heads in ((".csv", 1), (".csv.gz", 0)):
-            file = Path(root, "datasets", "data", f"{name}{ending}")
-            if file.is_file():
-                rows: np.ndarray = np.loadtxt(file, delimiter=",", skiprows=heads)
-                return rows
-    return None

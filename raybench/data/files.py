@@ -1,11 +1,10 @@
-"""What all readers of data files share: errors, one cache, and ``.npz`` archives measured before they are read."""
+"""What all readers of data files share: errors, one cache, and ``.npz`` archives whose arrays are bounded before they are read."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
 AGAIN = "fetch the file again"
 NUMBERS = "biuf"  # kinds of dtype that become float64 without loss of meaning
-HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 T = TypeVar("T")
 
 
@@ -90,15 +88,15 @@ def content(path: Path) -> bytearray:
 
 
 class Archive:
-    """An open ``.npz``: the names of its arrays, their headers and, once those are sound, their values."""
+    """An open ``.npz``: the names of its arrays, and their values where they take no more than they may."""
 
     def __init__(self, file: zipfile.ZipFile, name: str, fix: str, key: str = DATASET_KEY) -> None:
         self.file, self.name, self.fix, self.key = file, name, fix, key
         self.order = [n.removesuffix(".npy") for n in file.namelist() if n.endswith(".npy")]
         self.names = set(self.order)
 
-    def measure(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Return the shape and dtype of an array; both are only what its header says.
+    def read(self, name: str) -> np.ndarray:
+        """Return an array in the dtype it was saved in.
 
         Raises InputError where there is no such array, where it grows or takes more than it may, and
         where shape and dtype do not take the bytes that are there.
@@ -110,30 +108,25 @@ class Archive:
         check_growth(self.key, whole, info.compress_size, info.file_size)
         check_fits(self.key, whole, info.file_size, "save fewer rows")
         with self.file.open(info) as stream:
-            version = npy.read_magic(stream)
-            if version not in HEADERS:
-                raise data_error(f"{whole} is in npy format {version}", self.fix, self.key)
-            shape, _, dtype = HEADERS[version](stream)
-            size = info.file_size - stream.tell()
-        count = math.prod(shape)
-        if not dtype.hasobject and count * dtype.itemsize != size:
-            what = f"{whole} has a header of {count:,} values, and {info.file_size:,} bytes"
-            raise data_error(what, self.fix, self.key)
-        return shape, dtype
-
-    def read(self, name: str) -> np.ndarray:
-        """Return an array that was measured, in the dtype it was saved in."""
-        with self.file.open(f"{name}.npy") as stream:
-            return npy.read_array(stream, allow_pickle=False)
+            try:
+                array = npy.read_array(stream, allow_pickle=False)
+            except (ValueError, MemoryError) as error:
+                raise data_error(f"{whole}: {error}"[:300], self.fix, self.key) from error
+            if stream.read(1):
+                what = (
+                    f"{whole} has a header of {array.size:,} values, and {info.file_size:,} bytes"
+                )
+                raise data_error(what, self.fix, self.key)
+        return array
 
     def numbers(self, name: str) -> np.ndarray:
-        """Return an array in float64, once its header has been seen to be sound."""
-        shape, dtype = self.measure(name)
-        whole = f"{self.name}: {name}"
-        check_fits(self.key, f"{whole} in float64", 8 * math.prod(shape), "save fewer rows")
-        if dtype.kind not in NUMBERS:
-            raise data_error(f"{whole} holds {kind(dtype)}, not real numbers", NPZ_FIX, self.key)
-        return np.asarray(self.read(name), dtype=float)
+        """Return an array in float64; raises InputError where it is not of real numbers."""
+        array, whole = self.read(name), f"{self.name}: {name}"
+        if array.dtype.kind not in NUMBERS:
+            what = f"{whole} holds {kind(array.dtype)}, not real numbers"
+            raise data_error(what, NPZ_FIX, self.key)
+        check_fits(self.key, f"{whole} in float64", 8 * array.size, "save fewer rows")
+        return array.astype(float, copy=False)
 
 
 @contextlib.contextmanager
@@ -154,4 +147,4 @@ def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
 
 def kind(dtype: np.dtype) -> str:
     """Return what values of a dtype are called in an error."""
-    return {"c": "complex numbers", "O": "Python objects"}.get(dtype.kind, f"{dtype}")
+    return "complex numbers" if dtype.kind == "c" else f"{dtype}"

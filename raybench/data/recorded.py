@@ -51,11 +51,13 @@ class Recorded:
         out = torch.empty(self.layout.dim)
         with opened(path, FIX, KEY) as archive:
             for (name, shape), view in zip(self.layout, self.layout.views(out), strict=True):
-                stored, dtype = archive.measure(name)
-                if stored != shape or dtype != np.dtype(np.float32):
-                    what = f"{path.name}: {name} is {dtype} {stored}, not float32 {shape}"
+                array = archive.read(name)
+                if array.shape != shape or array.dtype != np.dtype(np.float32):
+                    what = (
+                        f"{path.name}: {name} is {array.dtype} {array.shape}, not float32 {shape}"
+                    )
                     raise data_error(what, FIX, KEY)
-                view.copy_(torch.from_numpy(np.array(archive.read(name), np.float32)))
+                view.copy_(torch.from_numpy(np.array(array, np.float32)))
         if not bool(out.isfinite().all()):
             what = f"{path.name} holds numbers that are not finite"
             raise data_error(what, "record steps at which the run had not diverged", KEY)

@@ -293,12 +293,14 @@ def _columns_of(archive: Archive, label: str | None, client: str | None) -> Tabl
 
     columns, rows = {}, None
     for name in archive.order:
-        shape, _ = archive.measure(name)
-        rows = shape if rows is None else rows
-        if len(shape) != 1 or shape != rows:
+        column = _text_or_numbers(archive, name)
+        rows = column.shape if rows is None else rows
+        if column.ndim != 1 or column.shape != rows:
             lacks = f"{archive.name} lacks the arrays X and y"
-            raise data_error(f"{lacks}, and {name} of shape {shape} is no column", archive.fix)
-        columns[name] = _text_or_numbers(archive, name)
+            raise data_error(
+                f"{lacks}, and {name} of shape {column.shape} is no column", archive.fix
+            )
+        columns[name] = column
     if not columns:
         raise data_error(f"{archive.name} lacks the arrays X and y", archive.fix)
     return of_frame(pd.DataFrame(columns), archive.name, label, client)
@@ -318,8 +320,8 @@ def _there(archive: Archive, name: str, key: str) -> str:
 
 def _text_or_numbers(archive: Archive, name: str) -> np.ndarray:
     """Return labels or clients of an archive: text as it is, numbers in float64."""
-    _, dtype = archive.measure(name)
-    return archive.read(name) if dtype.kind == "U" else archive.numbers(name)
+    array = archive.read(name)
+    return array if array.dtype.kind == "U" else archive.numbers(name)
 
 
 # LIBSVM ---------------------------------------------------------------------------------------------
