@@ -100,7 +100,7 @@ FEATURES, LABELS = np.ones((4, 3)), np.array([0.0, 1.0, 0.0, 1.0])
         (npy(FEATURES, shape=(2**62, 2**62)), ["mine.npz: features"]),
         (npy(FEATURES, shape=(-4, -3)), ["mine.npz"]),
         (npy(FEATURES, shape=(4, 2)), ["a header of 8 values"]),
-        (npy(FEATURES.astype(complex)), ["holds complex numbers"]),
+        (npy(FEATURES.astype(complex)), ["holds complex128"]),
         (npy(FEATURES.astype("U8")), ["not real numbers"]),
         (npy(FEATURES.astype("M8[s]")), ["not real numbers"]),
         (npy(FEATURES, descr="|O"), ["Object arrays cannot be loaded"]),

@@ -61,7 +61,7 @@ GOOD = {"images": PIXELS, "labels": LABELS}
     [
         ({"images": PIXELS.astype("i8")}, ["images holds int64", "uint8 or floats in [0, 1]"]),
         ({"images": PIXELS > 9}, ["images holds bool"]),
-        ({"images": PIXELS.astype(complex)}, ["complex numbers"]),
+        ({"images": PIXELS.astype(complex)}, ["holds complex128"]),
         ({"images": PIXELS.astype(object)}, ["images: Object arrays cannot be loaded"]),
         ({"images": PIXELS.astype("f4")}, ["outside of [0, 1]"]),
         ({"images": PIXELS / 255 - 1e-9}, ["outside of [0, 1]"]),

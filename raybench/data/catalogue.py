@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -219,7 +218,9 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         place = Path(spare)
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
-            _unpack(download(images.url, archive, name, images.checksum), absent, place)
+            with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
+                members = [packed.getmember(file) for file in absent]  # whatever else it holds
+                packed.extractall(place, members, filter="data")
         else:
             from torchvision import datasets
 
@@ -227,18 +228,6 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         for file in absent:
             (folder() / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(place / file, folder() / file)
-
-
-def _unpack(archive: Path, names: list[str], place: Path) -> None:
-    """Write the members of these names, and nothing else that an archive may hold."""
-    with tarfile.open(archive) as packed:
-        for name in names:
-            stream = packed.extractfile(name)
-            if stream is None:
-                raise ValueError(f"{name} is no file")
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            with stream, (place / name).open("wb") as out:
-                shutil.copyfileobj(stream, out)
 
 
 # Texts and views ------------------------------------------------------------------------------------

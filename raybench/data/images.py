@@ -25,7 +25,6 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
-    kind,
     opened,
     path_of,
 )
@@ -234,7 +233,7 @@ def inputs_of(values: np.ndarray, whole: str, fix: str) -> np.ndarray:
     """Return the images of an array as (N, C, H, W), uint8 or float32 in [0, 1]; ``whole`` is what it is called."""
     shape, dtype = values.shape, values.dtype
     if dtype != np.uint8 and dtype.kind != "f":
-        raise data_error(f"{whole} holds {kind(dtype)}, not uint8 or floats in [0, 1]", fix)
+        raise data_error(f"{whole} holds {dtype}, not uint8 or floats in [0, 1]", fix)
     first, last = (len(shape) == 4 and shape[axis] in (1, 3) for axis in (1, 3))
     if not (len(shape) == 3 or first or last) or 0 in shape:
         raise data_error(f"{whole} has the shape {shape}", LAYOUTS)
@@ -254,7 +253,7 @@ def inputs_of(values: np.ndarray, whole: str, fix: str) -> np.ndarray:
 def _labels(archive: Archive, name: str) -> np.ndarray:
     labels = archive.read(name)
     if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
-        what = f"{archive.name}: {name} is {kind(labels.dtype)} of shape {labels.shape}"
+        what = f"{archive.name}: {name} is {labels.dtype} of shape {labels.shape}"
         raise data_error(what, "labels are integers, one per image")
     return labels
 
@@ -348,7 +347,7 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
                 raise data_error(what, "give a size to resize all to, such as size=32")
             grey &= picture.mode in GREY
             decoded = picture.convert("RGB")
-            pixels[i] = decoded.resize(sides, Resampling.BILINEAR)
+            pixels[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR))
     images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)[:, : 1 if grey else 3])
     numbers, n = np.array(labels, np.int64), len(train)
     return (images[:n], numbers[:n]), ((images[n:], numbers[n:]) if test else None)

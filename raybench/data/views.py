@@ -19,7 +19,6 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
-    kind,
     opened,
     path_of,
 )
@@ -99,7 +98,7 @@ def _file(files: tuple[Path]) -> dict[str, Pair]:
         for name in sorted(archive.names):
             values, whole = archive.read(name), f"{path.name}: {name}"
             if values.dtype.kind not in "fiuU":
-                raise data_error(f"{whole} holds {kind(values.dtype)}", "real numbers, or text")
+                raise data_error(f"{whole} holds {values.dtype}", "real numbers, or text")
             arrays[name] = inputs_of(values, whole, FIX) if values.ndim == 4 else values
     return _pairs(path.name, str(path), arrays)
 
@@ -161,7 +160,7 @@ def _inputs(name: str, view: str, values: np.ndarray) -> tuple[np.ndarray, str]:
     if values.ndim == 4:
         return values, "image"
     if values.ndim != 2 or values.dtype.kind not in "iuf" or 0 in values.shape:
-        what = f"{whole} is {kind(values.dtype)} of shape {values.shape}"
+        what = f"{whole} is {values.dtype} of shape {values.shape}"
         fix = "a view is features (N, p), pictures (N, C, H, W) or text (N,)"
         raise data_error(what, fix)
     check_fits(DATASET_KEY, f"{whole} in float32", 4 * values.size, "save fewer rows")
