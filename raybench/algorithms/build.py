@@ -33,18 +33,18 @@ def named_method(
     Raises InputError for a wrong name or parameter.
     """
     # what reads sweep files is loaded when there is something to read
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    section = short.section("algorithm", text, params)
+    section = sections.section("algorithm", text, params)
     return registry.lookup("algorithm", section.name), dict(section.params)
 
 
 def part(name: str, given: Mapping[str, object]) -> Any:
     """Return ``local``, ``outer`` or ``delay`` of a mapping. Raises InputError with all that is wrong."""
-    from raybench.spec import short
+    from raybench.spec import sections
 
     kind = PARTS[name]
-    return kind(**short.mapping(vars(kind)["__params__"], given, name))
+    return kind(**sections.mapping(vars(kind)["__params__"], given, name))
 
 
 def check_loop(

@@ -272,9 +272,9 @@ def build(of: Made, where: str = "compressor") -> Compressor:
 @lru_cache(maxsize=1024)
 def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
     # what reads sweep files is loaded when there is something to read
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    section = short.section("compressor", text, where=where)
+    section = sections.section("compressor", text, where=where)
     return registry.lookup("compressor", section.name).target(**section.params)
 
 

@@ -27,7 +27,7 @@ from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED
-from raybench.spec import short
+from raybench.spec import sections
 
 LOCAL_STEPS = 30
 RANK = 4
@@ -143,7 +143,7 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
 
 
 def _asked(text: str) -> Candidate:
-    form, section = text, short.section("compressor", text, where="--compressor")
+    form, section = text, sections.section("compressor", text, where="--compressor")
     operator = api.compressor(text)
     if isinstance(operator, Projection):
         form = f"per_tensor:of=({text}),vectors=dense"
@@ -415,5 +415,5 @@ def _entry(candidate: Candidate, how: str) -> dict[str, Any]:
         entry["step_size"] = {"value": [*OUTER_STEPS]}
     if entry["name"] in ("power_sgd", "diloco"):  # these have no compressor to choose
         return entry
-    given = short.parse(candidate.compressor, "compressor")
+    given = sections.parse(candidate.compressor, "compressor")
     return {**entry, "compressor": given | ({} if how == GATHER else {"collective": how})}

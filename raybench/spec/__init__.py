@@ -1,7 +1,7 @@
 """Sweep files: YAML to requested cells with content ids. Reads no data and needs no torch.
 
 What is named here is loaded when it is first asked for, so that a module which only reads short forms
-(``raybench.spec.short``) does not load what reading a whole file takes.
+(``raybench.spec.sections``) does not load what reading a whole file takes.
 """
 
 from __future__ import annotations

@@ -186,22 +186,48 @@ def nameable(cell: Cell) -> Names:
 class Pattern:
     """One entry of ``exclude``: raw values by key, dotted where a section is named.
 
-    wanted: texts of the values that it accepts, by key and the parameter that types them (``check_patterns``).
+    typed: texts of the values that it accepts and what is wrong with them, by key and what types them.
     """
 
     where: str
     raw: Mapping[str, Any]
-    wanted: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    typed: dict[tuple[str, int], tuple[set[str], Complaints]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
     def matches(self, names: Names) -> bool:
         """Tell whether every key of the pattern matches a cell of which it may name these."""
-        return all(
-            key in names and canonical(names[key][1]) in self.wanted[key, id(names[key][0])]
+        hits = [
+            key in names and canonical(names[key][1]) in self._accepted(key, names[key][0])
             for key in self.raw
-        )
+        ]
+        return all(hits)
+
+    def _accepted(self, key: str, kind: Param | Sections) -> set[str]:
+        at = key, id(kind)
+        if at not in self.typed:
+            complaints: Complaints = []
+            values = _wanted(kind, self.raw[key], f"{self.where}.{key}", complaints)
+            self.typed[at] = set(map(canonical, values)), complaints
+        return self.typed[at][0]
+
+    def wrong(self, names: Iterable[str]) -> Complaints:
+        """Return complaints of keys that no cell has and values that no parameter takes, once it was matched with all.
+
+        names: what may be named of the cells.
+        """
+        out: Complaints = []
+        for key in self.raw:
+            if key in _STEPS:
+                self._accepted(key, _STEPS[key])
+            tries = [complaints for at, (_, complaints) in self.typed.items() if at[0] == key]
+            if not tries:
+                fix = nearest(key, {*names, *_STEPS})
+                out.append(Complaint(f"{self.where}.{key}", "unknown key", fix))
+            elif all(tries):
+                out += tries[0]
+        return out
 
 
 def read_patterns(value: object, where: str, complaints: Complaints) -> list[Pattern]:
@@ -235,29 +261,6 @@ def _flat(raw: Mapping[str, object]) -> dict[str, object]:
         else:
             out[_ALIASES.get(key, key)] = value
     return out
-
-
-def check_patterns(
-    patterns: Iterable[Pattern], every: Iterable[Names], complaints: Complaints
-) -> None:
-    """Type the values of patterns; complain of keys that no cell has and values that no parameter takes."""
-    kinds: dict[str, dict[int, Param | Sections]] = {n: {id(p): p} for n, p in _STEPS.items()}
-    for names in every:
-        for key, (kind, _) in names.items():
-            kinds.setdefault(key, {})[id(kind)] = kind
-    for pattern in patterns:
-        for key, value in pattern.raw.items():
-            at = f"{pattern.where}.{key}"
-            if key not in kinds:
-                complaints.append(Complaint(at, "unknown key", nearest(key, kinds)))
-                continue
-            tries: list[Complaints] = []
-            for place, kind in kinds[key].items():
-                tries.append([])
-                typed = _wanted(kind, value, at, tries[-1])
-                pattern.wanted[key, place] = set(map(canonical, typed))
-            if all(tries):
-                complaints.extend(tries[0])
 
 
 def _wanted(
@@ -406,25 +409,19 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     complaints: Complaints = []
     for grid in grids:
         mine = list(_expanded(grid))
-        wrong: Complaints = []
         # cells of a group differ in step and seed only
-        shared = (
-            {c.group: nameable(c) for c in {c.group: c for c in mine}.values()}
-            if grid.patterns
-            else {}
-        )
-        check_patterns(grid.patterns, shared.values(), wrong)
-        if wrong:
-            complaints += grid.blame(wrong)
-            continue
+        shared = {c.group: c for c in mine} if grid.patterns else {}
+        names = {group: nameable(cell) for group, cell in shared.items()}
         used.update({str(p): used.get(str(p), False) for p in grid.patterns})
         asked.update(cell.algorithm.name for cell in mine)
         for cell in mine:
             every.setdefault(cell.id, cell)
-            hits = [p for p in grid.patterns if p.matches(_stepped(shared[cell.group], cell))]
+            hits = [p for p in grid.patterns if p.matches(_stepped(names[cell.group], cell))]
             used.update({str(pattern): True for pattern in hits})
             if not hits:
                 out.setdefault(cell.id, cell)
+        named = {name for group in names.values() for name in group}
+        complaints += grid.blame([c for pattern in grid.patterns for c in pattern.wrong(named)])
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     if not out:

@@ -17,7 +17,7 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
-from raybench.spec import sections, short
+from raybench.spec import sections
 from raybench.spec.parts import Section, Step, canonical
 from raybench.spec.sections import (
     FILES,
@@ -182,14 +182,10 @@ class Prox(Scalar):
         return "none"
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        if isinstance(value, Mapping) or value in ("l1", "l2"):
+        if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-            return []
-        return [
-            Option(None if option.value == "none" else option.value, option.where)
-            for option in super().read(value, where, complaints)
-        ]
+        return [Option(None, where)]
 
 
 @dataclass(frozen=True)
@@ -365,7 +361,7 @@ class Plugin(Sections):
 
                 params[key] = each(params[key], by_content)
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
-        held = short.inside(value, self.kind)
+        held = sections.inside(value, self.kind)
         if held:
             out["operators"] = held
         if entry.overrides and not entry.source:  # registered in Python, with no file to tell it by
@@ -495,7 +491,7 @@ class Groups(Kind):
 
     def identity(self, value: list[dict[str, str]]) -> Any:
         # version and source of every compressor, as a user's may change
-        return [{**group, "operators": short.versions(group["compressor"])} for group in value]
+        return [{**group, "operators": sections.versions(group["compressor"])} for group in value]
 
     def schema(self) -> Schema:
         operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}

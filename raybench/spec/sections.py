@@ -3,6 +3,7 @@
 ``options`` is the one way from raw values to typed ones, for parameters of plug-ins and for the
 sweep's own keys alike, so that every key takes lists, ranges, shares and tags in the same form. It
 stands beside ``read`` because a parameter may itself be a compressor: a section with parameters.
+``section`` reads one plug-in outside of sweep files, ``top_k:k=1%`` on the command line.
 """
 
 from __future__ import annotations
@@ -367,7 +368,7 @@ def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, .
 
 
 def spell(given: Section) -> Operator:
-    """Return the canonical short form of a typed compressor; ``short.section`` gives the same one back."""
+    """Return the canonical short form of a typed compressor; ``section`` gives the same one back."""
     params = registry.lookup("compressor", given.name).params
     pairs = [
         f"{key}={write(params[key], value)}"
@@ -481,6 +482,96 @@ def _yaml(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return repr(tidy(value))
+
+
+# Plug-ins and settings outside of axes -------------------------------------------------------------
+
+
+NO_AXIS = "this key is no axis: give single values"
+
+
+def section(
+    kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
+) -> Section:
+    """Return the one section that a short form and further parameters describe, typed and checked.
+
+    kind is the registry's; where is what complaints call it, the kind by default. Raises InputError
+    with everything that is wrong, also where a value is an axis.
+    """
+    if isinstance(text, Operator) and not params:
+        return text.section
+    where = where or kind
+    given = parse(text, where)
+    # from Python a tuple is one list-valued parameter, while a list is an axis
+    lists = {k: [list(v)] if isinstance(v, tuple) else v for k, v in (params or {}).items()}
+    more = yaml.plain(lists, where)
+    for key in sorted(given.keys() & more.keys()):
+        raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
+    given |= more
+    complaints: Complaints = []
+    every = read(kind, given, where, complaints)
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
+    first = every[0].value
+    if len(every) > 1 or first is None:
+        what = f"{text} stands for {len(every)} of them" if first else "none is none"
+        raise InputError.of(where, what, "give one name and single values")
+    return first
+
+
+def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str, Any]:
+    """Return the typed settings of a mapping, defaults filled in, none of them an axis.
+
+    A list is one value of a list-valued parameter. Raises InputError with all that is wrong.
+    """
+    if not isinstance(given, Mapping):
+        what = f"expected a mapping, not {show(given)}"
+        raise InputError.of(where, what, f"keys: {', '.join(params)}")
+    complaints: Complaints = []
+    values = {
+        key: _as_one(params[key], value) if key in params else value
+        for key, value in yaml.plain(dict(given), where).items()
+    }
+    every = product(params, values, where, complaints)
+    for key in params if len(every) > 1 else ():
+        if len({canonical(one[key]) for one in every}) > 1:
+            complaints.append(Complaint(f"{where}.{key}", "several values", NO_AXIS))
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in every[0].items()}
+
+
+def single(param: Param, value: object, where: str, complaints: Complaints) -> object:
+    """Return the typed value of a setting that is no axis; what is wrong is appended to ``complaints``."""
+    every = options(param, _as_one(param, value), where, complaints)
+    if len(every) > 1:
+        complaints.append(Complaint(where, "several values", NO_AXIS))
+    return every[0] if every else None
+
+
+def _as_one(param: Param, value: object) -> object:
+    """Return the axis of one value: a list-valued parameter's list in another, any other value as it is."""
+    if param.kind != "list" or value is None:
+        return value
+    entries = value if isinstance(value, list) else [value]
+    return entries if any(isinstance(entry, list) for entry in entries) else [entries]
+
+
+def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
+    """Return version and source of every compressor that a section's parameters hold, by name."""
+    out: dict[str, list[str]] = {}
+    params = registry.lookup(kind, given.name).params
+    for key, value in given.params.items():
+        if key in params and params[key].kind == "operator" and isinstance(value, str):
+            out |= versions(value, key)
+    return dict(sorted(out.items()))
+
+
+def versions(text: str, where: str = "") -> dict[str, list[str]]:
+    """Return version and source of a compressor and of every one inside it, by name."""
+    held = section("compressor", text, where=where)
+    entry = registry.lookup("compressor", held.name)
+    return {held.name: [entry.version, entry.source], **inside(held)}
 
 
 # Files that a sweep names: where they are, and what they hold -------------------------------------
