@@ -14,7 +14,7 @@ from raybench.compressors.base import Applied, build, named
 from raybench.compressors.dense import Identity
 from raybench.core import registry
 from raybench.core.cells import PerCell
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts, Role
 from raybench.core.layout import Layout

@@ -14,8 +14,7 @@ from raybench.analysis import BestSteps
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
 from raybench.core import registry
-from raybench.core.clock import duration
-from raybench.core.limits import disk_free, memory_here, size
+from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
 from raybench.execution.checks import counted
 from raybench.execution.costs import Estimate, Need, admit, estimate

@@ -275,7 +275,7 @@ def close(outcome: Outcome, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
-    from raybench.core.clock import duration
+    from raybench.core.limits import duration
     from raybench.report.rankings import firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import facts, registry
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.core.errors import Complaint, InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout

@@ -37,6 +37,16 @@ def size(count: float) -> str:
     return f"{count:.3g} {UNITS[unit]}"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration as people write it: 8 s, 3:07, 1:02:03."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return (
+        f"{s // 60}:{s % 60:02d}" if s < 3600 else f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}"
+    )
+
+
 def memory_here() -> float:
     """Return the bytes that processes of this machine may hold together, swap and limits of a container
     considered; infinite where that is unknown.

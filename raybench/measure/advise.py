@@ -18,10 +18,9 @@ from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
 from raybench.core import yaml
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
-from raybench.core.streams import Stream, stream
+from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange

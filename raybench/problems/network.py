@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from raybench import data
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.parts import Train
@@ -27,7 +26,7 @@ from raybench.core.registry import (
     Text,
     problem,
 )
-from raybench.core.streams import Stream
+from raybench.core.streams import Sample, Stream
 from raybench.data import Examples, catalogue
 from raybench.problems.base import DTYPES, Problem
 from raybench.problems.networks import build
