@@ -25,7 +25,7 @@ from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
 from raybench.spec import Section
-from raybench.spec.parts import canonical
+from raybench.spec.model import canonical
 from raybench.spec.values import show
 from raybench.store.files import check_reachable
 

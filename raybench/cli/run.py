@@ -62,7 +62,7 @@ def folder_name(sweep: Sweep) -> str:
     import hashlib
     import re
 
-    from raybench.spec.parts import canonical
+    from raybench.spec.model import canonical
 
     problem = sweep.cells[0].problem
     digest = hashlib.sha256(canonical(problem.config()).encode()).hexdigest()[:6]

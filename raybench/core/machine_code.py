@@ -83,7 +83,7 @@ class _Kept(NullCache):
             return None
 
 
-def _stamp(function: Callable[..., Any]) -> str | None:
+def stamp(function: Callable[..., Any]) -> str | None:
     """Return a digest of the file that a function was written in; None where there is none."""
     path = function.__code__.co_filename
     try:
@@ -106,9 +106,9 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, object], uses
     others can write to the folder of compiled kernels.
     """
     made = numba.njit(nogil=True, **options)(function)
-    folder, stamp = kernel_folder(), _stamp(function)
-    if folder is not None and stamp is not None:
-        about = (numba.__version__, sys.version_info[:2], stamp, function.__qualname__)
+    folder, source = kernel_folder(), stamp(function)
+    if folder is not None and source is not None:
+        about = (numba.__version__, sys.version_info[:2], source, function.__qualname__)
         line = function.__code__.co_firstlineno
         made._cache = _Kept(folder, function, (*about, line, uses))
     return made

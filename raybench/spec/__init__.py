@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from raybench.spec.cells import Cell, Sweep
     from raybench.spec.document import json_schema
     from raybench.spec.grid import load
-    from raybench.spec.parts import Section, Step
+    from raybench.spec.model import Section, Step
 
 _WHERE = {
     "Cell": "cells",
-    "Section": "parts",
-    "Step": "parts",
+    "Section": "model",
+    "Step": "model",
     "Sweep": "cells",
     "json_schema": "document",
     "load": "grid",

@@ -25,8 +25,16 @@ from raybench.spec.keys import (
     key,
     keys_of,
 )
-from raybench.spec.model import Checkpoint, Evaluate, Prune, Record, Resources, Search
-from raybench.spec.parts import Section, Step
+from raybench.spec.model import (
+    Checkpoint,
+    Evaluate,
+    Prune,
+    Record,
+    Resources,
+    Search,
+    Section,
+    Step,
+)
 from raybench.spec.sections import COLLECTIVE
 from raybench.spec.settings import (
     Booking,

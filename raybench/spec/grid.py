@@ -19,7 +19,7 @@ from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
 from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
-from raybench.spec.parts import Section, canonical
+from raybench.spec.model import Section, canonical
 from raybench.spec.sections import MAX_CELLS, Option, locate, options
 from raybench.spec.values import Complaints, show
 

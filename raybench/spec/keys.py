@@ -18,7 +18,7 @@ from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
 from raybench.spec import sections
-from raybench.spec.parts import Section, Step, canonical
+from raybench.spec.model import Section, Step, canonical
 from raybench.spec.sections import (
     FILES,
     Option,

@@ -25,7 +25,7 @@ from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.limits import decompressed
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Param
-from raybench.spec.parts import Operator, Section, canonical
+from raybench.spec.model import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
     Complaints,
