@@ -15,9 +15,9 @@ from raybench.spec.keys import (
     Kind,
     Plugin,
     Schema,
-    axis_schema,
     closed,
     keys_of,
+    param_schema,
     plugins_schema,
 )
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
@@ -64,7 +64,7 @@ def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     properties = {name: _property(name) for name in overrides()}
     beside = {
-        name: axis_schema(param)
+        name: param_schema(param)
         for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
     }
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}

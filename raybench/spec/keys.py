@@ -30,7 +30,7 @@ from raybench.spec.sections import (
     parted,
     product,
 )
-from raybench.spec.values import Complaints, Wrong, show
+from raybench.spec.values import NUMERIC_KINDS, Complaints, Wrong, show
 
 # called as locate(path, folders=False); returns the path made absolute where it exists
 Locate = Callable[..., object]
@@ -132,7 +132,7 @@ class Scalar(Kind):
         return [Option(option, where) for option in options(self.param, value, where, complaints)]
 
     def schema(self) -> Schema:
-        return axis_schema(self.param)
+        return param_schema(self.param)
 
 
 @dataclass(frozen=True)
@@ -512,46 +512,31 @@ def or_list(one: Schema) -> Schema:
     return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
-def single_schema(param: Param) -> Schema:
-    """Return the schema of one value of a parameter, with what it means and its default."""
-    return {**value_schema(param), **_said(param)}
+def param_schema(param: Param, *, axis: bool = True) -> Schema:
+    """Return the schema of a parameter: a value or, as an axis, a list of values; what it means, and its default."""
+    out = value_schema(param)
+    if axis and param.kind == "list":  # the outer list is the axis
+        several = {"type": "array", "items": out, "minItems": 1}
+        out = {"anyOf": [several, *out.get("anyOf", [])[1:]]}
+    elif axis:
+        out = or_list(out)
+    out = {**out, **({"description": param.help} if param.help else {})}
+    return out if param.default is REQUIRED else {**out, "default": default(param)}
 
 
-def axis_schema(param: Param) -> Schema:
-    """Return the schema of one parameter: a value, or a list of values where it may be an axis."""
-    single = value_schema(param)
-    out = or_list(single)
-    if param.kind == "list":
-        ways: list[Schema] = [{"type": "array", "items": single, "minItems": 1}]
-        if param.default is None:
-            ways.append({"type": "null"})
-        if param.words:
-            ways.append({"enum": [*param.words]})
-        out = {"anyOf": ways}
-    return {**out, **_said(param)}
-
-
-def _said(param: Param) -> Schema:
-    out: Schema = {"description": param.help} if param.help else {}
-    if param.default is not REQUIRED:
-        out["default"] = default(param)
-    return out
+_FORMS: Mapping[str, list[Schema]] = {
+    "list": [{"type": "array", "items": {"type": ["number", "string", "null"]}}],
+    "flag": [{"type": "boolean"}],
+    "text": [{"type": "string"}],
+    # written as a short form or as a section
+    "operator": [{"type": "string"}, {"$ref": "#/$defs/compressor"}],
+}
 
 
 def value_schema(param: Param) -> Schema:
     """Return the schema of one value of a parameter, ranges of numbers included."""
-    ways: list[Schema] = []
-    if param.kind == "list":
-        ways.append({"type": "array", "items": {"type": ["number", "string", "null"]}})
-    elif param.kind == "flag":
-        ways.append({"type": "boolean"})
-    elif param.kind == "text":
-        ways.append({"type": "string"})
-    elif param.kind == "operator":  # written as a short form or as a section
-        ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
-    elif param.kind == "choice":
-        ways.append({"enum": [*param.choices]})
-    else:
+    ways = [*_FORMS.get(param.kind, [])]
+    if param.kind in NUMERIC_KINDS:
         number: Schema = {"type": "number" if param.kind == "number" else "integer"}
         if param.low > -math.inf:
             number["exclusiveMinimum" if param.open_low else "minimum"] = param.low
@@ -561,10 +546,9 @@ def value_schema(param: Param) -> Schema:
         if param.kind == "count":
             share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
             ways += [share, SHARE]
-    if param.words:
-        ways.append({"enum": [*param.words]})
+    ways += [{"enum": [*names]} for names in (param.choices, param.words) if names]
     for tag, inner in param.tags.items():
-        ways.append(closed({tag: axis_schema(inner)}, required=[tag]))
+        ways.append(closed({tag: param_schema(inner)}, required=[tag]))
     if param.default is None and param.kind != "choice":
         ways.append({"type": "null"})
     return ways[0] if len(ways) == 1 else {"anyOf": ways}
@@ -582,7 +566,7 @@ def closed(properties: Mapping[str, Schema], required: list[str] | None = None) 
 
 def mapping_schema(params: Mapping[str, Param], name: str = "", summary: str = "") -> Schema:
     """Return the schema of a mapping of parameters, with a ``name`` if one is given."""
-    properties = {key: axis_schema(param) for key, param in params.items()}
+    properties = {key: param_schema(param) for key, param in params.items()}
     required = [key for key, param in params.items() if param.default is REQUIRED]
     if name:
         properties = {"name": {"const": name}, **properties}

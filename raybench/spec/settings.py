@@ -10,7 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, single_schema
+from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, param_schema
 from raybench.spec.sections import mapping, single
 from raybench.spec.values import Complaints, show
 from raybench.store import accounting
@@ -24,7 +24,7 @@ class Single(Scalar):
         return single(self.param, value, where, complaints)
 
     def schema(self) -> Schema:
-        return single_schema(self.param)
+        return param_schema(self.param, axis=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Group(Kind):
 
     def schema(self) -> Schema:
         said = (self.record.__doc__ or "").split("\n")[0]
-        parts = {name: single_schema(param) for name, param in self.fields.items()}
+        parts = {name: param_schema(param, axis=False) for name, param in self.fields.items()}
         whole = {**closed(parts), "description": said}
         return {"anyOf": [parts[self.short], whole]} if self.short else whole
 
