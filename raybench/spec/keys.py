@@ -18,10 +18,11 @@ from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
 from raybench.spec import sections
-from raybench.spec.model import Section, Step, canonical
+from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
     FILES,
     Option,
+    beside_defaults,
     content_hash,
     default,
     is_path,
@@ -212,7 +213,7 @@ class Table(Mappings):
         also = tuple(key for key in self.beside if key in value)
         every = product(self.table, value, where, complaints, also=also)
         if self.idle:
-            return [one if _beside_defaults(self.table, one) else None for one in every]
+            return [one if beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
             return every
         return [{k: v for k, v in one.items() if v is not None} for one in every]
@@ -221,7 +222,7 @@ class Table(Mappings):
         return None if value is None else dict(value)
 
     def identity(self, value: Any) -> Any:
-        return _beside_defaults(self.table, value)
+        return beside_defaults(self.table, value)
 
     def params(self, value: Any) -> Mapping[str, Param]:
         return self.table
@@ -231,15 +232,6 @@ class Table(Mappings):
 
     def schema(self) -> Schema:
         return or_list(mapping_schema(self.table))
-
-
-def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, object]:
-    """Return the values that are no defaults; required ones always stay."""
-    return {
-        name: value
-        for name, value in given.items()
-        if params[name].default is REQUIRED or canonical(value) != canonical(default(params[name]))
-    }
 
 
 class Sections(Kind):
@@ -292,7 +284,7 @@ class Named(Sections, Mappings):
             raise InputError.of(where, f"unknown {self.noun} {show(name)}", fix)
 
     def identity(self, value: Section) -> Any:
-        params = _beside_defaults(self.choices[value.name], value.params)
+        params = beside_defaults(self.choices[value.name], value.params)
         return {"name": value.name, "params": params}
 
     def params(self, value: Section | None) -> Mapping[str, Param]:
@@ -350,7 +342,7 @@ class Plugin(Sections):
 
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = _beside_defaults(self.params(value), value.params)
+        params = beside_defaults(self.params(value), value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
 

@@ -157,6 +157,15 @@ def default(param: Param) -> object:
     return typed[0] if len(typed) == 1 and not complaints else param.default
 
 
+def beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values that are no defaults; required ones always stay."""
+    return {
+        name: value
+        for name, value in given.items()
+        if params[name].default is REQUIRED or canonical(value) != canonical(default(params[name]))
+    }
+
+
 def product(
     params: Mapping[str, Param],
     given: Mapping[str, object],
@@ -288,7 +297,7 @@ def _entry(
 
 def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
     """Return the section with further parameters, of which defaults are left out."""
-    told = {name: value for name, value in more.items() if value != default(params[name])}
+    told = beside_defaults(params, more)
     given = grained(given, told.pop("granularity", GLOBAL))
     return Section(given.name, {**given.params, **told}) if told else given
 
@@ -370,11 +379,8 @@ def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, .
 def spell(given: Section) -> Operator:
     """Return the canonical short form of a typed compressor; ``section`` gives the same one back."""
     params = registry.lookup("compressor", given.name).params
-    pairs = [
-        f"{key}={write(params[key], value)}"
-        for key, value in sorted(given.params.items())
-        if params[key].default is REQUIRED or canonical(value) != canonical(default(params[key]))
-    ]
+    said = beside_defaults(params, given.params)
+    pairs = [f"{key}={write(params[key], value)}" for key, value in sorted(said.items())]
     text = f"{given.name}:{','.join(pairs)}" if pairs else given.name
     return Operator.of(text, given)
 
