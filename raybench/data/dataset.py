@@ -54,7 +54,8 @@ def load(
             raise data_error(f"cannot take the first {rows} rows", fix, "problem.rows")
         clients = None if data.clients is None else data.clients[:rows]
         features, labels = data.features[:rows], data.labels[:rows]
-        data = replace(data, features=features, labels=labels, clients=clients)
+        classes = np.unique(labels)
+        data = replace(data, features=features, labels=labels, clients=clients, classes=classes)
     classes = data.classes
     if len(classes) < 2:
         fix = "take more rows" if rows is not None else "the labels must differ"

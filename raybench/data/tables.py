@@ -6,8 +6,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,19 +46,19 @@ class Dataset:
     names: tuple[str, ...] | None = None  # of the features, where they have any
     positive: tuple[float | str, ...] | None = None  # labels that count as +1
     sizes: np.ndarray | None = None  # what columns were divided by, for a test set
+    classes: np.ndarray = field(default=None)  # type: ignore[arg-type]  # all labels, sorted; by default those here
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            object.__setattr__(self, "classes", np.unique(self.labels))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (rows, features)."""
         return self.features.shape
 
-    @cached_property
-    def classes(self) -> np.ndarray:
-        """The labels that there are, sorted."""
-        return np.unique(self.labels)
-
     def binary(self) -> np.ndarray:
-        """Return labels mapped to -1.0 and +1.0: the smaller of two (in sorted order) to -1, or ``positive`` to +1.
+        """Return labels as -1.0 and +1.0: the smaller of two (in sorted order) is -1, or ``positive`` are +1.
 
         Raises InputError where there are not two classes and ``positive`` does not make two of them.
         """

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
+from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
 from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
@@ -447,6 +447,10 @@ class Steps(Mappings):
 # Groups of tensors: compressors by the names of the tensors that they are for -----------------------
 
 
+GROUP: Mapping[str, Param] = {
+    "match": Text(help="a pattern of names, such as *.bias"),
+    "compressor": Operator(help="the compressor of the tensors that it matches"),
+}
 GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
 
 
@@ -461,25 +465,13 @@ class Groups(Kind):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = value and sections.axis(
-            value, where, complaints, lambda one, at: [self._one(one, at, complaints)], GROUP_FORM
-        )
+        groups = value and sections.axis(value, where, complaints, self._group, GROUP_FORM)
         return [Option(groups or None, where)]
 
-    def _one(self, value: object, where: str, complaints: Complaints) -> dict[str, str]:
-        if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
-            raise Wrong("a group has a pattern and a compressor", GROUP_FORM)
-        pattern, given = value["match"], value["compressor"]
-        if not isinstance(pattern, str) or not pattern:
-            what = f"{show(pattern)} is no pattern of names"
-            complaints.append(Complaint(f"{where}.match", what, "such as *.bias"))
-        at = f"{where}.compressor"
-        texts = sections.operators("identity" if given in (None, "none") else given, at, complaints)
-        if len(texts) > 1:
-            complaints.append(
-                Complaint(at, "a group is no axis", "one compressor with single values")
-            )
-        return {"match": str(pattern), "compressor": texts[0] if texts else ""}
+    def _group(self, value: object, where: str) -> list[dict[str, Any]]:
+        if isinstance(value, Mapping) and value.get("compressor", "") in (None, "none"):
+            value = {**value, "compressor": "identity"}
+        return [sections.mapping(GROUP, value, where)]
 
     def identity(self, value: list[dict[str, str]]) -> Any:
         # version and source of every compressor, as a user's may change
