@@ -42,11 +42,6 @@ class Kernel:
                     self._dispatcher = self._made()
         return self._dispatcher
 
-    @property
-    def stats(self) -> Any:
-        """How often machine code was found on disk, and how often not."""
-        return self.dispatcher.stats
-
     def _made(self) -> Any:
         from raybench.core import machine_code
 

@@ -253,7 +253,7 @@ def _text(content: bytes, where: str, separator: str) -> Any:
         raise data_error(
             what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)"
         )
-    if len(frame.columns) > 1 and all(_number(name) is not None for name in frame.columns):
+    if len(frame.columns) > 1 and not any(math.isnan(_number(name)) for name in frame.columns):
         what = f"{where} starts with a line of numbers, not of column names"
         raise data_error(what, "write the names into its first line, the label's as label")
     return frame
@@ -397,12 +397,12 @@ def _wrong(line: str, d: int | None) -> str:
     if not line:
         return ""
     label, *pairs = line.split()
-    if not _finite(label):
+    if not math.isfinite(_number(label)):
         return f"the label {_short(label)!r} is not a finite number"
     last = 0
     for pair in pairs:
         match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
-        if match is None or not _finite(match[2]):
+        if match is None or not math.isfinite(_number(match[2])):
             return f"{_short(pair)!r} is not index:value"
         index = int(match[1])
         if index <= last:
@@ -419,13 +419,9 @@ def _short(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _finite(text: str) -> bool:
-    number = _number(text)
-    return number is not None and math.isfinite(number)
-
-
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """Return the number that a text is, not a number where it is none."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return math.nan

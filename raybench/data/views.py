@@ -27,7 +27,6 @@ from raybench.data.images import inputs_of
 LABELS, TEST = "labels", "test_"
 FIX = "save it with numpy.savez(file, image=..., text=..., labels=...)"
 SITE = "svcl.ucsd.edu/projects/crossmodal"
-Arrays = Mapping[str, np.ndarray]
 
 
 def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
@@ -103,7 +102,7 @@ def _file(files: tuple[Path]) -> dict[str, Pair]:
     return _pairs(path.name, str(path), arrays)
 
 
-def _pairs(name: str, source: str, arrays: Arrays) -> dict[str, Pair]:
+def _pairs(name: str, source: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Return the views among arrays, once they have been found to fit each other and their labels."""
     if LABELS not in arrays:
         raise data_error(f"{name} lacks the array {LABELS}", FIX)

@@ -123,7 +123,7 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
         old = kind.long_form(out.get(key))
         if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
             out[key] = new
-        elif kind.named and kind.renews() and new.get("name", old.get("name")) != old.get("name"):
+        elif kind.named and kind.renews and new.get("name", old.get("name")) != old.get("name"):
             out[key] = dict(new)
         else:
             drop = _replaced(kind, new)

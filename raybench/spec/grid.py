@@ -488,28 +488,24 @@ class _Point:
     group: tuple[str, ...] = ()
 
 
-class _Identities:
-    """What identifies the values of options, found once for each: data files are read for it."""
+def _point(
+    key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts, memo: dict[Any, Any]
+) -> _Point:
+    """Return the point of a value as a method on a problem takes it.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-    def point(
-        self, key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts
-    ) -> _Point:
-        """Return the point of a value as a method on a problem takes it."""
-        usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
-        if not key.hears(problem, method):
-            return _Point(key.field, None)
-        value = usual if value is None else value
-        if value is None or (value == usual and not key.in_every_id):
-            return _Point(key.field, value)
-        at = (key.name, canonical(key.kind.plain(value)))
-        if at not in self._known:
-            grouped = key.kind.in_group(value, key.field) if key.in_group else {}
-            identity = {key.field: key.kind.identity(value)}
-            self._known[at] = _members(identity), _members(grouped)
-        return _Point(key.field, value, *self._known[at])
+    memo: what identifies values, found once for each: data files are read for it.
+    """
+    usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
+    if not key.hears(problem, method):
+        return _Point(key.field, None)
+    value = usual if value is None else value
+    if value is None or (value == usual and not key.in_every_id):
+        return _Point(key.field, value)
+    at = (key.name, canonical(key.kind.plain(value)))
+    if at not in memo:
+        grouped = key.kind.in_group(value, key.field) if key.in_group else {}
+        memo[at] = _members({key.field: key.kind.identity(value)}), _members(grouped)
+    return _Point(key.field, value, *memo[at])
 
 
 def _members(content: Mapping[str, object]) -> tuple[str, ...]:
@@ -522,12 +518,12 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
 
     All but step and seed, the two fastest axes, is put together once for all of their values.
     """
-    keys, identities = document.axes(), _Identities()
+    keys, memo = document.axes(), dict[Any, Any]()
     for problem, method in itertools.product(grid.problems, grid.methods):
         facts = registry.lookup("problem", problem.name).facts, method.facts
         first = {"problem": [Option(problem, "")], "algorithm": [Option(method.section, "")]}
         axes = {
-            name: [identities.point(keys[name], option.value, *facts) for option in axis]
+            name: [_point(keys[name], option.value, *facts, memo) for option in axis]
             for name, axis in {**first, **grid.of(method)}.items()
         }
         seeds, steps = axes.pop("seed"), axes.pop("step_size")

@@ -42,15 +42,14 @@ class Kind:
 
     named: ClassVar[bool] = False  # whether a bare name stands for a section
     merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
+    renews: bool = (
+        True  # whether another name makes a section another one, which keeps no parameters
+    )
     either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
     def long_form(self, value: object) -> object:
         """Return the mapping that a short form stands for, any other value as it is."""
         return {"name": value} if self.named and isinstance(value, str) else value
-
-    def renews(self) -> bool:
-        """Tell whether another name makes a section another one, which keeps no parameters."""
-        return True
 
     def located(self, value: object, find: Locate) -> object:
         """Return the raw value with the paths of existing files made absolute."""
@@ -308,7 +307,8 @@ class Plugin(Sections):
     optional: bool = False
     beside: Mapping[str, Param] = field(default_factory=dict)
 
-    def renews(self) -> bool:
+    @property
+    def renews(self) -> bool:  # type: ignore[override]
         # problems keep theirs, as they share most of their parameters
         return self.kind != "problem"
 

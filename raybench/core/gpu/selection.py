@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raybench.core.gpu import launch, power_of_two
+from raybench.core.gpu import launch
 
 SHORT_ROW = 4096  # entries that one program holds
 TILE = 4096  # entries of a long row that a program marks, coordinates of a sum that it owns; places are of 16 bits
@@ -205,7 +205,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values = torch.empty(*lead, k, dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, d).contiguous()
     if d <= SHORT_ROW:
-        block = power_of_two(d)
+        block = triton.next_power_of_2(d)
         warps = max(1, min(block // 512, 8))
         launch(row_kernel, len(rows), rows, where, values, d, k, BLOCK=block, num_warps=warps)
     else:
@@ -215,7 +215,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _largest(x: Tensor, k: int, where: Tensor, values: Tensor) -> None:
     """Write the same of long rows x (R, d)."""
-    slot = max(LEAST_SLOT, power_of_two(-(-4 * TILE * k // x.shape[-1])))
+    slot = max(LEAST_SLOT, triton.next_power_of_2(-(-4 * TILE * k // x.shape[-1])))
     marks = _Marks(x, _guess(x, k), slot, k)
     cuts = marks.kth(k)
     above, ties = marks.over(cuts)
@@ -249,7 +249,7 @@ class _Marks:
 
     def __init__(self, x: Tensor, cuts: Tensor, slot: int, least: int) -> None:
         rows, d = x.shape
-        self.x, self.tile = x, min(TILE, power_of_two(d))
+        self.x, self.tile = x, min(TILE, triton.next_power_of_2(d))
         self.slot, self.tiles = min(slot, self.tile), -(-d // self.tile)
         held = rows, self.tiles, self.slot
         self.raws = torch.empty(held, dtype=torch.int32, device=x.device)
