@@ -20,7 +20,7 @@ from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
 from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
 from raybench.spec.model import Section, canonical
-from raybench.spec.sections import MAX_CELLS, Option, locate, options
+from raybench.spec.sections import FILES, MAX_CELLS, Option, locate, options, parted
 from raybench.spec.values import Complaints, show
 
 
@@ -122,30 +122,33 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
     return raw, origin, base, stem[:100]
 
 
-def _located(raw: Mapping[str, object], base: Path, data: Mapping[str, Path]) -> dict[str, object]:
+def _located(raw: Mapping[str, Any], base: Path, data: Mapping[str, Path]) -> dict[str, object]:
     """Return the document with the paths of existing files made absolute, so workers find them.
 
     data: files by the names that stand for them, which go before other files.
     """
 
-    def find(value: object, *, folders: bool = False) -> object:
-        if not isinstance(value, str):
-            return value
-        if value in data:
-            return str(data[value].resolve())
-        file = locate(value, Path.cwd(), base)
-        if file is None or not (file.is_file() or (folders and "/" in value)):
-            return value
-        return str(file.resolve())
+    def absolute(text: str, key: str) -> str:
+        file, rest = parted(text)
+        if file in data:
+            return str(data[file].resolve())
+        at = locate(file, Path.cwd(), base)
+        if at is None or not (at.is_file() or (key in FILES and "/" in file)):
+            return text
+        return f"{at.resolve()}{rest}"
 
-    def within(part: Mapping[str, object]) -> dict[str, object]:
-        kinds = {name: key.kind for name, key in document.every_key().items() if name in part}
-        return {**part, **{name: kind.located(part[name], find) for name, kind in kinds.items()}}
+    def within(node: object, key: str) -> object:
+        if isinstance(node, Mapping):
+            return {name: within(value, name) for name, value in node.items()}
+        if isinstance(node, list):
+            return [within(item, key) for item in node]
+        names_file = key in (*FILES, "plugins") or (key == "x0" and str(node).endswith(".npy"))
+        return absolute(node, key) if isinstance(node, str) and names_file else node
 
-    out = within(raw)
-    cases = out.get("cases")
-    if isinstance(cases, list):
-        out["cases"] = [within(case) if isinstance(case, Mapping) else case for case in cases]
+    out = {k: within(v, k) if k in ("problem", "x0", "plugins") else v for k, v in raw.items()}
+    if isinstance(out.get("cases"), list):
+        cases = [_located(c, base, data) if isinstance(c, Mapping) else c for c in raw["cases"]]
+        out["cases"] = cases
     return out
 
 

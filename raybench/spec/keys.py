@@ -33,9 +33,6 @@ from raybench.spec.sections import (
 )
 from raybench.spec.values import NUMERIC_KINDS, Complaints, Wrong, show
 
-# called as locate(path, folders=False); returns the path made absolute where it exists
-Locate = Callable[..., object]
-
 
 class Kind:
     """How keys of a kind are written, and what of their values makes an id."""
@@ -50,10 +47,6 @@ class Kind:
     def long_form(self, value: object) -> object:
         """Return the mapping that a short form stands for, any other value as it is."""
         return {"name": value} if self.named and isinstance(value, str) else value
-
-    def located(self, value: object, find: Locate) -> object:
-        """Return the raw value with the paths of existing files made absolute."""
-        return value
 
     def schema(self) -> Schema:
         """Return the JSON schema of what may be written."""
@@ -156,9 +149,6 @@ class Start(Scalar):
             elif locate(start) is None:
                 complaints.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         return out
-
-    def located(self, value: object, find: Locate) -> object:
-        return each(value, lambda v: find(v) if isinstance(v, str) and v.endswith(".npy") else v)
 
     def identity(self, value: Any) -> Any:
         if isinstance(value, str) and value.endswith(".npy"):
@@ -322,20 +312,6 @@ class Plugin(Sections):
                 what = f"{sections.a(self.kind)} is needed"
                 complaints.append(Complaint(option.where, what, sections.choices(self.kind)))
         return [option for option in out if option.value is not None]
-
-    def located(self, value: object, find: Locate) -> object:
-        def absolute(given: object) -> object:
-            if not isinstance(given, str):
-                return given
-            file, rest = parted(given)
-            return f"{find(file, folders=True)}{rest}"
-
-        def within(section: object) -> object:
-            if not isinstance(section, Mapping):
-                return section
-            return {k: each(v, absolute) if k in FILES else v for k, v in section.items()}
-
-        return each(value, within) if self.kind == "problem" else value
 
     def check_name(self, name: str, where: str) -> None:
         registry.lookup(self.kind, name, where)

@@ -10,7 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, param_schema
+from raybench.spec.keys import Kind, Scalar, Schema, closed, param_schema
 from raybench.spec.sections import mapping, single
 from raybench.spec.values import Complaints, show
 from raybench.store import accounting
@@ -114,9 +114,6 @@ class PluginFiles(Kind):
             except InputError as error:
                 complaints.extend(error.complaints)
         return tuple(file for file in files if isinstance(file, str))
-
-    def located(self, value: object, find: Locate) -> object:
-        return each(value, find)
 
     def schema(self) -> Schema:
         text = {"type": "string"}
