@@ -199,31 +199,29 @@ class Pattern:
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
-    def matches(self, names: Names) -> bool:
-        """Tell whether every key of the pattern matches a cell of which it may name these."""
-        hits = [
-            key in names and canonical(names[key][1]) in self._accepted(key, names[key][0])
-            for key in self.raw
-        ]
-        return all(hits)
+    def meet(self, names: Names) -> None:
+        """Type the values as what may be named of some cells asks for."""
+        for key, value in self.raw.items():
+            kind = names[key][0] if key in names else _STEPS.get(key)
+            if kind is not None and (key, id(kind)) not in self.typed:
+                complaints: Complaints = []
+                values = _wanted(kind, value, f"{self.where}.{key}", complaints)
+                self.typed[key, id(kind)] = set(map(canonical, values)), complaints
 
-    def _accepted(self, key: str, kind: Param | Sections) -> set[str]:
-        at = key, id(kind)
-        if at not in self.typed:
-            complaints: Complaints = []
-            values = _wanted(kind, self.raw[key], f"{self.where}.{key}", complaints)
-            self.typed[at] = set(map(canonical, values)), complaints
-        return self.typed[at][0]
+    def matches(self, names: Names) -> bool:
+        """Tell whether every key of the pattern matches a cell of which it may name these, once it met them."""
+        return all(
+            key in names and canonical(names[key][1]) in self.typed[key, id(names[key][0])][0]
+            for key in self.raw
+        )
 
     def wrong(self, names: Iterable[str]) -> Complaints:
-        """Return complaints of keys that no cell has and values that no parameter takes, once it was matched with all.
+        """Return complaints of keys that no cell has and values that no parameter takes, once it has met all.
 
         names: what may be named of the cells.
         """
         out: Complaints = []
         for key in self.raw:
-            if key in _STEPS:
-                self._accepted(key, _STEPS[key])
             tries = [complaints for at, (_, complaints) in self.typed.items() if at[0] == key]
             if not tries:
                 fix = nearest(key, {*names, *_STEPS})
@@ -415,6 +413,8 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
         # cells of a group differ in step and seed only
         shared = {c.group: c for c in mine} if grid.patterns else {}
         names = {group: nameable(cell) for group, cell in shared.items()}
+        for pattern, of_group in itertools.product(grid.patterns, names.values()):
+            pattern.meet(of_group)
         used.update({str(p): used.get(str(p), False) for p in grid.patterns})
         asked.update(cell.algorithm.name for cell in mine)
         for cell in mine:
