@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
 from raybench.spec import sections
@@ -240,7 +240,7 @@ class Sections(Kind):
 
 
 @dataclass(frozen=True)
-class Named(Sections, Mappings):
+class Named(Sections):
     """One of a few things with parameters, by name."""
 
     noun: str
@@ -253,24 +253,12 @@ class Named(Sections, Mappings):
     def absent(self) -> Section:
         return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
 
-    def points(self, value: Any, where: str, complaints: Complaints) -> list[Section]:
-        given = dict(value) if isinstance(value, Mapping) else {"name": value}
-        names = given.pop("name", None)
-        out = []
-        for name in names if isinstance(names, list) else [names]:
-            try:
-                self.check_name(name, where)
-            except InputError as error:
-                complaints.extend(error.complaints)
-                continue
-            every = product(self.choices[name], given, where, complaints)
-            out += [Section(name, params) for params in every]
-        return out
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        shelf = self.choices
+        return sections.read(self.noun, value, where, complaints, optional=False, shelf=shelf)
 
-    def check_name(self, name: object, where: str) -> None:
-        if not isinstance(name, str) or name not in self.choices:
-            fix = nearest(str(name), self.choices)
-            raise InputError.of(where, f"unknown {self.noun} {show(name)}", fix)
+    def check_name(self, name: str, where: str) -> None:
+        sections.parameters(self.noun, name, where, self.choices)
 
     def identity(self, value: Section) -> Any:
         params = beside_defaults(self.choices[value.name], value.params)
@@ -303,15 +291,15 @@ class Plugin(Sections):
         return self.kind != "problem"
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        more, beside = self.overrides, self.beside
-        out = sections.read(self.kind, value, where, complaints, overrides=more, beside=beside)
-        if self.optional:
-            return out
-        for option in out:
-            if option.value is None:
-                what = f"{sections.a(self.kind)} is needed"
-                complaints.append(Complaint(option.where, what, sections.choices(self.kind)))
-        return [option for option in out if option.value is not None]
+        return sections.read(
+            self.kind,
+            value,
+            where,
+            complaints,
+            overrides=self.overrides,
+            beside=self.beside,
+            optional=self.optional,
+        )
 
     def check_name(self, name: str, where: str) -> None:
         registry.lookup(self.kind, name, where)

@@ -218,6 +218,11 @@ class Option:
     overrides: Mapping[str, object] = field(default_factory=dict)
 
 
+Shelf = Mapping[
+    str, Mapping[str, Param]
+]  # what there is of a kind that is no plug-in: parameters by name
+
+
 def read(
     kind: str,
     value: object,
@@ -226,20 +231,37 @@ def read(
     *,
     overrides: tuple[str, ...] = (),
     beside: Mapping[str, Param] = {},
+    optional: bool = True,
+    shelf: Shelf | None = None,
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
-    kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
-    carry besides the plug-in's parameters. beside: parameters that every plug-in has here; a section
-    holds those that are not their defaults. What is wrong is appended to ``complaints``.
+    kind is the registry's, or what the ``shelf`` holds; null and ``none`` mean no section, where it is
+    ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
+    parameters that every section has here; it holds those that are not their defaults. What is wrong is
+    appended to ``complaints``.
     """
-    return axis(
-        value,
-        where,
-        complaints,
-        lambda item, at: _entry(kind, item, at, complaints, overrides, beside),
-        f"name {a(kind)}",
-    )
+
+    def entry(item: object, at: str) -> list[Option]:
+        if item is not None and item != "none":
+            return _entry(kind, item, at, complaints, overrides, beside, shelf)
+        if not optional:
+            raise InputError.of(at, f"{a(kind)} is needed", choices(kind, shelf))
+        return [Option(None, at)]
+
+    return axis(value, where, complaints, entry, f"name {a(kind)}")
+
+
+def parameters(kind: str, name: object, where: str, shelf: Shelf | None) -> Mapping[str, Param]:
+    """Return the parameters of a section of that kind and name; raises InputError with the nearest name."""
+    if not isinstance(name, str):
+        what = f"expected the name of {a(kind)}, not {show(name)}"
+        raise InputError.of(where, what, choices(kind, shelf))
+    if shelf is None:
+        return registry.lookup(kind, name, where).params
+    if name not in shelf:
+        raise InputError.of(where, f"unknown {kind} {show(name)}", nearest(name, shelf))
+    return shelf[name]
 
 
 def _entry(
@@ -249,17 +271,16 @@ def _entry(
     complaints: Complaints,
     overrides: tuple[str, ...],
     beside: Mapping[str, Param],
+    shelf: Shelf | None,
 ) -> list[Option]:
-    if value is None or value == "none":
-        return [Option(None, where)]
     short = isinstance(value, str)
     if short:
         value = {"name": value}
     if not isinstance(value, Mapping):
         what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        raise Wrong(what, choices(kind))
+        raise Wrong(what, choices(kind, shelf))
     if "name" not in value:
-        raise InputError.of(f"{where}.name", "required", choices(kind))
+        raise InputError.of(f"{where}.name", "required", choices(kind, shelf))
     if kind == "compressor":
         beside = {"granularity": GRANULARITY, **beside}
     given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
@@ -269,27 +290,22 @@ def _entry(
     for name in names:
         at = where if short else f"{where}.name"
         try:
-            if not isinstance(name, str):
-                what = f"expected the name of {a(kind)}, not {show(name)}"
-                raise InputError.of(at, what, choices(kind))
-            entry = registry.lookup(kind, name, at)
+            params = parameters(kind, name, at, shelf)
         except InputError as error:
             complaints.extend(error.complaints)
             continue
         for key in FILES:
-            if kind == "problem" and key in entry.params:
+            if kind == "problem" and key in params:
                 _files(given.get(key), f"{where}.{key}", complaints)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        shared = {key: param for key, param in beside.items() if key not in entry.params}
+        shared = {key: param for key, param in beside.items() if key not in params}
         asked = {key: value for key, value in given.items() if key in shared}
         of_name = {key: value for key, value in given.items() if key not in shared}
         more = product(shared, asked, where, complaints) or [{}]
-        every = product(entry.params, of_name, where, complaints, also=(*overrides, *beside)) or [
-            {}
-        ]
+        every = product(params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
         out += [
-            Option(_with(Section(name, params), others, shared), where, extra)
-            for params in every
+            Option(_with(Section(name, settings), others, shared), where, extra)
+            for settings in every
             for others in more
         ]
     return out
@@ -329,9 +345,9 @@ def a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def choices(kind: str) -> str:
-    """Return which plug-ins there are; of many only some, and where the others are listed."""
-    names = registry.names(kind)
+def choices(kind: str, shelf: Shelf | None = None) -> str:
+    """Return which sections there are; of many only some, and where the others are listed."""
+    names = registry.names(kind) if shelf is None else [*shelf]
     text = f"allowed: {', '.join(names[:20])}"
     return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
