@@ -34,9 +34,8 @@ def read(section: Mapping[str, object]) -> Problem:
 
     Raises InputError with everything that is wrong.
     """
-    from raybench.spec import (
-        sections,
-    )  # what reads sweep files is loaded when there is something to read
+    # what reads sweep files is loaded when there is something to read
+    from raybench.spec import sections
 
     name = section.get("name")
     if not isinstance(name, str):
