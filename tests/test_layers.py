@@ -66,8 +66,8 @@ OVER = {  # rooms that are above it still: what they have and no more
     "reproduce": 1062,
     "cluster": 2191,
     "torch": 2215,
-    "spec": 2928,
-    "core": 3860,
+    "spec": 2922,
+    "core": 3846,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

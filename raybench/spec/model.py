@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.params import Choice, Flag, Integer, List, Number, record
 
@@ -127,7 +128,10 @@ class Resources:
 
 @record
 class Evaluate:
-    """What a recorded row measures: how often what is costly, and metrics besides the standard columns."""
+    """What a recorded row measures: how often what is costly, and metrics besides the standard columns.
+
+    Raises InputError for a metric that is not registered.
+    """
 
     every: int | None = Integer(
         None, low=1, help="rounds between measures that take a pass over the data; about 50 in all"
@@ -139,6 +143,10 @@ class Evaluate:
         True, help="measure f over all samples, where grad f is not; slow for networks"
     )
     metrics: tuple[str, ...] = List((), help="metrics by name")
+
+    def __post_init__(self) -> None:
+        for i, metric in enumerate(self.metrics):
+            registry.lookup("metric", metric, f"evaluate.metrics[{i}]")
 
 
 @record

@@ -60,23 +60,6 @@ class Group(Kind):
         return {"anyOf": [parts[self.short], whole]} if self.short else whole
 
 
-@dataclass(frozen=True)
-class Evaluating(Group):
-    """What is measured: its metrics must be registered, so plug-in files are read before it."""
-
-    def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        out = super().read(value, where, complaints)
-        for i, metric in enumerate(out.metrics):
-            at = f"{where}.metrics[{i}]"
-            try:
-                if not isinstance(metric, str):
-                    raise InputError.of(at, f"expected the name of a metric, not {show(metric)}")
-                registry.lookup("metric", metric, at)
-            except InputError as error:
-                complaints.extend(error.complaints)
-        return out
-
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
