@@ -137,7 +137,7 @@ class Cell:
         ignored="trains no network on such a problem",
     )
     graph: Section | None = key(
-        Named("graph", GRAPHS, "ring"),
+        Named("graph", shelf=GRAPHS, usual="ring"),
         "who talks to whom, for decentralised methods",
         heard=lambda problem, method: method.decentralised,
         in_every_id=True,

@@ -167,7 +167,7 @@ Names = Mapping[str, tuple[Param | Sections, Any]]  # what a pattern may name of
 def nameable(cell: Cell) -> Names:
     """Return what patterns may name of a cell, but for its step: a section's kind, or a parameter, and the value."""
     out: dict[str, tuple[Param | Sections, Any]] = {}
-    held: dict[str, dict[str, tuple[Param | Sections, Any]]] = {}
+    held: dict[str, Mapping[str, tuple[Param, Any]]] = {}
     for name, key in document.axes().items():
         kind, value = key.kind, getattr(cell, key.field)
         if isinstance(kind, Scalar):
@@ -175,8 +175,7 @@ def nameable(cell: Cell) -> Names:
             default = value is None and key.heard is None
             out[name] = kind.param, kind.written() if default else value
         elif isinstance(kind, Sections | Table):
-            params, settings = kind.params(value), kind.settings(value)
-            held[name] = {inner: (params[inner], settings[inner]) for inner in settings}
+            held[name] = kind.settings(value)
             out |= {f"{name}.{inner}": pair for inner, pair in held[name].items()}
             if isinstance(kind, Sections):
                 out[name] = kind, None if value is None else value.name
@@ -274,7 +273,7 @@ def _wanted(
         ]
         for name in (n for n in names if n is not None):
             try:
-                kind.check_name(name if isinstance(name, str) else show(name), where)
+                kind.parameters(name, where)
             except InputError as error:
                 complaints.extend(error.complaints)
         return names

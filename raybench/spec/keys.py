@@ -79,12 +79,8 @@ class Kind:
         """Return what identifies a value among the cells that differ in seed and step only."""
         return {name: self.identity(value)}
 
-    def params(self, value: Any) -> Mapping[str, Param]:
-        """Return the parameters that a value has, by name."""
-        return {}
-
-    def settings(self, value: Any) -> Mapping[str, Any]:
-        """Return what a value sets its parameters to, by name."""
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        """Return the parameters of a value and what it sets them to, by name."""
         return {}
 
 
@@ -213,82 +209,27 @@ class Table(Mappings):
     def identity(self, value: Any) -> Any:
         return beside_defaults(self.table, value)
 
-    def params(self, value: Any) -> Mapping[str, Param]:
-        return self.table
-
-    def settings(self, value: Any) -> Mapping[str, Any]:
-        return value or {}
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        return {name: (self.table[name], one) for name, one in (value or {}).items()}
 
     def schema(self) -> Schema:
         return or_list(mapping_schema(self.table))
 
 
+@dataclass(frozen=True)
 class Sections(Kind):
-    """A section: a name with parameters."""
+    """A section: the name of a plug-in, or of what the ``shelf`` holds, with parameters.
 
-    named = True
-
-    def plain(self, value: Section | None) -> Any:
-        return None if value is None else value.config()
-
-    def settings(self, value: Section | None) -> Mapping[str, Any]:
-        return {} if value is None else value.params
-
-    def check_name(self, name: str, where: str) -> None:
-        """Raise InputError with the nearest name where there is no section of that name."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Named(Sections):
-    """One of a few things with parameters, by name."""
-
-    noun: str
-    choices: Mapping[str, Mapping[str, Param]]
-    usual: str
-
-    def written(self) -> str:
-        return self.usual
-
-    def absent(self) -> Section:
-        return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
-
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        shelf = self.choices
-        return sections.read(self.noun, value, where, complaints, optional=False, shelf=shelf)
-
-    def check_name(self, name: str, where: str) -> None:
-        sections.parameters(self.noun, name, where, self.choices)
-
-    def identity(self, value: Section) -> Any:
-        params = beside_defaults(self.choices[value.name], value.params)
-        return {"name": value.name, "params": params}
-
-    def params(self, value: Section | None) -> Mapping[str, Param]:
-        return {} if value is None else self.choices[value.name]
-
-    def schema(self) -> Schema:
-        ways = [mapping_schema(params, name) for name, params in self.choices.items()]
-        return or_list({"anyOf": [{"enum": [*self.choices]}, *ways]})
-
-
-@dataclass(frozen=True)
-class Plugin(Sections):
-    """A plug-in of the registry. overrides: keys that an entry may set for itself besides.
-
-    optional: whether the section may be left out, written as none. beside: parameters that every
-    plug-in has here.
+    overrides: keys that an entry may set for itself besides. optional: whether the section may be left
+    out, written as none. beside: parameters that every section has here.
     """
 
     kind: str
     overrides: tuple[str, ...] = ()
     optional: bool = False
     beside: Mapping[str, Param] = field(default_factory=dict)
-
-    @property
-    def renews(self) -> bool:  # type: ignore[override]
-        # problems keep theirs, as they share most of their parameters
-        return self.kind != "problem"
+    shelf: sections.Shelf | None = None
+    named = True
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         return sections.read(
@@ -299,14 +240,58 @@ class Plugin(Sections):
             overrides=self.overrides,
             beside=self.beside,
             optional=self.optional,
+            shelf=self.shelf,
         )
 
-    def check_name(self, name: str, where: str) -> None:
-        registry.lookup(self.kind, name, where)
+    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
+        """Return the parameters of the section of a name; raises InputError with the nearest name."""
+        return {**self.beside, **sections.parameters(self.kind, name, where, self.shelf)}
+
+    def plain(self, value: Section | None) -> Any:
+        return None if value is None else value.config()
+
+    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
+        if value is None:
+            return {}
+        params = self.parameters(value.name)
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
+
+
+@dataclass(frozen=True)
+class Named(Sections):
+    """One of the few things of a shelf."""
+
+    usual: str = ""
+
+    def written(self) -> str:
+        return self.usual
+
+    def absent(self) -> Section:
+        params = self.parameters(self.usual)
+        return Section(self.usual, {name: default(param) for name, param in params.items()})
+
+    def identity(self, value: Section) -> Any:
+        params = beside_defaults(self.parameters(value.name), value.params)
+        return {"name": value.name, "params": params}
+
+    def schema(self) -> Schema:
+        shelf = self.shelf or {}
+        ways = [mapping_schema(params, name) for name, params in shelf.items()]
+        return or_list({"anyOf": [{"enum": [*shelf]}, *ways]})
+
+
+class Plugin(Sections):
+    """A plug-in of the registry."""
+
+    @property
+    def renews(self) -> bool:  # type: ignore[override]
+        # problems keep theirs, as they share most of their parameters
+        return self.kind != "problem"
 
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = beside_defaults(self.params(value), value.params)
+        params = beside_defaults(self.parameters(value.name), value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
 
@@ -323,15 +308,6 @@ class Plugin(Sections):
         if entry.overrides and not entry.source:  # registered in Python, with no file to tell it by
             out["overrides"] = True
         return {**out, "source": entry.source} if entry.source else out
-
-    def params(self, value: Section | None) -> Mapping[str, Param]:
-        if value is None:
-            return {}
-        return {**self.beside, **registry.lookup(self.kind, value.name).params}
-
-    def settings(self, value: Section | None) -> Mapping[str, Any]:
-        usual = {name: default(param) for name, param in self.beside.items()}
-        return {} if value is None else {**usual, **value.params}
 
     def schema(self) -> Schema:
         return {"$ref": f"#/$defs/{self.kind}"}
