@@ -66,8 +66,8 @@ OVER = {  # rooms that are above it still: what they have and no more
     "reproduce": 1062,
     "cluster": 2191,
     "torch": 2215,
-    "spec": 2897,
-    "core": 3846,
+    "spec": 2883,
+    "core": 3859,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

@@ -22,7 +22,7 @@ from typing import Any
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.limits import decompressed
+from raybench.core.limits import digest_of
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.spec.model import Operator, Section, canonical
@@ -643,22 +643,8 @@ def content_hash(path: str, where: str) -> str:
             whole = hashlib.sha256()
             for part in sorted(p for p in file.rglob("*") if p.is_file()):
                 name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{_hash(part, where)}\n".encode(errors="surrogateescape"))
+                whole.update(f"{name}\0{digest_of(part, where)}\n".encode(errors="surrogateescape"))
             return whole.hexdigest()
-        return _hash(file, where)
+        return digest_of(file, where)
     except OSError as error:
         raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
-
-
-def _hash(file: Path, where: str) -> str:
-    stat = file.stat()
-    return _hashed(file, where, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _hashed(file: Path, where: str, mtime: int, size: int) -> str:
-    del mtime, size  # arguments only so that a changed file is read anew
-    whole = hashlib.sha256()
-    for chunk in decompressed(file, where):
-        whole.update(chunk)
-    return whole.hexdigest()
