@@ -80,7 +80,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (title, sweep file) of every case whose title holds the pattern."""
     from raybench import api
     from raybench.core.errors import InputError
-    from raybench.spec import short
+    from raybench.spec import sections
 
     for problem, section in PROBLEMS.items():
         for operator in OPERATORS.get(problem.split()[0], VECTORS):
@@ -95,7 +95,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     "name": "cells",
                     "problem": section,
                     "algorithm": method,
-                    "compressor": short.parse(operator, "compressor"),
+                    "compressor": sections.parse(operator, "compressor"),
                     "step_size": {"value": [1e-6 * (j + 1) for j in range(cells)]},
                     "rounds": 1_000_000,
                     "record": {"points": 8},

@@ -70,7 +70,7 @@ def hashed(cells: Sequence[Any]) -> float:
 
     The configs of few cells are held at once: those of all take more memory than what is measured.
     """
-    from raybench.spec.parts import canonical
+    from raybench.spec.model import canonical
 
     total = 0.0
     for at in range(0, len(cells), EACH):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raybench.core.lazy import fetching
+from raybench.core import fetching
 
 if TYPE_CHECKING:
     from raybench.api import compressor, run, sweep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from raybench import spec
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import short
+from raybench.spec import sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def compressor(name: str, **params: object) -> Compressor:
     ``"1%"`` or 0.01. The compressor has ``compress(x, stream=)`` for x of shape (..., d), ``omega(d)``
     and ``alpha(d)`` (None where it is not of that class). Raises InputError for a wrong name or value.
     """
-    section = short.section("compressor", name, params)
+    section = sections.section("compressor", name, params)
     return registry.lookup("compressor", section.name).target(**section.params)
 
 

@@ -24,7 +24,6 @@ from raybench.compressors import (
 )
 from raybench.compressors.base import build
 from raybench.compressors.composed import NestedMessage, nest
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.registry import (
     Choice,
@@ -40,7 +39,7 @@ from raybench.core.registry import (
     metric,
     problem,
 )
-from raybench.core.streams import Stream
+from raybench.core.streams import Sample, Stream
 from raybench.problems import Constants, Fact, Layout, Problem
 from raybench.problems.networks.build import Network
 from raybench.runtime.callbacks import Callback

@@ -19,7 +19,7 @@ from raybench.execution.run import Options, Run
 from raybench.measure.advise import CATALOGUE, STEPS, chosen, gradients, replay
 from raybench.measure.payoff import BUCKETS
 from raybench.measure.study import measure
-from raybench.spec import short
+from raybench.spec import sections
 from raybench.testing.vectors import gaussian
 from raybench.wire.transport import Transport
 
@@ -82,7 +82,7 @@ def test_the_memory_of_a_method_is_what_its_clients_keep(name):
     one = of(name)
     config = {"problem": {**PROBLEM, "clients": 2}, "algorithm": dict(one.method), "rounds": 3}
     if name.split(":")[0] != "power_sgd":
-        config["compressor"] = short.parse(one.compressor, "compressor")
+        config["compressor"] = sections.parse(one.compressor, "compressor")
     plan = make_plan(spec.load({**config, "step_size": {"value": 0.1}}))
     (batch,) = plan.batches
     options = Options(plan.sweep.record, plan.sweep.accounting, plan.sweep.evaluate)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.core.errors import InputError
-from raybench.spec import short
+from raybench.spec import sections
 
 CELL = {
     "problem": {"name": "quadratic", "dim": 12, "clients": 4},
@@ -25,7 +25,7 @@ CELL = {
 
 
 HEAVY = "torch ray pandas pyarrow numba numpy matplotlib plotly rich pydantic"
-LIGHT = ["raybench", "raybench.cli", "raybench.core.errors", "raybench.spec.short"]
+LIGHT = ["raybench", "raybench.cli", "raybench.core.errors", "raybench.spec.sections"]
 
 
 @pytest.mark.parametrize("module", [*LIGHT, "raybench.store.accounting"])
@@ -108,7 +108,7 @@ def test_bad_operators(name, params, said):
 @given(st.text(max_size=30) | st.from_regex(r"top_k:[kK]=.{0,12}", fullmatch=True))
 def test_short_forms_give_sections_or_input_errors(text):
     try:
-        section = short.section("compressor", text)
+        section = sections.section("compressor", text)
     except InputError:
         return
     assert section.name in text
@@ -124,7 +124,7 @@ def test_short_forms_give_sections_or_input_errors(text):
 def test_short_form_is_the_mapping(params):
     params.pop("name", None)
     spelled = ",".join(f"{k}={str(v).lower()}" for k, v in params.items())
-    assert short.parse(f"thing:{spelled}", "x") == {"name": "thing", **params}
+    assert sections.parse(f"thing:{spelled}", "x") == {"name": "thing", **params}
 
 
 # Cells and sweeps ----------------------------------------------------------------------------------

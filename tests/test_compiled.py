@@ -39,7 +39,7 @@ for j, f in enumerate(functions):
     for kind in kinds:
         got = f(np.ones(2, kind))
         assert got.dtype == kind and got.tolist() == [1 + j, 1], (got, j)
-print(*(sum(sum(getattr(f.stats, n).values()) for f in functions) for n in ("cache_hits", "cache_misses")))
+print(*(sum(sum(getattr(f.dispatcher.stats, n).values()) for f in functions) for n in ("cache_hits", "cache_misses")))
 """
 
 
@@ -80,7 +80,7 @@ def test_options_reach_the_compiler_and_the_interpreted_function_stays_at_hand()
 ONE = """
 import numpy as np
 import module
-print(module.f0(np.ones(2))[0], *(sum(getattr(module.f0.stats, n).values()) for n in ("cache_hits", "cache_misses")))
+print(module.f0(np.ones(2))[0], *(sum(getattr(module.f0.dispatcher.stats, n).values()) for n in ("cache_hits", "cache_misses")))
 """
 
 

@@ -15,7 +15,7 @@ from raybench.compressors.sparsification import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
-from raybench.spec import short
+from raybench.spec import sections
 from raybench.testing import findings
 from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.compressors import CHECKS, Subject, examples
@@ -45,7 +45,7 @@ power_step:shape=[[3,2,2,2]],iterations=3 hosvd:dims=[[2,2,2,3]] tucker:dims=[[5
 st_hosvd:dims=[[2,2,2,3]],ranks=[[50%,1,1,2]] tensor_train:dims=[[2,2,2,3]],ranks=[[2,1,1]]
 nf4:block=7 mxfp8:block=5 mxfp4:block=3 int8:bucket=11 cp:dims=[[2,3,4]],rank=2 entropy_coded:of=natural entropy_coded:of=(nf4:block=5)
 """
-SECTIONS = {text: short.section("compressor", text) for text in FURTHER.split()}
+SECTIONS = {text: sections.section("compressor", text) for text in FURTHER.split()}
 CASES |= {text: (section.name, section.params) for text, section in SECTIONS.items()}
 
 

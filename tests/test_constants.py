@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 
 from raybench import problems
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.problems import minimum
 from raybench.problems.base import Fact
 from raybench.problems.least_squares import LeastSquares

@@ -117,20 +117,24 @@ def test_scale_and_intercept(file):
     assert "did you mean rows?" in complaint(data.load, file, scale="row")
 
 
+def signs(labels, positive=None):
+    return data.Dataset("x", np.ones((len(labels), 1)), labels, positive=positive).binary()
+
+
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2), (-1, 1), (3.5, 7)])
 def test_two_labels_become_signs(pair):
     raw = np.array([pair[1], pair[0], pair[1]], dtype=float)
-    assert np.array_equal(data.binary_labels(raw), [1, -1, 1])
+    assert np.array_equal(signs(raw), [1, -1, 1])
 
 
 def test_more_labels_need_positive():
     raw = np.array([0.0, 1, 2, 2])
-    said = complaint(data.binary_labels, raw)
+    said = complaint(signs, raw)
     assert "problem.positive" in said
     assert "not 3" in said
-    assert np.array_equal(data.binary_labels(raw, [0, 2]), [1, -1, 1, 1])
+    assert np.array_equal(signs(raw, (0, 2)), [1, -1, 1, 1])
     for wrong in ([5], [], [0, 1, 2]):
-        assert "problem.positive" in complaint(data.binary_labels, raw, wrong)
+        assert "problem.positive" in complaint(signs, raw, tuple(wrong))
 
 
 def test_embedded_sets():
@@ -142,7 +146,7 @@ def test_embedded_sets():
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_sets(name):
-    if not os.environ.get("RAYBENCH_DATA") or catalogue.find(name) is None:
+    if not os.environ.get("RAYBENCH_DATA") or catalogue.find("libsvm", name) is None:
         pytest.skip("RAYBENCH_DATA names no folder with this set")
     rows, d, counts = REAL[name]
     result = data.load(name)

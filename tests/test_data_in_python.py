@@ -99,7 +99,7 @@ WRONG = {
     "gap": (FRAME.assign(u=[np.nan, *X[1:, 0]]), "data.mine.u: lacks a value in row 0"),
     "text": (FRAME.assign(city="Basel"), "column 'city' of mine.npz holds text"),
     "nan": ((X * np.nan, Y, CLIENT), "mine.npz holds values that are not finite, in X"),
-    "clients": ((X, Y), "has no array 'client'"),
+    "clients": ((X, Y), "has no column 'client'"),
 }
 
 

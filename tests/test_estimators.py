@@ -8,7 +8,7 @@ import torch
 from raybench.algorithms.base import Algorithm, Estimator
 from raybench.core import registry
 from raybench.core.cells import State
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.execution.build import method_of
 from raybench.execution.net import vectors_of
 from raybench.testing.algorithms import methods

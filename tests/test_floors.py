@@ -25,7 +25,7 @@ from toys import (
 from raybench import theory
 from raybench.algorithms.marina import VRMarina
 from raybench.core import registry
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.execution.resolve import Skip, problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction

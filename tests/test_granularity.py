@@ -214,8 +214,8 @@ def test_groups_are_part_of_ids_and_of_labels():
     ("text", "said"),
     [
         ("identity", r"groups: expected a list"),
-        ("[identity]", r"groups\[0\]: a group has a pattern and a compressor"),
-        ('[{match: "*.bias"}]', r"groups\[0\]: a group has a pattern and a compressor"),
+        ("[identity]", r"groups\[0\]: expected a mapping"),
+        ('[{match: "*.bias"}]', r"groups\[0\]\.compressor: required"),
         ("[{match: 3, compressor: identity}]", r"groups\[0\]\.match"),
         ('[{match: "", compressor: identity}]', r"groups\[0\]\.match"),
         (
@@ -224,7 +224,7 @@ def test_groups_are_part_of_ids_and_of_labels():
         ),
         (
             '[{match: "*", compressor: {name: top_k, k: [1, 2]}}]',
-            r"groups\[0\]\.compressor: a group is no axis",
+            r"groups\[0\]\.compressor: several values",
         ),
     ],
 )

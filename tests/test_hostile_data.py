@@ -96,14 +96,14 @@ FEATURES, LABELS = np.ones((4, 3)), np.array([0.0, 1.0, 0.0, 1.0])
     ("features", "words"),
     [
         (npy(np.zeros(20_000_000)), ["decompresses to more than 100 times"]),
-        (npy(FEATURES, shape=(2**40, 3)), ["a header of 3,298,534,883,328 values"]),
-        (npy(FEATURES, shape=(2**62, 2**62)), ["a header of"]),
+        (npy(FEATURES, shape=(2**40, 3)), ["mine.npz: features"]),
+        (npy(FEATURES, shape=(2**62, 2**62)), ["mine.npz: features"]),
         (npy(FEATURES, shape=(-4, -3)), ["mine.npz"]),
         (npy(FEATURES, shape=(4, 2)), ["a header of 8 values"]),
-        (npy(FEATURES.astype(complex)), ["holds complex numbers"]),
+        (npy(FEATURES.astype(complex)), ["holds complex128"]),
         (npy(FEATURES.astype("U8")), ["not real numbers"]),
         (npy(FEATURES.astype("M8[s]")), ["not real numbers"]),
-        (npy(FEATURES, descr="|O"), ["holds Python objects"]),
+        (npy(FEATURES, descr="|O"), ["Object arrays cannot be loaded"]),
         (npy(FEATURES * np.nan), ["not finite"]),
         (npy(FEATURES[0]), ["labels"]),
         (npy(np.array(3.0)), ["mine.npz"]),
@@ -135,7 +135,7 @@ def test_objects_are_never_unpickled(tmp_path):
 
     path = tmp_path / "mine.npz"
     np.savez(path, features=np.array([[Run()], [Run()]], object), labels=np.array([0, 1]))
-    refused(path, "holds Python objects")
+    refused(path, "features: Object arrays cannot be loaded", "numpy.savez")
 
 
 # Whatever else ---------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import pytest
 import requests
 import torchvision
 
-from raybench.data import IMAGE_SETS, ImageSet, catalogue, images
+from raybench.data import catalogue, images
+from raybench.data.catalogue import IMAGE_SETS, ImageSet
 
 pytestmark = pytest.mark.thorough
 

@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from raybench.core import parallel
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.problems import kernels
 from raybench.problems.clients import DataProblem, Regularizer, Rows
 from raybench.problems.margins import MarginProblem, SparseMargins

@@ -18,7 +18,7 @@ from raybench import theory
 from raybench.cli import main
 from raybench.cli.show import PROVED
 from raybench.core import registry
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.execution.plan import facts_of
 from raybench.problems import build, minimum
 

@@ -16,9 +16,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
-from raybench.core.streams import Stream, stream
+from raybench.core.streams import Sample, Stream, stream
 from raybench.problems import build
 from raybench.problems.networks import passes
 from raybench.problems.networks.models import NAMED, Seen

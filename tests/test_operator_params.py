@@ -10,7 +10,7 @@ from spec_plugins import BASE, registered, wrong
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
-from raybench.spec import Section, load, sections, short
+from raybench.spec import Section, load, sections
 from raybench.spec.sections import default
 
 pytestmark = pytest.mark.thorough
@@ -177,7 +177,7 @@ def test_an_operator_may_be_optional_or_required():
     assert operators("all_sorts") == ["all_sorts"]
     assert default(registry.lookup("compressor", "all_sorts").params["maybe"]) is None
     with pytest.raises(InputError, match="then: required"):
-        short.section("compressor", "two_shot")
+        sections.section("compressor", "two_shot")
 
 
 def test_a_new_default_is_seen_at_once():
@@ -218,5 +218,5 @@ OPERATORS = st.recursive(
 @given(OPERATORS)
 def test_the_canonical_text_reads_back(section):
     text = sections.spell(section)
-    assert short.section("compressor", str(text)) == section  # parsed, not remembered
+    assert sections.section("compressor", str(text)) == section  # parsed, not remembered
     assert operators(str(text)) == [text]

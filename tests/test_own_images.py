@@ -61,8 +61,8 @@ GOOD = {"images": PIXELS, "labels": LABELS}
     [
         ({"images": PIXELS.astype("i8")}, ["images holds int64", "uint8 or floats in [0, 1]"]),
         ({"images": PIXELS > 9}, ["images holds bool"]),
-        ({"images": PIXELS.astype(complex)}, ["complex numbers"]),
-        ({"images": PIXELS.astype(object)}, ["Python objects"]),
+        ({"images": PIXELS.astype(complex)}, ["holds complex128"]),
+        ({"images": PIXELS.astype(object)}, ["images: Object arrays cannot be loaded"]),
         ({"images": PIXELS.astype("f4")}, ["outside of [0, 1]"]),
         ({"images": PIXELS / 255 - 1e-9}, ["outside of [0, 1]"]),
         ({"images": np.full((6, 4, 4), np.nan)}, ["not finite"]),
@@ -94,7 +94,7 @@ def test_archives_that_lie(tmp_path):
     good, labels = npy(PIXELS), npy(LABELS)
     lie = npy(PIXELS, shape=(2**40, 3, 5, 4))
     path = forged_npz(tmp_path / "lie.npz", images=lie, labels=labels)
-    refused(path, "a header of 65,970,697,666,560 values")
+    refused(path, "lie.npz: images: ", "allocate")
     refused(forged_npz(tmp_path / "none.npz", images=good), "lacks the array labels", "numpy.savez")
     whole = forged_npz(tmp_path / "whole.npz", images=good, labels=labels).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[:-30])

@@ -141,7 +141,7 @@ def test_nothing_is_drawn_where_a_file_says_so(
 @of("marina_diana")
 def test_marina_and_diana_send_alike_at_every_k(plan):
     for cell in plan.cells:
-        facts = plan.facts[spec.parts.canonical(cell.cell.problem.config())]
+        facts = plan.facts[spec.model.canonical(cell.cell.problem.config())]
         p = cell.params.get("p", 0.0)
         sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * cell.k)
         assert sent == pytest.approx(8_000, rel=0.09), cell.label
@@ -154,7 +154,7 @@ def test_marina_and_diana_send_alike_at_every_k(plan):
 @of("vr_marina_diana")
 def test_minibatches_are_one_per_cent_of_a_clients_rows(plan):
     for cell in plan.cells:
-        constants = plan.facts[spec.parts.canonical(cell.cell.problem.config())]
+        constants = plan.facts[spec.model.canonical(cell.cell.problem.config())]
         rows = {"mushrooms": 8124, "a9a": 32561, "w8a": 49749}[cell.cell.problem.params["dataset"]]
         batch = cell.params["batch"]
         assert batch == rows // constants["clients"] // 100 + 1
@@ -163,7 +163,7 @@ def test_minibatches_are_one_per_cent_of_a_clients_rows(plan):
 @of("permk_hessian_variance")
 def test_all_operators_keep_a_clients_share(plan):
     for cell in plan.cells:
-        facts = plan.facts[spec.parts.canonical(cell.cell.problem.config())]
+        facts = plan.facts[spec.model.canonical(cell.cell.problem.config())]
         if cell.k is not None:
             assert cell.k * facts["clients"] == facts["d"]
         if cell.cell.algorithm.name == "marina":

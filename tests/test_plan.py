@@ -29,7 +29,7 @@ from raybench.execution.plan import make_plan
 from raybench.execution.resolve import problem_of
 from raybench.execution.run import Run
 from raybench.runtime.ray_backend import options_of
-from raybench.spec.parts import canonical
+from raybench.spec.model import canonical
 from raybench.wire.transport import Transport
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}

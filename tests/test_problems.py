@@ -9,9 +9,8 @@ import torch
 from scipy.special import expit, logsumexp
 
 from raybench import problems
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
-from raybench.core.streams import stream
+from raybench.core.streams import Sample, stream
 from raybench.problems import Layout, Problem
 from raybench.problems.clients import Regularizer
 from raybench.testing.problems import conformance

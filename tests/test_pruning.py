@@ -21,7 +21,7 @@ from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan
 from raybench.execution.recorder import Recorder
 from raybench.execution.run import Options, Run
-from raybench.execution.search import JUDGED_BY, Halving, rounds_of, together
+from raybench.execution.search import JUDGED_BY, Halving, cuts_of, rounds_of, together
 from raybench.spec.model import Prune, Record
 from raybench.store import Store, log
 from raybench.wire.transport import Transport, on_virtual_ranks
@@ -45,17 +45,17 @@ CONFIG = {
 
 
 def test_cuts_by_hand():
-    assert HALVE.cuts(8, 1000) == [(125, 4), (250, 2), (500, 1)]
-    assert HALVE.cuts(11, 1000) == [(125, 6), (250, 3), (500, 2)]
-    assert HALVE.cuts(3, 1000) == [(250, 2), (500, 1)]  # the latest that leave one
-    assert HALVE.cuts(1, 1000) == []
+    assert cuts_of(HALVE, 8, 1000) == [(125, 4), (250, 2), (500, 1)]
+    assert cuts_of(HALVE, 11, 1000) == [(125, 6), (250, 3), (500, 2)]
+    assert cuts_of(HALVE, 3, 1000) == [(250, 2), (500, 1)]  # the latest that leave one
+    assert cuts_of(HALVE, 1, 1000) == []
     two = Prune("halving")  # at least two go on, and cuts are the latest that leave two
-    assert two.cuts(8, 1000) == [(250, 4), (500, 2)]
-    assert two.cuts(3, 1000) == [(500, 2)]
-    assert two.cuts(2, 1000) == []
-    assert Prune("halving", least=5).cuts(8, 1000) == [(500, 5)]
-    assert Prune("halving", 3, 1 / 27, 1).cuts(27, 1000) == [(38, 9), (112, 3), (334, 1)]
-    assert Prune("none").cuts(8, 1000) == []
+    assert cuts_of(two, 8, 1000) == [(250, 4), (500, 2)]
+    assert cuts_of(two, 3, 1000) == [(500, 2)]
+    assert cuts_of(two, 2, 1000) == []
+    assert cuts_of(Prune("halving", least=5), 8, 1000) == [(500, 5)]
+    assert cuts_of(Prune("halving", 3, 1 / 27, 1), 27, 1000) == [(38, 9), (112, 3), (334, 1)]
+    assert cuts_of(Prune("none"), 8, 1000) == []
 
 
 @given(
@@ -70,7 +70,7 @@ def test_cuts_are_late_enough_and_leave_some(steps, rounds, eta, first, least):
         with pytest.raises(InputError, match="first"):
             Prune("halving", eta, first)
         return
-    cuts = Prune("halving", eta, first, least).cuts(steps, rounds)
+    cuts = cuts_of(Prune("halving", eta, first, least), steps, rounds)
     at, left = [a for a, _ in cuts], [n for _, n in cuts]
     assert at == sorted(at)
     assert all(rounds * first * (1 - 1e-9) <= a <= math.ceil(rounds / eta) for a in at)

@@ -9,7 +9,7 @@ from sklearn.datasets import dump_svmlight_file
 from torch.nn.functional import cross_entropy
 
 from raybench import problems
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.problems import scores
 from raybench.problems.base import share_right, share_signed
 from raybench.problems.scores import DenseScores

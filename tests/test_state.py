@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import RAND, TOP, handed_over, on_p1, registered
 
 from raybench.core.cells import State
-from raybench.core.draws import Sample
+from raybench.core.streams import Sample
 from raybench.execution.batch import Batch
 from raybench.execution.run import Options, Run, share
 from raybench.problems.abilities import Buffered

@@ -72,7 +72,7 @@ def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest)
     assert values(sweep, lambda c: c.seed) == {0, 1, 2}
     plan = plan_of(FOLDER / "marina_k.yaml", request)
     for cell in plan.cells:
-        facts = plan.facts[spec.parts.canonical(cell.cell.problem.config())]
+        facts = plan.facts[spec.model.canonical(cell.cell.problem.config())]
         k, p = cell.k, cell.params.get("p", 0.0)
         assert k is not None
         values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 import raybench
 from raybench import spec
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.parts import Train
-from raybench.core.streams import stream
+from raybench.core.streams import Sample, stream
 from raybench.problems import build
 from raybench.testing.trial import Method, started
 from raybench.testing.vectors import gaussian

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
-from contextlib import suppress
 from pathlib import Path
 
 import data_kit
 import numpy as np
 import pytest
-import scipy.io
-import scipy.sparse
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
 
-from raybench.core import limits
-from raybench.core.errors import InputError
-from raybench.data import views
+from raybench.data import catalogue, views
 
 pytestmark = pytest.mark.thorough
 
@@ -28,21 +18,16 @@ ARRAYS = made()
 
 def saved(path: Path, **changes) -> Path:
     arrays = {k: v for k, v in {**ARRAYS, **changes}.items() if v is not None}
-    if path.suffix == ".mat":
-        scipy.io.savemat(path, arrays, do_compression=changes.get("packed", True) is not False)
-    else:
-        np.savez(path, **arrays)
+    np.savez(path, **arrays)
     return path
 
 
 def refused(path: Path, *words: str) -> None:
-    seconds = 30 if path.suffix == ".mat" else 2  # a process of its own
-    data_kit.refused(views, str(path), *words, seconds=seconds)
+    data_kit.refused(views, str(path), *words)
 
 
-@pytest.mark.parametrize("ending", [".npz", ".mat"])
-def test_views_of_a_file(tmp_path, ending):
-    result = views(saved(tmp_path / f"own{ending}"))
+def test_views_of_a_file(tmp_path):
+    result = views(saved(tmp_path / "own.npz"))
     assert list(result) == sorted(WIDTHS)
     for view, pair in result.items():
         assert (pair.train.kind, pair.train.classes) == ("features", CLASSES)
@@ -113,20 +98,6 @@ def test_arrays_that_do_not_fit(tmp_path, changes, words):
     refused(saved(tmp_path / "bad.npz", **changes), *words)
 
 
-@pytest.mark.parametrize(
-    ("image", "words"),
-    [
-        (None, "image is in one part only"),
-        (np.zeros((SAMPLES, 2)) + 1j, "image is complex"),
-        (np.array([1, "a"], object), "image is cell"),
-        (scipy.sparse.eye_array(SAMPLES).tocsc(), "image is sparse"),
-        ("words", "image is char"),
-    ],
-)
-def test_matrices_that_do_not_fit(tmp_path, image, words):
-    refused(saved(tmp_path / "bad.mat", image=image), words)
-
-
 def test_names_that_mean_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(Path("wikipedai"), "unknown views", "wikipedia")
@@ -135,69 +106,10 @@ def test_names_that_mean_nothing(tmp_path, monkeypatch):
     refused(tmp_path / "a.txt", "holds no views")
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     refused(Path("wikipedia"), "raw_features.mat", "put it there")
-
-
-# MATLAB files of anybody ------------------------------------------------------------------------------
-
-
-def test_matlab_bombs(tmp_path):
-    path = tmp_path / "bomb.mat"
-    head = b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM"
-    zeros = zlib.compress(bytes(150 << 20), 9)
-    path.write_bytes(head + struct.pack("<II", 15, len(zeros)) + zeros)
-    refused(path, "cannot read bomb.mat")
-    # a length that lies: there is no more than the file has
-    path.write_bytes(head + struct.pack("<II", 15, 2**32 - 8) + zeros[:1000])
-    refused(path, "bomb.mat")
-
-
-def test_matrices_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch):
-    path = saved(tmp_path / "a.mat", image=np.random.default_rng(0).random((SAMPLES, 5000)))
-    monkeypatch.setattr(limits, "memory_here", lambda: 1 << 20)
-    refused(path, "takes", "a quarter of the memory")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", ["another format"]),
-        (b"\x89HDF\r\n\x1a\n" + bytes(600), ["another format", "-v7"]),
-        (b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<H", 0x0200) + b"IM", ["another format"]),
-        (b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM", ["labels"]),
-        (b"\x80\x04K\x01." * 100, ["another format"]),
-    ],
-)
-def test_files_that_are_no_matrices(tmp_path, content, words):
-    path = tmp_path / "a.mat"
-    path.write_bytes(content)
-    refused(path, *words)
-
-
-def raw_mat(packed: bool) -> bytes:
-    out = io.BytesIO()
-    scipy.io.savemat(out, ARRAYS, do_compression=packed)
-    return out.getvalue()
-
-
-WHOLE = {packed: raw_mat(packed) for packed in (False, True)}
-
-
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.booleans(), st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.booleans())
-def test_damaged_matlab_files_are_refused_or_sound(tmp_path, packed, where, bits, cut):
-    raw = bytearray(WHOLE[packed])
-    at = int(where * len(raw))
-    if cut:
-        del raw[at:]
-    else:
-        raw[at] ^= bits
-    path = tmp_path / "a.mat"
-    path.write_bytes(raw)
-    with suppress(InputError):  # anything else, and a crash, is a fault
-        result = views(path)
-        assert all(np.isfinite(pair.train.inputs).all() for pair in result.values())
+    (tmp_path / "wikipedia_image_text").mkdir()
+    for name in catalogue.VIEW_FILES:
+        (tmp_path / name).write_bytes(b"no matrices")
+    refused(Path("wikipedia"), "cannot read", "raw_features.mat", "fetch the file again")
 
 
 # Words, and the real set ------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def compile_launch(kernel: Any, programs: int, /, *args: Any, **constants: Any) 
 
 def drive() -> None:
     """Call all that the package offers."""
-    from raybench.core.gpu import packing, quantisers, selection, streams, sums
+    from raybench.core.gpu import packing, quantisers, selection, streams
 
     x, keys = torch.randn(2, 10000), torch.zeros(2, 3, dtype=torch.int64)
     selection.largest(x, 100)
@@ -80,7 +80,7 @@ def drive() -> None:
         packing.unpack(data, width, x.byte(), 0)
     packing.pack(x.byte(), -1, data, 4)
     packing.unpack(data, -1, x.byte(), 4)
-    sums.add_rows(torch.zeros(2, 3, 50, dtype=torch.int64), x[:, None, :50].repeat(1, 3, 1), x)
+    selection.add_rows(torch.zeros(2, 3, 50, dtype=torch.int64), x[:, None, :50].repeat(1, 3, 1), x)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from raybench.compressors.base import Applied, build, named
 from raybench.compressors.dense import Identity
 from raybench.core import registry
 from raybench.core.cells import PerCell
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts, Role
 from raybench.core.layout import Layout
@@ -33,18 +33,18 @@ def named_method(
     Raises InputError for a wrong name or parameter.
     """
     # what reads sweep files is loaded when there is something to read
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    section = short.section("algorithm", text, params)
+    section = sections.section("algorithm", text, params)
     return registry.lookup("algorithm", section.name), dict(section.params)
 
 
 def part(name: str, given: Mapping[str, object]) -> Any:
     """Return ``local``, ``outer`` or ``delay`` of a mapping. Raises InputError with all that is wrong."""
-    from raybench.spec import short
+    from raybench.spec import sections
 
     kind = PARTS[name]
-    return kind(**short.mapping(vars(kind)["__params__"], given, name))
+    return kind(**sections.mapping(vars(kind)["__params__"], given, name))
 
 
 def check_loop(

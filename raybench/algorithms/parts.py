@@ -17,9 +17,9 @@ from torch import Tensor
 
 from raybench.algorithms.protocols import Net
 from raybench.core.cells import PerCell, State
-from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.parts import MOMENTA, Delay, Local, Outer
+from raybench.core.streams import Sample
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5

@@ -14,9 +14,8 @@ from typing import Protocol
 from torch import Tensor
 
 from raybench.core.cells import PerCell
-from raybench.core.draws import Sample
 from raybench.core.layout import Layout
-from raybench.core.streams import Stream
+from raybench.core.streams import Sample, Stream
 from raybench.wire import Message
 from raybench.wire.wire import Cells, Received
 

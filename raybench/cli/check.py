@@ -113,9 +113,9 @@ def _options(
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    given = [short.parse(f"set:{text}", "--set") for text in sets]
+    given = [sections.parse(f"set:{text}", "--set") for text in sets]
     values = {key: value for parsed in given for key, value in parsed.items() if key != "name"}
     names = sorted({name for entry in entries for name in entry.params})
     for key in values:
@@ -130,9 +130,11 @@ def _options(
         fitting = {key: value for key, value in values.items() if key in entry.params}
         more: dict[str, Any] = {}
         if fitting:
-            more["given"] = short.mapping({k: entry.params[k] for k in fitting}, fitting, "--set")
+            more["given"] = sections.mapping(
+                {k: entry.params[k] for k in fitting}, fitting, "--set"
+            )
         if problem is not None and entry.kind in ON_A_PROBLEM:
-            section = short.section("problem", problem, where="--problem")
+            section = sections.section("problem", problem, where="--problem")
             more["problem"] = {"name": section.name, **section.params}
         options.append(more)
     return options
@@ -238,7 +240,8 @@ def _data() -> Look:
         if is_set:
             return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
         return "data", f"{shown}, empty: sets are downloaded when first used", ""
-    have = ", ".join(filter(catalogue.find, catalogue.LIBSVM_SETS)) or "no LIBSVM set yet"
+    there = (name for name in catalogue.LIBSVM_SETS if catalogue.find("libsvm", name))
+    have = ", ".join(there) or "no LIBSVM set yet"
     if not os.access(folder, os.W_OK):
         have += " (cannot be written: nothing can be downloaded)"
     return "data", f"{shown}: {have}", ""

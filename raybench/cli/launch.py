@@ -288,7 +288,7 @@ def _steps(record: Launch) -> Steps:
 def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
     """Print what the launch would take."""
     from raybench.cluster.price import money
-    from raybench.core.clock import duration
+    from raybench.core.limits import duration
 
     plan, cost, screen = made.plan, made.price, Screen()
     stage = " in the next stage of a search" if plan.stage else ""

@@ -82,7 +82,8 @@ def _datasets(every: bool) -> Table:
             where = f"put {images.files[0]} into the data folder"
         rows.append((name, f"{images.train:,}", "x".join(map(str, images.shape)), where))
     texts = {
-        name: catalogue.find_text(name) or f"put text/{name}.txt there" for name in catalogue.TEXTS
+        name: catalogue.find("text", name) or f"put text/{name}.txt there"
+        for name in catalogue.TEXTS
     }
     rows += [(name, "", "text", str(where)) for name, where in texts.items()]
     for name, views in catalogue.VIEW_SETS.items():
@@ -91,7 +92,7 @@ def _datasets(every: bool) -> Table:
         rows.append((name, f"{catalogue.ARTICLES:,}", ", ".join(views), where))
     hidden = 0
     for name, dataset in catalogue.LIBSVM_SETS.items():
-        path = catalogue.find(name)
+        path = catalogue.find("libsvm", name)
         if every or path:
             where = str(path or "downloaded when first used")
             rows.append((name, f"{dataset.rows:,}", f"{dataset.d:,}", where))

@@ -14,8 +14,7 @@ from raybench.analysis import BestSteps
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
 from raybench.core import registry
-from raybench.core.clock import duration
-from raybench.core.limits import disk_free, memory_here, size
+from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
 from raybench.execution.checks import counted
 from raybench.execution.costs import Estimate, Need, admit, estimate
@@ -26,7 +25,7 @@ from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
 from raybench.spec import Section
-from raybench.spec.parts import canonical
+from raybench.spec.model import canonical
 from raybench.spec.values import show
 from raybench.store.files import check_reachable
 

@@ -33,9 +33,9 @@ def config(
     Without a problem the default one is meant; a data set alone replaces that of the default, with
     its features as they are. Raises InputError for a malformed short form.
     """
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    section = short.parse(problem or shared.USUAL_PROBLEM, "problem")
+    section = sections.parse(problem or shared.USUAL_PROBLEM, "problem")
     if problem is None and dataset is not None:
         section = {"name": section["name"], "clients": section["clients"]}
     flags = {"dataset": dataset, "clients": clients}
@@ -43,8 +43,8 @@ def config(
     parts = {"compressor": compressor, "downlink": downlink}
     return {
         "problem": section,
-        "algorithm": short.parse(algorithm, "algorithm"),
-        **{key: short.parse(text, key) for key, text in parts.items() if text is not None},
+        "algorithm": sections.parse(algorithm, "algorithm"),
+        **{key: sections.parse(text, key) for key, text in parts.items() if text is not None},
         **{key: value for key, value in more.items() if value is not None},
     }
 
@@ -62,7 +62,7 @@ def folder_name(sweep: Sweep) -> str:
     import hashlib
     import re
 
-    from raybench.spec.parts import canonical
+    from raybench.spec.model import canonical
 
     problem = sweep.cells[0].problem
     digest = hashlib.sha256(canonical(problem.config()).encode()).hexdigest()[:6]
@@ -96,13 +96,13 @@ def run(
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
     from raybench import spec
-    from raybench.spec import short
+    from raybench.spec import sections
 
     sizes = {"theory": step, "value": step_value}
     sizes = {kind: size for kind, size in sizes.items() if size is not None}
     if len(sizes) == 2:
         raise InputError.of("--step", "and --step-value together", "give one of them")
-    name = short.parse(algorithm, "algorithm")["name"]
+    name = sections.parse(algorithm, "algorithm")["name"]
     if compressor is None:
         load_plugins(plugin)
         compressor = usual_operator(name)
@@ -275,7 +275,7 @@ def close(outcome: Outcome, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
-    from raybench.core.clock import duration
+    from raybench.core.limits import duration
     from raybench.report.rankings import firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder

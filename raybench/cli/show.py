@@ -27,7 +27,7 @@ from raybench.execution.plan import facts_of
 from raybench.execution.resolve import Resolver, problem_of
 from raybench.problems.base import Problem
 from raybench.report.words import number
-from raybench.spec import Cell, short
+from raybench.spec import Cell, sections
 from raybench.spec.sections import default
 from raybench.spec.values import allowed
 from raybench.spec.values import show as spelled
@@ -80,7 +80,7 @@ def page(
     downlink: str | None,
 ) -> None:
     """Print all plug-ins of a name, as the options of ``show`` say. Raises InputError where there is none."""
-    plain = short.parse(name, "show")["name"]
+    plain = sections.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
         names = [n for kind in KINDS for n in registry.names(kind)]
@@ -110,10 +110,10 @@ def _clients(problem: str | None, given: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
     if problem is None or given is not None:
         return given
-    section = short.parse(problem, "problem")
+    section = sections.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(shared.USUAL_PROBLEM, "problem")["clients"])
+    return None if asked else int(sections.parse(shared.USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -231,13 +231,13 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     compressors that draw together.
     """
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
-    given = short.parse(name, "show")
+    given = sections.parse(name, "show")
     free = [n for n in counts if n not in given]
     tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []
     for more in tries:
-        section = short.section("compressor", name, more)
+        section = sections.section("compressor", name, more)
         op = entry.target(**section.params).bind(d, n=clients).operator
         label = ", ".join(str(section.params[n]) for n in counts)
         ops[label] = op

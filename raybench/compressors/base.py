@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import facts, registry
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.core.errors import Complaint, InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout
@@ -272,9 +272,9 @@ def build(of: Made, where: str = "compressor") -> Compressor:
 @lru_cache(maxsize=1024)
 def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
     # what reads sweep files is loaded when there is something to read
-    from raybench.spec import short
+    from raybench.spec import sections
 
-    section = short.section("compressor", text, where=where)
+    section = sections.section("compressor", text, where=where)
     return registry.lookup("compressor", section.name).target(**section.params)
 
 

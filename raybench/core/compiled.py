@@ -42,11 +42,6 @@ class Kernel:
                     self._dispatcher = self._made()
         return self._dispatcher
 
-    @property
-    def stats(self) -> Any:
-        """How often machine code was found on disk, and how often not."""
-        return self.dispatcher.stats
-
     def _made(self) -> Any:
         from raybench.core import machine_code
 
@@ -81,24 +76,16 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _meaning(function: FunctionType) -> tuple[Any, ...]:
     """Return what machine code made of a function depends on beside its own source file."""
+    from raybench.core import machine_code
+
     parts: list[Any] = []
     for name, value in _outside(function):
         if isinstance(value, Kernel):
             inner = value.py_func
-            code = [(c.co_code, c.co_names, _plain(c.co_consts)) for c in _codes(inner.__code__)]
-            options = [(key, _shown(value.options[key])) for key in sorted(value.options)]
-            parts.append((name, options, code, _meaning(inner)))
+            parts.append((name, machine_code.stamp(inner), inner.__qualname__, _meaning(inner)))
         elif isinstance(value, int | float | str | tuple | np.generic):
             parts.append((name, repr(value)))
     return tuple(parts)
-
-
-def _shown(option: Any) -> str:
-    return repr(sorted(option) if isinstance(option, set) else option)  # sets have no order
-
-
-def _plain(values: tuple[Any, ...]) -> list[str]:
-    return [repr(value) for value in values if not isinstance(value, CodeType)]
 
 
 @overload

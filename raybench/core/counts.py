@@ -1,9 +1,12 @@
-"""What a message costs, in counts: from a message through the ledger to the table, one type."""
+"""What a run costs: counts of messages, from a message through the ledger to the table, and seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -60,3 +63,31 @@ class Counts(NamedTuple):
 def _is_zero(count: Amount) -> bool:
     """Return whether a count is the number 0: most are, and need no arithmetic over all clients."""
     return isinstance(count, int) and count == 0
+
+
+@dataclass
+class Clock:
+    """Seconds spent so far, each counted once.
+
+    gradient: on gradients. compress: on compressors. communicate: on exchanging messages, booking them,
+    and adding up what came.
+    """
+
+    gradient: float = 0.0
+    compress: float = 0.0
+    communicate: float = 0.0
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """Return the three, in the order of the columns ``seconds_*``."""
+        return self.gradient, self.compress, self.communicate
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Count the time of a block for one part, but for what within it is counted for another."""
+        began, before = perf_counter(), sum(self.parts)
+        try:
+            yield
+        finally:
+            counted = sum(self.parts) - before
+            setattr(self, part, getattr(self, part) + perf_counter() - began - counted)

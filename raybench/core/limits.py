@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -35,6 +37,16 @@ def size(count: float) -> str:
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
     return f"{count:.3g} {UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people write it: 8 s, 3:07, 1:02:03."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return (
+        f"{s // 60}:{s % 60:02d}" if s < 3600 else f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}"
+    )
 
 
 def memory_here() -> float:
@@ -154,3 +166,21 @@ def decompressed(path: Path, where: str) -> Iterator[bytes]:
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         fix = "fetch the file again" if opener is not open else "check the path and its permissions"
         raise InputError.of(where, f"cannot read {path}: {error}", fix) from error
+
+
+def digest_of(file: Path, where: str) -> str:
+    """Return the SHA-256 (hex) of a file's decompressed content, read once until the file changes.
+
+    Raises OSError where there is no file, InputError as ``decompressed``.
+    """
+    state = file.stat()
+    return _digest(file, where, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest(file: Path, where: str, mtime: int, size: int) -> str:
+    del mtime, size  # arguments only so that a changed file is read anew
+    whole = hashlib.sha256()
+    for chunk in decompressed(file, where):
+        whole.update(chunk)
+    return whole.hexdigest()

@@ -19,7 +19,6 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from raybench.core.process import is_own, kernel_folder
+from raybench.core.errors import InputError
+from raybench.core.limits import digest_of
+from raybench.core.process import KERNELS, is_own, kernel_folder
 
 DIGEST = 32  # bytes
 
@@ -83,20 +84,12 @@ class _Kept(NullCache):
             return None
 
 
-def _stamp(function: Callable[..., Any]) -> str | None:
+def stamp(function: Callable[..., Any]) -> str | None:
     """Return a digest of the file that a function was written in; None where there is none."""
-    path = function.__code__.co_filename
     try:
-        state = os.stat(path)
-        return _digest_of(path, state.st_mtime_ns, state.st_size)
-    except OSError:
+        return digest_of(Path(function.__code__.co_filename), KERNELS)
+    except (OSError, InputError):
         return None
-
-
-@lru_cache(maxsize=1024)
-def _digest_of(path: str, mtime: int, size: int) -> str:
-    del mtime, size  # arguments only so that a changed file is read anew
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def dispatcher(function: Callable[..., Any], options: Mapping[str, object], uses: str) -> Any:
@@ -106,9 +99,9 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, object], uses
     others can write to the folder of compiled kernels.
     """
     made = numba.njit(nogil=True, **options)(function)
-    folder, stamp = kernel_folder(), _stamp(function)
-    if folder is not None and stamp is not None:
-        about = (numba.__version__, sys.version_info[:2], stamp, function.__qualname__)
+    folder, source = kernel_folder(), stamp(function)
+    if folder is not None and source is not None:
+        about = (numba.__version__, sys.version_info[:2], source, function.__qualname__)
         line = function.__code__.co_firstlineno
         made._cache = _Kept(folder, function, (*about, line, uses))
     return made

@@ -11,8 +11,10 @@ from __future__ import annotations
 import inspect
 import keyword
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar, dataclass_transform
 
 from raybench.core.errors import Complaint, InputError
@@ -152,7 +154,7 @@ def record(target: type[T]) -> type[T]:
         raise InputError.of(target.__name__, f"parameter {untyped[0]} has no type", fix)
     for name, param in declarations.items():
         if isinstance(param.default, list | dict):
-            _set(target, name, field(default_factory=_copier(param.default)))
+            setattr(target, name, field(default_factory=partial(copy, param.default)))
     return dataclass(frozen=True)(target)
 
 
@@ -170,8 +172,7 @@ def declared(target: object, *, as_record: bool) -> dict[str, Param]:
         return {}
     # bases that are no plug-ins themselves have not been read yet
     for base in reversed(target.__mro__[1:-1]):
-        if _has_declarations(base):
-            declared(base, as_record=as_record)
+        declared(base, as_record=as_record)
     if as_record and any(isinstance(v, Param) for v in vars(target).values()):
         record(target)
     else:
@@ -183,18 +184,14 @@ def declared(target: object, *, as_record: bool) -> dict[str, Param]:
     return dict(getattr(target, "__params__", {}))
 
 
-def _has_declarations(target: type) -> bool:
-    init = vars(target).get("__init__")
-    signature = inspect.signature(init).parameters.values() if inspect.isfunction(init) else ()
-    held = [*vars(target).values(), *(p.default for p in signature)]
-    return any(isinstance(value, Param) for value in held)
-
-
 def _in_body(target: object) -> dict[str, Param]:
     """Return the parameters among a class's attributes, after putting their defaults there."""
     declarations = {name: value for name, value in vars(target).items() if isinstance(value, Param)}
     for name, param in declarations.items():
-        _set(target, name, param.default)
+        if param.default is REQUIRED:
+            delattr(target, name)
+        else:
+            setattr(target, name, param.default)
     _add(target, declarations)
     return declarations
 
@@ -202,17 +199,6 @@ def _in_body(target: object) -> dict[str, Param]:
 def _add(target: Any, found: Mapping[str, Param]) -> None:
     if found:
         target.__params__ = {**getattr(target, "__params__", {}), **found}
-
-
-def _set(target: object, name: str, default: object) -> None:
-    if default is REQUIRED:
-        delattr(target, name)
-    else:
-        setattr(target, name, default)
-
-
-def _copier(value: Any) -> Callable[[], Any]:
-    return lambda: value.copy()
 
 
 def _in_signature(function: Any) -> dict[str, Param]:

@@ -40,12 +40,6 @@ class Local:
         """The momentum, by default that which is usual for the optimizer."""
         return MOMENTA.get(self.optimizer, 0.0) if self.momentum is None else self.momentum
 
-    @property
-    def beyond_a_step(self) -> str:
-        """By what a round is more than one gradient and a step along it at once; empty where by nothing."""
-        plain = self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
-        return "" if plain else "local work (local)"
-
 
 @record
 class Outer:
@@ -67,22 +61,12 @@ class Outer:
         """Whether what x moves along holds gamma already."""
         return self.momentum_of == "steps" and self.optimizer in ("momentum", "nesterov")
 
-    @property
-    def beyond_a_step(self) -> str:
-        """As that of ``Local``."""
-        return "" if self.optimizer == "sgd" else f"an outer optimizer (outer: {self.optimizer})"
-
 
 @record
 class Delay:
     """How many rounds late x moves along an estimate: what is sent overlaps with the work after it."""
 
     rounds: int = Integer(1, low=0, help="rounds between an estimate and the step along it")
-
-    @property
-    def beyond_a_step(self) -> str:
-        """As that of ``Local``."""
-        return f"a delay (delay: {self.rounds})" if self.rounds else ""
 
 
 @record
@@ -133,10 +117,6 @@ class Robust:
     def tolerated(self, n: int) -> int:
         """Return how many of n clients the rule is prepared for."""
         return self.attackers(n) if self.tolerate is None else _clients(self.tolerate, n)
-
-    def judged(self, n: int) -> int:
-        """Return how many vectors the rule sees: one per bucket."""
-        return -(-n // self.bucket)
 
     def forges(self, n: int) -> bool:
         """Return whether some of n clients replace what the server holds of them."""

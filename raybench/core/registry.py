@@ -14,12 +14,12 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 
 from raybench.core import facts, params
@@ -273,34 +273,21 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     return entries
 
 
-class _Source(SourceFileLoader):
-    """Compiles a file each time: it neither reads bytecode, which may be an older text's, nor leaves any."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def module_of(file: Path, name: str) -> ModuleType:
     """Return the module that a user's Python file is, executed anew; nothing is written beside the file.
 
     It is known by its name only while it is read, as dataclasses want it. Raises what the file raises.
     """
-    loader = _Source(name, str(file))
-    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(file)
     sys.modules[name] = module
     try:
-        loader.exec_module(module)
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
     finally:
         del sys.modules[name]
     return module
 
 
 def _line_in(error: BaseException, file: str) -> int:
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    steps = traceback.extract_tb(error.__traceback__)
+    return next((step.lineno or 0 for step in reversed(steps) if step.filename == file), 0)

@@ -1,37 +1,20 @@
 """Data sets by name or path, their labels, and how their rows are dealt out to clients."""
 
-from raybench.data.catalogue import (
-    IMAGE_SETS,
-    LIBSVM_SETS,
-    TEXTS,
-    VIEW_SETS,
-    ImageSet,
-    LibsvmSet,
-    folder,
-)
-from raybench.data.dataset import Dataset, binary_labels, load, load_test
+from raybench.data.dataset import load, load_test
 from raybench.data.examples import Examples, Pair
 from raybench.data.images import images
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import TAG_PARAMS as split_tags
 from raybench.data.split import by_column, hold_out, split
-from raybench.data.text import Vocabulary, text, vocabulary
+from raybench.data.tables import Dataset
+from raybench.data.text import text
 from raybench.data.views import views
 
 __all__ = [
-    "IMAGE_SETS",
-    "LIBSVM_SETS",
-    "TEXTS",
-    "VIEW_SETS",
     "Dataset",
     "Examples",
-    "ImageSet",
-    "LibsvmSet",
     "Pair",
-    "Vocabulary",
-    "binary_labels",
     "by_column",
-    "folder",
     "hold_out",
     "images",
     "load",
@@ -41,5 +24,4 @@ __all__ = [
     "split_tags",
     "text",
     "views",
-    "vocabulary",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 
 from raybench.core import terminal
@@ -38,7 +39,7 @@ def files_of(name: str) -> list[Path]:
     elif name in VIEW_SETS:
         paths = [*map(present, VIEW_FILES)]
     else:
-        paths = [find(name), find_text(name)]
+        paths = [find(place, name) for place in ("libsvm", "text")]
     return [path for path in paths if path is not None]
 
 
@@ -52,7 +53,8 @@ def present(name: str) -> Path | None:
 # LIBSVM sets ----------------------------------------------------------------------------------------
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-EMBEDDED = ("breast_cancer", "digits")
+# files that scikit-learn ships, labels last: to import it for them takes half a second
+EMBEDDED = {"breast_cancer": "breast_cancer.csv", "digits": "digits.csv.gz"}
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,31 @@ LIBSVM_SETS |= {name: LibsvmSet(*shape, f"{SITE}{name}.bz2") for name, shape in 
 LIBSVM_SETS = dict(sorted(LIBSVM_SETS.items()))
 
 
-def find(name: str) -> Path | None:
-    """Return the file of the LIBSVM set ``name`` in the data folder, None where there is none."""
-    files = (folder() / "libsvm" / f"{name}{ending}" for ending in ENDINGS)
-    return next((file for file in files if file.is_file()), None)
+def embedded(name: str) -> np.ndarray:
+    """Return the rows (N, d + 1) of a set that comes with scikit-learn, labels last."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / EMBEDDED[name]
+    rows: np.ndarray = np.loadtxt(file, delimiter=",", skiprows=int(file.suffix == ".csv"))
+    return rows
+
+
+def find(place: str, name: str) -> Path | None:
+    """Return the file of a LIBSVM set (place ``libsvm``) or of a text (``text``) in the data folder, None without."""
+    stem, there = name if place == "libsvm" else f"{name}.txt", there_in(place)
+    files = (f"{stem}{ending}" for ending in ENDINGS)
+    return next(((folder() / place / n).absolute() for n in files if n in there), None)
+
+
+def there_in(place: str) -> set[str]:
+    """Return the names of what lies in a folder of the data folder. Raises InputError if it cannot be read."""
+    inside = folder() / place
+    try:
+        return {file.name for file in inside.iterdir()} if inside.is_dir() else set()
+    except OSError as error:
+        fix = "check the folder's permissions"
+        raise data_error(f"cannot read {inside}: {error}", fix) from error
 
 
 def fetch(name: str) -> Path:
@@ -195,7 +218,9 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         place = Path(spare)
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
-            _unpack(download(images.url, archive, name, images.checksum), absent, place)
+            with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
+                members = [packed.getmember(file) for file in absent]  # whatever else it holds
+                packed.extractall(place, members, filter="data")
         else:
             from torchvision import datasets
 
@@ -203,18 +228,6 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         for file in absent:
             (folder() / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(place / file, folder() / file)
-
-
-def _unpack(archive: Path, names: list[str], place: Path) -> None:
-    """Write the members of these names, and nothing else that an archive may hold."""
-    with tarfile.open(archive) as packed:
-        for name in names:
-            stream = packed.extractfile(name)
-            if stream is None:
-                raise ValueError(f"{name} is no file")
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            with stream, (place / name).open("wb") as out:
-                shutil.copyfileobj(stream, out)
 
 
 # Texts and views ------------------------------------------------------------------------------------
@@ -230,23 +243,6 @@ VIEW_SETS = {
     "wikipedia_tfidf": {"image": "I", "text": "T_tfidf"},
 }
 """Data sets of views: how the names of the arrays of each view begin in the file."""
-
-
-def find_text(name: str) -> Path | None:
-    """Return the file of a text in the data folder, None where there is none."""
-    names = texts_there()
-    files = (f"{name}.txt{ending}" for ending in ENDINGS)
-    return next(((folder() / "text" / n).absolute() for n in files if n in names), None)
-
-
-def texts_there() -> set[str]:
-    """Return the names of the files in the data folder's ``text``. Raises InputError if it cannot be read."""
-    place = folder() / "text"
-    try:
-        return {file.name for file in place.iterdir()} if place.is_dir() else set()
-    except OSError as error:
-        fix = "check the folder's permissions"
-        raise data_error(f"cannot read {place}: {error}", fix) from error
 
 
 # Downloads ------------------------------------------------------------------------------------------

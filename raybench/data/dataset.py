@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeAlias
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
 from raybench.core.errors import InputError, nearest
-from raybench.data import tables
+from raybench.data import catalogue, tables
 from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS, fetch, find, folder
-from raybench.data.files import DATASET_KEY, cached, data_error
-from raybench.data.tables import CLIENT_KEY
+from raybench.data.files import DATASET_KEY, data_error, path_of
+from raybench.data.tables import CLIENT_KEY, Dataset, Features, shown
 
 TEST_KEY = "problem.test_set"
 SCALES = ("none", "rows", "columns")
-Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Features (rows, d) as CSR or ndarray in float64, and the labels as they were stored."""
-
-    name: str
-    features: Features
-    labels: np.ndarray
-    classes: np.ndarray
-    positive: tuple[float | str, ...] | None = None
-    clients: np.ndarray | None = None  # what the column that tells the client says of each row
-    names: tuple[str, ...] | None = None  # of the features, where they have any
-    sizes: np.ndarray | None = None  # what columns were divided by, for a test set
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return (rows, features)."""
-        return self.features.shape
-
-    def binary(self) -> np.ndarray:
-        """Return the labels as -1.0 and +1.0 (see ``binary_labels``)."""
-        return binary_labels(self.labels, self.positive, self.classes)
 
 
 def load(
@@ -81,8 +54,9 @@ def load(
             raise data_error(f"cannot take the first {rows} rows", fix, "problem.rows")
         clients = None if data.clients is None else data.clients[:rows]
         features, labels = data.features[:rows], data.labels[:rows]
-        data = replace(data, features=features, labels=labels, clients=clients)
-    classes = np.unique(data.labels)
+        classes = np.unique(labels)
+        data = replace(data, features=features, labels=labels, clients=clients, classes=classes)
+    classes = data.classes
     if len(classes) < 2:
         fix = "take more rows" if rows is not None else "the labels must differ"
         what = f"{data.name} has a single class ({shown(classes[:1])})"
@@ -90,7 +64,7 @@ def load(
     sizes = _sizes(data.features, scale)
     features = _prepared(data.features, scale, intercept, sizes)
     chosen = None if positive is None else tuple(positive)
-    return replace(data, features=features, classes=classes, positive=chosen, sizes=sizes)
+    return replace(data, features=features, positive=chosen, sizes=sizes)
 
 
 def load_test(
@@ -151,43 +125,6 @@ def _prepared(
     return np.hstack([features, ones])
 
 
-def shown(labels: Sequence[Any] | np.ndarray) -> str:
-    """Return labels in words, the first ten of many."""
-    words = [str(c) if isinstance(c, str) else f"{c:g}" for c in labels[:10]]
-    return ", ".join(words) + (", ..." if len(labels) > 10 else "")
-
-
-def binary_labels(
-    labels: np.ndarray,
-    positive: Sequence[float | str] | None = None,
-    classes: np.ndarray | None = None,
-) -> np.ndarray:
-    """Return labels mapped to -1.0 and +1.0: the smaller of two (in sorted order) to -1, or ``positive`` to +1.
-
-    classes: all labels that there are, sorted, where some rows only are given. Raises InputError where there are not two classes and ``positive`` does not make two of them.
-    """
-    key = "problem.positive"
-    classes = np.unique(labels) if classes is None else classes
-    if positive is None:
-        if len(classes) != 2:
-            fix = f"say which count as +1, for example positive: [{shown(classes[-1:])}]"
-            fix += "; or take problem softmax, for any number of classes"
-            what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
-            raise data_error(what, fix, key)
-        return np.where(labels == classes[0], -1.0, 1.0)
-    values = {(str(c) if isinstance(c, str) else float(c)) for c in classes.tolist()}
-    words = labels.dtype.kind == "U"
-    wanted = [str(p) if words else p for p in positive]
-    unknown = [p for p in wanted if p not in values]
-    if unknown or not wanted:
-        what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
-        raise data_error(what, f"the labels are {shown(classes)}", key)
-    chosen = np.asarray(wanted, str if words else float)
-    if np.isin(classes, chosen).all():
-        raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
-    return np.where(np.isin(labels, chosen), 1.0, -1.0)
-
-
 def _sizes(features: Features, scale: str) -> np.ndarray | None:
     """Return the largest absolute value of each column (d,) where columns are scaled by it."""
     if scale not in SCALES:
@@ -213,9 +150,8 @@ def _scaled(features: Features, scale: str, sizes: np.ndarray | None) -> Feature
 
 def _read(given: str, label: str | None, client: str | None, optional: bool) -> Dataset:
     """Return the data set of a name or path; ``optional``: it may lack the column of clients."""
-    path = Path(given).expanduser()
-    named = "/" not in given and os.sep not in given and not path.is_file()
-    if given in EMBEDDED or named:
+    path = None if given in EMBEDDED else path_of(given)
+    if path is None:
         data = _embedded(given) if given in EMBEDDED else _named(given)
         tables.without_columns(data.name, label, None if optional else client)
         return data
@@ -225,23 +161,23 @@ def _read(given: str, label: str | None, client: str | None, optional: bool) -> 
         raise data_error(what, fix)
     files = (path.absolute(),)
     try:
-        return _file(files, path.name, None, label, client)
+        return tables.read(files, path.name, label, client)
     except InputError as error:
         if not optional or client is None or error.complaints[0].where != CLIENT_KEY:
             raise
-    return _file(files, path.name, None, label, None)
+    return tables.read(files, path.name, label, None)
 
 
 def _named(name: str) -> Dataset:
     listed = LIBSVM_SETS.get(name)
-    file = find(name)
+    file = find("libsvm", name)
     if file is None:
         if listed is None:
             fix = nearest(name, [*LIBSVM_SETS, *EMBEDDED])
             fix += f"; or give a path, or put the file into {folder() / 'libsvm'}"
             raise data_error(f"unknown data set {name!r}", fix)
         file = fetch(name)
-    data = _file((file.absolute(),), name, listed.d if listed else None, None, None)
+    data = tables.read((file,), name, None, None, listed.d if listed else None)
     if listed and data.shape != (listed.rows, listed.d):
         has, want = (f"{r:,} x {d:,}" for r, d in (data.shape, (listed.rows, listed.d)))
         what = f"{file} has {has} rows x features, {name} has {want}"
@@ -249,40 +185,8 @@ def _named(name: str) -> Dataset:
     return data
 
 
-@cached(4)
-def _file(
-    files: tuple[Path], name: str, d: int | None, label: str | None, client: str | None
-) -> Dataset:
-    (path,) = files
-    table = tables.read(path, label, client, d)
-    classes = np.unique(table.labels)
-    return Dataset(
-        name, table.features, table.labels, classes, clients=table.clients, names=table.names
-    )
-
-
 @functools.cache
 def _embedded(name: str) -> Dataset:
-    table = _shipped(name)
-    if table is None:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
-        table = np.column_stack([np.asarray(bunch.data, float), np.asarray(bunch.target, float)])
+    table = catalogue.embedded(name)
     features, labels = np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1])
-    return Dataset(name, features, labels, np.unique(labels))
-
-
-def _shipped(name: str) -> np.ndarray | None:
-    """Return the rows of a set that scikit-learn ships as a text file, labels last; None where it lies elsewhere.
-
-    To import scikit-learn for it takes half a second.
-    """
-    package = importlib.util.find_spec("sklearn")
-    for root in (package.submodule_search_locations if package else None) or ():
-        for ending, heads in ((".csv", 1), (".csv.gz", 0)):
-            file = Path(root, "datasets", "data", f"{name}{ending}")
-            if file.is_file():
-                rows: np.ndarray = np.loadtxt(file, delimiter=",", skiprows=heads)
-                return rows
-    return None
+    return Dataset(name, features, labels)

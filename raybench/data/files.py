@@ -1,11 +1,9 @@
-"""What all readers of data files share: errors, one cache, and ``.npz`` archives measured before they are read."""
+"""What all readers of data files share: errors, one cache, and ``.npz`` archives whose arrays are bounded before they are read."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
 AGAIN = "fetch the file again"
 NUMBERS = "biuf"  # kinds of dtype that become float64 without loss of meaning
-HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 T = TypeVar("T")
 
 
@@ -55,30 +52,26 @@ def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
     def decorate(read: Callable[..., T]) -> Callable[..., T]:
         @functools.lru_cache(maxsize=most)
-        def keep(stamp: str, files: tuple[Path, ...], *rest: Any) -> T:
+        def keep(stamps: tuple[Any, ...], files: tuple[Path, ...], *rest: Any) -> T:
             return read(files, *rest)
 
         @functools.wraps(read)
         def call(files: tuple[Path, ...], *rest: Any) -> T:
-            return keep(_stamp(files), files, *rest)
+            return keep(tuple(map(_stamp, files)), files, *rest)
 
         return call
 
     return decorate
 
 
-def _stamp(files: tuple[Path, ...]) -> str:
-    """Return a text that changes when one of the files does."""
-    whole = hashlib.sha256()
-    for file in files:
-        try:
-            stat = file.stat()
-        except OSError as error:
-            fix = "check the path and its permissions"
-            raise data_error(f"cannot read {file}: {error}", fix) from error
-        line = f"{file}\0{stat.st_mtime_ns} {stat.st_size}\n"
-        whole.update(line.encode(errors="surrogateescape"))
-    return whole.hexdigest()
+def _stamp(file: Path) -> tuple[int, int]:
+    """Return what changes when a file does."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        fix = "check the path and its permissions"
+        raise data_error(f"cannot read {file}: {error}", fix) from error
+    return stat.st_mtime_ns, stat.st_size
 
 
 def content(path: Path) -> bytearray:
@@ -90,15 +83,15 @@ def content(path: Path) -> bytearray:
 
 
 class Archive:
-    """An open ``.npz``: the names of its arrays, their headers and, once those are sound, their values."""
+    """An open ``.npz``: the names of its arrays, and their values where they take no more than they may."""
 
     def __init__(self, file: zipfile.ZipFile, name: str, fix: str, key: str = DATASET_KEY) -> None:
         self.file, self.name, self.fix, self.key = file, name, fix, key
         self.order = [n.removesuffix(".npy") for n in file.namelist() if n.endswith(".npy")]
         self.names = set(self.order)
 
-    def measure(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Return the shape and dtype of an array; both are only what its header says.
+    def read(self, name: str) -> np.ndarray:
+        """Return an array in the dtype it was saved in.
 
         Raises InputError where there is no such array, where it grows or takes more than it may, and
         where shape and dtype do not take the bytes that are there.
@@ -110,30 +103,25 @@ class Archive:
         check_growth(self.key, whole, info.compress_size, info.file_size)
         check_fits(self.key, whole, info.file_size, "save fewer rows")
         with self.file.open(info) as stream:
-            version = npy.read_magic(stream)
-            if version not in HEADERS:
-                raise data_error(f"{whole} is in npy format {version}", self.fix, self.key)
-            shape, _, dtype = HEADERS[version](stream)
-            size = info.file_size - stream.tell()
-        count = math.prod(shape)
-        if not dtype.hasobject and count * dtype.itemsize != size:
-            what = f"{whole} has a header of {count:,} values, and {info.file_size:,} bytes"
-            raise data_error(what, self.fix, self.key)
-        return shape, dtype
-
-    def read(self, name: str) -> np.ndarray:
-        """Return an array that was measured, in the dtype it was saved in."""
-        with self.file.open(f"{name}.npy") as stream:
-            return npy.read_array(stream, allow_pickle=False)
+            try:
+                array = npy.read_array(stream, allow_pickle=False)
+            except (ValueError, MemoryError) as error:
+                raise data_error(f"{whole}: {error}"[:300], self.fix, self.key) from error
+            if stream.read(1):
+                what = (
+                    f"{whole} has a header of {array.size:,} values, and {info.file_size:,} bytes"
+                )
+                raise data_error(what, self.fix, self.key)
+        return array
 
     def numbers(self, name: str) -> np.ndarray:
-        """Return an array in float64, once its header has been seen to be sound."""
-        shape, dtype = self.measure(name)
-        whole = f"{self.name}: {name}"
-        check_fits(self.key, f"{whole} in float64", 8 * math.prod(shape), "save fewer rows")
-        if dtype.kind not in NUMBERS:
-            raise data_error(f"{whole} holds {kind(dtype)}, not real numbers", NPZ_FIX, self.key)
-        return np.asarray(self.read(name), dtype=float)
+        """Return an array in float64; raises InputError where it is not of real numbers."""
+        array, whole = self.read(name), f"{self.name}: {name}"
+        if array.dtype.kind not in NUMBERS:
+            what = f"{whole} holds {array.dtype}, not real numbers"
+            raise data_error(what, NPZ_FIX, self.key)
+        check_fits(self.key, f"{whole} in float64", 8 * array.size, "save fewer rows")
+        return array.astype(float, copy=False)
 
 
 @contextlib.contextmanager
@@ -150,8 +138,3 @@ def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
     except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
         what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
         raise data_error(what[:300], fix, key) from error
-
-
-def kind(dtype: np.dtype) -> str:
-    """Return what values of a dtype are called in an error."""
-    return {"c": "complex numbers", "O": "Python objects"}.get(dtype.kind, f"{dtype}")

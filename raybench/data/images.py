@@ -16,7 +16,7 @@ import numpy as np
 
 from raybench.core.errors import InputError, nearest
 from raybench.core.limits import check_fits, check_growth
-from raybench.data.catalogue import BATCHES, IMAGE_SETS, SPELLINGS, needed
+from raybench.data.catalogue import BATCHES, IMAGE_SETS, SPELLINGS, embedded, needed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import (
     AGAIN,
@@ -25,7 +25,6 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
-    kind,
     opened,
     path_of,
 )
@@ -127,11 +126,10 @@ def _read_named(files: tuple[Path, ...], name: str) -> Pair:
 
 
 def _digits() -> Part:
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
+    rows = embedded("digits")
     # Intensities are 0 .. 16 there and 0 .. 255 here.
-    return np.rint(bunch.images * 255 / 16).astype(np.uint8)[:, None], bunch.target
+    images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
+    return images, rows[:, -1].astype(np.int64)
 
 
 def _idx(inputs: Path, labels: Path) -> Part:
@@ -152,7 +150,7 @@ def _prefixes(path: Path) -> tuple[Part, Part]:
     with opened(path, AGAIN) as archive:
         parts = []
         for batch in BATCHES:
-            inputs = inputs_of(archive, f"{batch}_images")
+            inputs = _stored(archive, f"{batch}_images")
             labels = _labels(archive, f"{batch}_labels_all10000")
             if len(labels) < len(inputs):
                 what = f"{path.name}: {batch} has {len(inputs)} images and {len(labels)} labels"
@@ -220,46 +218,44 @@ def _npz(files: tuple[Path]) -> Pair:
 
 
 def _pictured(archive: Archive, prefix: str) -> Part:
-    inputs, labels = inputs_of(archive, f"{prefix}images"), _labels(archive, f"{prefix}labels")
+    inputs, labels = _stored(archive, f"{prefix}images"), _labels(archive, f"{prefix}labels")
     if len(inputs) != len(labels):
         what = f"{archive.name} has {len(inputs):,} {prefix}images and {len(labels):,} labels"
         raise data_error(what, "give one label per image")
     return inputs, labels
 
 
-def inputs_of(archive: Archive, name: str) -> np.ndarray:
-    """Return the images of an archive as (N, C, H, W), uint8 or float32 in [0, 1]."""
-    shape, dtype = archive.measure(name)
-    whole = f"{archive.name}: {name}"
+def _stored(archive: Archive, name: str) -> np.ndarray:
+    return inputs_of(archive.read(name), f"{archive.name}: {name}", archive.fix)
+
+
+def inputs_of(values: np.ndarray, whole: str, fix: str) -> np.ndarray:
+    """Return the images of an array as (N, C, H, W), uint8 or float32 in [0, 1]; ``whole`` is what it is called."""
+    shape, dtype = values.shape, values.dtype
     if dtype != np.uint8 and dtype.kind != "f":
-        what = f"{whole} holds {kind(dtype)}, not uint8 or floats in [0, 1]"
-        raise data_error(what, archive.fix)
+        raise data_error(f"{whole} holds {dtype}, not uint8 or floats in [0, 1]", fix)
     first, last = (len(shape) == 4 and shape[axis] in (1, 3) for axis in (1, 3))
     if not (len(shape) == 3 or first or last) or 0 in shape:
         raise data_error(f"{whole} has the shape {shape}", LAYOUTS)
-    if dtype.kind == "f":
-        check_fits(DATASET_KEY, f"{whole} in float32", 4 * math.prod(shape), "save fewer images")
-    values = archive.read(name)
     if dtype.kind == "f":
         # A value that is not a number is not in the interval either.
         if not (values.min() >= 0 and values.max() <= 1):
             what = f"{whole} has values outside of [0, 1], or not finite"
             raise data_error(what, "divide them by their largest, or save uint8")
+        check_fits(DATASET_KEY, f"{whole} in float32", 4 * values.size, "save fewer images")
         values = values.astype(np.float32)
     if len(shape) == 3:
-        values = values[:, None]
+        return values[:, None]
     # Where both fit, channels come first.
-    return np.ascontiguousarray(
-        values if len(shape) == 3 or first else values.transpose(0, 3, 1, 2)
-    )
+    return values if first else np.ascontiguousarray(values.transpose(0, 3, 1, 2))
 
 
 def _labels(archive: Archive, name: str) -> np.ndarray:
-    shape, dtype = archive.measure(name)
-    if dtype.kind not in "iu" or len(shape) != 1 or not math.prod(shape):
-        what = f"{archive.name}: {name} is {kind(dtype)} of shape {shape}"
+    labels = archive.read(name)
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
+        what = f"{archive.name}: {name} is {labels.dtype} of shape {labels.shape}"
         raise data_error(what, "labels are integers, one per image")
-    return archive.read(name)
+    return labels
 
 
 @cached(2)
@@ -327,27 +323,34 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
     each is resized to so many pixels a side; without, all must have one size already. Raises
     InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
     """
-    files = [file for file, _ in (*train, *test)]
-    # Headers first: they say what the pictures will take before any of them is decoded.
-    heads = [_header(file) for file in files]
-    sides = heads[0][0] if size is None else (size, size)
-    for file, (has, _) in zip(files, heads, strict=True):
-        if size is None and has != sides:
-            what = f"{file} has {has[0]} x {has[1]} pixels, and {files[0]} {sides[0]} x {sides[1]}"
-            raise data_error(what, "give a size to resize all to, such as size=32")
-    channels = 3 if any(mode in COLOUR for _, mode in heads) else 1
-    what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
-    fix = "take fewer pictures, or a smaller size"
-    check_fits(DATASET_KEY, what, len(files) * channels * sides[0] * sides[1], fix)
-    parts = [_stacked(part, channels, sides) for part in (train, test)]
-    return parts[0], parts[1] if test else None
+    from PIL.Image import Resampling
 
-
-def _stacked(pictures: Pictures, channels: int, sides: tuple[int, int]) -> Part:
-    images = np.empty((len(pictures), channels, sides[1], sides[0]), np.uint8)
-    for image, (file, _) in zip(images, pictures, strict=True):
-        image[:] = _pixels(file, channels, sides)
-    return images, np.array([label for _, label in pictures], np.int64)
+    files, labels = zip(*train, *test, strict=True)
+    grey, pixels = True, np.empty((0, 0, 0, 3), np.uint8)
+    for i, file in enumerate(files):
+        with _opened(file) as picture:  # not decoded yet
+            width, height = picture.size
+            if picture.mode not in GREY + COLOUR:
+                what = f"{file} is in Pillow's mode {picture.mode}"
+                raise data_error(what, "save it with 8 bits per channel")
+            what = f"{file}, a picture of {width} x {height} pixels,"
+            check_growth(DATASET_KEY, what, file.stat().st_size, 3 * width * height)
+            if not i:
+                sides = picture.size if size is None else (size, size)
+                what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
+                fix = "take fewer pictures, or a smaller size"
+                check_fits(DATASET_KEY, what, len(files) * 3 * sides[0] * sides[1], fix)
+                pixels = np.empty((len(files), sides[1], sides[0], 3), np.uint8)
+            elif size is None and picture.size != sides:
+                first = f"{files[0]} {sides[0]} x {sides[1]}"
+                what = f"{file} has {width} x {height} pixels, and {first}"
+                raise data_error(what, "give a size to resize all to, such as size=32")
+            grey &= picture.mode in GREY
+            decoded = picture.convert("RGB")
+            pixels[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR))
+    images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)[:, : 1 if grey else 3])
+    numbers, n = np.array(labels, np.int64), len(train)
+    return (images[:n], numbers[:n]), ((images[n:], numbers[n:]) if test else None)
 
 
 @contextmanager
@@ -365,26 +368,3 @@ def _opened(file: Path) -> Iterator[Image]:
         said = str(error) if "identify" not in str(error) else "it is of no format that is read"
         what = f"cannot read {file}: {said or type(error).__name__}"
         raise data_error(what[:400], f"pictures are {', '.join(FORMATS)}") from error
-
-
-def _header(file: Path) -> tuple[tuple[int, int], str]:
-    """Return ((width, height), mode) of a picture that is not decoded yet."""
-    with _opened(file) as picture:
-        (width, height), mode = picture.size, picture.mode
-    if mode not in GREY + COLOUR:
-        fix = "save it with 8 bits per channel"
-        raise data_error(f"{file} is in Pillow's mode {mode}", fix)
-    what = f"{file}, a picture of {width} x {height} pixels,"
-    check_growth(DATASET_KEY, what, file.stat().st_size, 3 * width * height)
-    return (width, height), mode
-
-
-def _pixels(file: Path, channels: int, sides: tuple[int, int]) -> np.ndarray:
-    """Return a picture resized to ``sides`` (width, height) as uint8 (C, H, W)."""
-    from PIL.Image import Resampling
-
-    with _opened(file) as picture:
-        decoded = picture.convert("L" if channels == 1 else "RGB")
-        if decoded.size != sides:
-            decoded = decoded.resize(sides, Resampling.BILINEAR)
-        return np.asarray(decoded).reshape(sides[1], sides[0], channels).transpose(2, 0, 1)

@@ -51,11 +51,13 @@ class Recorded:
         out = torch.empty(self.layout.dim)
         with opened(path, FIX, KEY) as archive:
             for (name, shape), view in zip(self.layout, self.layout.views(out), strict=True):
-                stored, dtype = archive.measure(name)
-                if stored != shape or dtype != np.dtype(np.float32):
-                    what = f"{path.name}: {name} is {dtype} {stored}, not float32 {shape}"
+                array = archive.read(name)
+                if array.shape != shape or array.dtype != np.dtype(np.float32):
+                    what = (
+                        f"{path.name}: {name} is {array.dtype} {array.shape}, not float32 {shape}"
+                    )
                     raise data_error(what, FIX, KEY)
-                view.copy_(torch.from_numpy(np.array(archive.read(name), np.float32)))
+                view.copy_(torch.from_numpy(np.array(array, np.float32)))
         if not bool(out.isfinite().all()):
             what = f"{path.name} holds numbers that are not finite"
             raise data_error(what, "record steps at which the run had not diverged", KEY)
@@ -84,37 +86,28 @@ def recorded(path: str) -> Recorded:
         raise data_error(f"{file} is larger than {MOST_INDEX:,} bytes", FIX, KEY)
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise data_error(f"cannot read {file}: {error}", FIX, KEY) from error
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        said = index.get("format") if isinstance(index, dict) else type(index).__name__
-        raise data_error(f"{file} has format {said!r}", f"format {FORMAT}: {FIX}", KEY)
-    layout = _layout(file, index.get("tensors"))
-    check_fits(KEY, f"a gradient of {path}", 4 * layout.dim, "a machine with more memory")
-    steps, seconds = index.get("steps"), index.get("seconds_backward")
-    world = index.get("world_size", 1)
+        steps, seconds, world = index["steps"], index["seconds_backward"], index["world_size"]
+        layout, version = _layout(index["tensors"]), index["format"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise data_error(f"cannot read {file}: {error}"[:300], FIX, KEY) from error
     whole = isinstance(steps, list) and all(_whole(t, 0) for t in steps)
-    if not (whole and steps and len(set(steps)) == len(steps)):
-        raise data_error(f"{file} has steps {str(steps)[:60]}", "numbers that differ", KEY)
-    timed = isinstance(seconds, int | float) and 0 < seconds < math.inf
-    if not (seconds is None or timed) or not _whole(world, 1):
-        what = f"{file}: seconds_backward {seconds!r}, world_size {world!r}"
-        raise data_error(what, "a positive number or null, and an integer >= 1", KEY)
+    timed = seconds is None or (isinstance(seconds, int | float) and 0 < seconds < math.inf)
+    distinct = whole and steps and len(set(steps)) == len(steps)
+    if not (version == FORMAT and distinct and timed and _whole(world, 1)):
+        raise data_error(f"{file} is no index of format {FORMAT}", FIX, KEY)
+    check_fits(KEY, f"a gradient of {path}", 4 * layout.dim, "a machine with more memory")
     return Recorded(folder, tuple(sorted(steps)), layout, seconds, world)
 
 
-def _layout(file: Path, listed: Any) -> Layout:
-    """Return the layout of the tensors that an index lists: pairs of a name and a shape, each name once."""
-    if not isinstance(listed, list) or not 0 < len(listed) <= MOST_TENSORS:
-        raise data_error(f"{file} lists no tensors", FIX, KEY)
-    tensors: dict[str, tuple[int, ...]] = {}
-    for entry in listed:
-        sound = isinstance(entry, list) and [*map(type, entry)] == [str, list]
-        if not (sound and all(_whole(n, 1) for n in entry[1]) and math.prod(entry[1]) < 2**53):
-            raise data_error(f"{file}: {str(entry)[:60]} is no tensor", FIX, KEY)
-        if entry[0] in tensors:
-            raise data_error(f"{file} names {entry[0]!r} twice", FIX, KEY)
-        tensors[entry[0]] = tuple(entry[1])
+def _layout(listed: list[tuple[str, list[int]]]) -> Layout:
+    """Return the layout of pairs of a name and a shape, each name once; raises ValueError or TypeError for others."""
+    tensors = {name: tuple(shape) for name, shape in listed}
+    for name, shape in tensors.items():
+        sizes = all(_whole(size, 1) for size in shape) and math.prod(shape) < 2**53
+        if not (isinstance(name, str) and sizes):
+            raise ValueError(f"{str(name)[:60]} is no tensor")
+    if not 0 < len(tensors) == len(listed) <= MOST_TENSORS:
+        raise ValueError(f"{len(listed):,} tensors with {len(tensors):,} names")
     return Layout(tuple(tensors.items()))
 
 

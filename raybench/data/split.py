@@ -10,7 +10,6 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.params import Number, Param
 
 PLAIN = ("contiguous", "shuffled", "sorted_by_label")
-TAGS = ("dirichlet", "holdout_mix")
 TAG_PARAMS: Mapping[str, Param] = {
     "dirichlet": Number(low=0, open_low=True),
     "holdout_mix": Number(low=0, high=1),
@@ -53,23 +52,19 @@ def split(
     Raises InputError if a client would be empty, and for an unknown split.
     """
     rows = len(labels)
-    kind, number = (how, 0.0) if isinstance(how, str) else _tag(how)
-    if kind not in PLAIN + TAGS or (isinstance(how, str) and kind in TAGS):
-        fix = nearest(kind, PLAIN + TAGS) if kind not in TAGS else f"write {{{kind}: NUMBER}}"
+    kind, number = (how, None) if isinstance(how, str) else next(iter(how.items()))
+    if kind not in (PLAIN if number is None else TAG_PARAMS):
+        near = nearest(kind, [*PLAIN, *TAG_PARAMS])
+        fix = f"write {{{kind}: NUMBER}}" if kind in TAG_PARAMS else near
         raise InputError.of("problem.split", f"unknown split {how!r}", fix)
-    if remainder not in ("drop", "last"):
-        raise InputError.of(
-            "problem.remainder", f"unknown remainder {remainder!r}", "allowed: drop, last"
-        )
     most = rows - 1 if kind == "holdout_mix" else rows
     if not 1 <= clients <= most:
         fix = f"at most {most:,} clients can have a row" if clients > 0 else "at least 1"
         raise InputError.of("problem.clients", f"{clients} clients on {rows:,} rows", fix)
     random = _generator(seed, kind)
-    if kind == "dirichlet":
-        return _dirichlet(labels, clients, number, random)
-    if kind == "holdout_mix":
-        return _holdout_mix(rows, clients, number, random)
+    if number is not None:
+        deal = _dirichlet if kind == "dirichlet" else _holdout_mix
+        return deal(labels, clients, number, random)
     order = np.arange(rows)
     if kind == "shuffled":
         order = random.permutation(rows)
@@ -102,20 +97,6 @@ def by_column(values: np.ndarray, train: np.ndarray, clients: int, column: str) 
     return parts
 
 
-def _tag(how: object) -> tuple[str, float]:
-    if not isinstance(how, Mapping) or len(how) != 1:
-        fix = "one of " + ", ".join(PLAIN) + ", {dirichlet: A}, {holdout_mix: P}"
-        raise InputError.of("problem.split", f"unknown split {how!r}", fix)
-    ((kind, number),) = how.items()
-    allowed = {"dirichlet": "a number above 0", "holdout_mix": "a probability in [0, 1]"}
-    good = isinstance(number, int | float) and (
-        0 < number < np.inf if kind == "dirichlet" else 0 <= number <= 1
-    )
-    if kind in allowed and not good:
-        raise InputError.of(f"problem.split.{kind}", f"{number!r} is not allowed", allowed[kind])
-    return str(kind), float(number) if good else 0.0
-
-
 def _dirichlet(
     labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator
 ) -> list[np.ndarray]:
@@ -135,10 +116,10 @@ def _dirichlet(
 
 
 def _holdout_mix(
-    rows: int, clients: int, p: float, random: np.random.Generator
+    labels: np.ndarray, clients: int, p: float, random: np.random.Generator
 ) -> list[np.ndarray]:
-    size = rows // (clients + 1)
-    order = random.permutation(rows)
+    size = len(labels) // (clients + 1)
+    order = random.permutation(len(labels))
     common = order[:size]
     parts = (order[size * (i + 1) : size * (i + 2)] for i in range(clients))
     return [np.where(random.random(size) < p, common, part) for part in parts]

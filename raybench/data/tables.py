@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.limits import check_fits, decompressed
-from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, data_error, opened
+from raybench.core.limits import OPENERS, check_fits, decompressed
+from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, cached, data_error, opened
 
 LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -26,6 +27,7 @@ NOT_TEXT = {
     b"ARROW1": "Arrow",
     b"PK\x03\x04": "a zip archive, as .npz and .xlsx are",
 }
+Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 NPZ_FEATURES, NPZ_LABELS = ("X", "features", "images"), ("y", "labels")
 VECTORS = 8  # of d numbers that the smallest run holds: iterate, gradients, memory, messages
 NO_LIBSVM = (b"PAR1", b"ARROW1", b"SQLite format 3")  # how files begin that people have tables in
@@ -34,26 +36,63 @@ MOST_SEARCHED = 1 << 24  # bytes of a file that are looked through for the line 
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Features (N, d) in float64, labels (N,) as numbers or text, the client of each row (N,), names of features.
+class Dataset:
+    """Features (N, d) as CSR or ndarray in float64, and the labels (N,) as they were stored, numbers or text."""
 
-    clients: None where no column was asked for. names: None where features have none.
-    """
-
-    features: Any
+    name: str
+    features: Features
     labels: np.ndarray
-    clients: np.ndarray | None = None
-    names: tuple[str, ...] | None = None
+    clients: np.ndarray | None = None  # what the column that tells the client says of each row
+    names: tuple[str, ...] | None = None  # of the features, where they have any
+    positive: tuple[float | str, ...] | None = None  # labels that count as +1
+    sizes: np.ndarray | None = None  # what columns were divided by, for a test set
+    classes: np.ndarray = field(default=None)  # type: ignore[arg-type]  # all labels, sorted; by default those here
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            object.__setattr__(self, "classes", np.unique(self.labels))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (rows, features)."""
+        return self.features.shape
+
+    def binary(self) -> np.ndarray:
+        """Return labels as -1.0 and +1.0: the smaller of two (in sorted order) is -1, or ``positive`` are +1.
+
+        Raises InputError where there are not two classes and ``positive`` does not make two of them.
+        """
+        key, classes = "problem.positive", self.classes
+        if self.positive is None:
+            if len(classes) != 2:
+                fix = f"say which count as +1, for example positive: [{shown(classes[-1:])}]"
+                fix += "; or take problem softmax, for any number of classes"
+                what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
+                raise data_error(what, fix, key)
+            return np.where(self.labels == classes[0], -1.0, 1.0)
+        kind: type = str if self.labels.dtype.kind == "U" else float
+        wanted = [str(p) if kind is str else p for p in self.positive]
+        unknown = [p for p in wanted if p not in classes.tolist()]
+        if unknown or not wanted:
+            what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
+            raise data_error(what, f"the labels are {shown(classes)}", key)
+        chosen: np.ndarray = np.asarray(wanted, kind)
+        if np.isin(classes, chosen).all():
+            raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
+        return np.where(np.isin(self.labels, chosen), 1.0, -1.0)
 
 
-def kind_of(path: Path) -> str:
-    """Return the ending that says what a file holds: ``.csv`` of ``a.csv.gz``."""
-    packed = path.suffix in (".gz", ".bz2", ".xz")
-    return (Path(path.stem).suffix if packed else path.suffix).lower()
+def shown(labels: Sequence[Any] | np.ndarray) -> str:
+    """Return labels in words, the first ten of many."""
+    words = [str(c) if isinstance(c, str) else f"{c:g}" for c in labels[:10]]
+    return ", ".join(words) + (", ..." if len(labels) > 10 else "")
 
 
-def read(path: Path, label: str | None, client: str | None, d: int | None = None) -> Table:
-    """Return the table that a file holds, by its ending; LIBSVM without one.
+@cached(4)
+def read(
+    files: tuple[Path], name: str, label: str | None, client: str | None, d: int | None = None
+) -> Dataset:
+    """Return the data set that a file holds, by its ending; LIBSVM without one.
 
     label: the column of labels, else the first of ``LABELS`` that is there. client: the column that tells
     which client has a row, or None. All other columns are features: numbers and truth values as they
@@ -62,17 +101,17 @@ def read(path: Path, label: str | None, client: str | None, d: int | None = None
     Raises InputError, naming file and column, for what is no such file, is empty, lacks a column, or has
     values that are missing, not finite, or text where a number should be.
     """
-    kind = kind_of(path)
+    (path,) = files
+    kind = (Path(path.stem) if path.suffix in OPENERS else path).suffix.lower()
     if path.suffix == ".npz":
-        return arrays(path, label, client)
+        return arrays(path, name, label, client)
     content = b"".join(decompressed(path, DATASET_KEY))
     if kind in PARQUET:
-        return of_frame(_parquet(content, path.name), path.name, label, client)
+        return of_frame(_parquet(content, name), name, label, client)
     if kind in SEPARATORS:
-        frame = _text(content, path.name, SEPARATORS[kind])
-        return of_frame(frame, path.name, label, client, first=2)
-    without_columns(path.name, label, client)
-    return Table(*libsvm(content, path.name, d))
+        return of_frame(_text(content, name, SEPARATORS[kind]), name, label, client, first=2)
+    without_columns(name, label, client)
+    return Dataset(name, *libsvm(content, name, d))
 
 
 def without_columns(name: str, label: str | None, client: str | None) -> None:
@@ -85,8 +124,8 @@ def without_columns(name: str, label: str | None, client: str | None) -> None:
 
 def of_frame(
     frame: Any, where: str, label: str | None, client: str | None, *, first: int = 0
-) -> Table:
-    """Return the table of a pandas frame; ``first`` is the number of its first row in messages."""
+) -> Dataset:
+    """Return the data set of a pandas frame; ``first`` is the number of its first row in messages."""
     import pandas as pd
 
     frame.columns = [str(name) for name in frame.columns]
@@ -97,9 +136,7 @@ def of_frame(
     if not len(frame):
         raise data_error(f"{where} has columns and no rows", "give it rows")
     asked = _label(names, where, label)
-    if client is not None and client not in names:
-        raise data_error(f"{where} has no column {client!r}", _columns(client, names), CLIENT_KEY)
-    if client == asked:
+    if client is not None and _there(names, client, where, CLIENT_KEY) == asked:
         what = f"column {asked!r} of {where} is the label, and cannot tell the client as well"
         raise data_error(what, "name another with label", CLIENT_KEY)
     frame = frame.reset_index(drop=True)
@@ -112,12 +149,12 @@ def of_frame(
     values = {name: frame[name] for name in names if name not in (asked, client)}
     if not values:
         raise data_error(f"{where} has no column of features", "a row is a label and numbers")
-    wide = sum(len(v.cat.categories) if _categorical(v) else 1 for v in values.values())
+    wide = sum(len(v.cat.categories) if v.dtype == "category" else 1 for v in values.values())
     what = f"{where}: {len(frame):,} rows and {wide:,} features in float64"
     check_fits(DATASET_KEY, what, 8 * len(frame) * wide, "take fewer rows")
     parts, heads = [], []
     for name, column in values.items():
-        if _categorical(column):
+        if column.dtype == "category":
             shown = pd.get_dummies(column, dtype=float)
             heads += [f"{name}={category}" for category in shown.columns]
             parts.append(shown.to_numpy())
@@ -130,33 +167,25 @@ def of_frame(
             f"column {asked!r} of {where} holds a label that is not finite", "clean it first"
         )
     clients = None if client is None else _plain(frame[client])
-    return Table(np.hstack(parts), labels, clients, tuple(heads))
+    return Dataset(where, np.hstack(parts), labels, clients, tuple(heads))
 
 
 def _label(names: list[str], where: str, label: str | None) -> str:
     if label is not None:
-        if label not in names:
-            raise data_error(f"{where} has no column {label!r}", _columns(label, names), LABEL_KEY)
-        return label
+        return _there(names, label, where, LABEL_KEY)
     usual = next((name for name in LABELS if name in names), None)
     if usual is None:
         what = f"{where} has no column {', '.join(LABELS[:-1])} or {LABELS[-1]}"
-        fix = f"say which is the label, label: NAME; {_columns('', names)}"
+        fix = f"say which is the label, label: NAME; {nearest('', names)}"
         raise data_error(what, fix, LABEL_KEY)
     return usual
 
 
-def _columns(asked: str, names: list[str]) -> str:
-    near = nearest(asked, names) if asked else ""
-    if near.startswith("did you mean"):
-        return near
-    return "its columns are " + ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-
-
-def _categorical(column: Any) -> bool:
-    import pandas as pd
-
-    return isinstance(column.dtype, pd.CategoricalDtype)
+def _there(names: list[str], name: str, where: str, key: str) -> str:
+    """Return the name of a column that is asked for; raises InputError where there is none."""
+    if name not in names:
+        raise data_error(f"{where} has no column {name!r}", nearest(name, names), key)
+    return name
 
 
 def _numbers(column: Any, name: str, where: str, first: int) -> np.ndarray:
@@ -224,7 +253,7 @@ def _text(content: bytes, where: str, separator: str) -> Any:
         raise data_error(
             what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)"
         )
-    if len(frame.columns) > 1 and all(_number(name) is not None for name in frame.columns):
+    if len(frame.columns) > 1 and not any(math.isnan(_number(name)) for name in frame.columns):
         what = f"{where} starts with a line of numbers, not of column names"
         raise data_error(what, "write the names into its first line, the label's as label")
     return frame
@@ -256,8 +285,8 @@ def _parquet(content: bytes, where: str) -> Any:
 # Arrays of an .npz ----------------------------------------------------------------------------------
 
 
-def arrays(path: Path, label: str | None = None, client: str | None = None) -> Table:
-    """Return the table of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``).
+def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dataset:
+    """Return the data set of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``).
 
     An ``.npz`` of neither is a table: every array is a column (see ``of_frame``).
 
@@ -270,35 +299,40 @@ def arrays(path: Path, label: str | None = None, client: str | None = None) -> T
             return _columns_of(archive, label, client)
         key = _first(archive, NPZ_FEATURES)
         order = NPZ_LABELS if key == "X" else NPZ_LABELS[::-1]
-        target = _first(archive, order) if label is None else _there(archive, label, LABEL_KEY)
+        target = _first(archive, order)
+        if label is not None:
+            target = _there(archive.order, label, where, LABEL_KEY)
         raw, labels = archive.numbers(key), _text_or_numbers(archive, target)
         clients = None
         if client is not None:
-            clients = _text_or_numbers(archive, _there(archive, client, CLIENT_KEY))
+            _there(archive.order, client, where, CLIENT_KEY)
+            clients = _text_or_numbers(archive, client)
         features = raw.reshape(len(raw), -1) if raw.ndim else raw.reshape(0, 0)
     for name, word, column in ((target, "label", labels), (client, "client", clients)):
         if column is not None and (column.shape != (len(features),) or features.size == 0):
-            what = f"{path.name} has {len(features)} rows and {name} of shape {column.shape}"
+            what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
             raise data_error(what, f"give one {word} per row")
     for name, values in ((key, features), (target, labels), (client, clients)):
         if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
-            what = f"{path.name} holds values that are not finite, in {name}"
+            what = f"{where} holds values that are not finite, in {name}"
             raise data_error(what, "clean them first")
-    return Table(features, labels, clients)
+    return Dataset(where, features, labels, clients)
 
 
-def _columns_of(archive: Archive, label: str | None, client: str | None) -> Table:
-    """Return the table of an archive whose arrays are columns."""
+def _columns_of(archive: Archive, label: str | None, client: str | None) -> Dataset:
+    """Return the data set of an archive whose arrays are columns."""
     import pandas as pd
 
     columns, rows = {}, None
     for name in archive.order:
-        shape, _ = archive.measure(name)
-        rows = shape if rows is None else rows
-        if len(shape) != 1 or shape != rows:
+        column = _text_or_numbers(archive, name)
+        rows = column.shape if rows is None else rows
+        if column.ndim != 1 or column.shape != rows:
             lacks = f"{archive.name} lacks the arrays X and y"
-            raise data_error(f"{lacks}, and {name} of shape {shape} is no column", archive.fix)
-        columns[name] = _text_or_numbers(archive, name)
+            raise data_error(
+                f"{lacks}, and {name} of shape {column.shape} is no column", archive.fix
+            )
+        columns[name] = column
     if not columns:
         raise data_error(f"{archive.name} lacks the arrays X and y", archive.fix)
     return of_frame(pd.DataFrame(columns), archive.name, label, client)
@@ -309,17 +343,10 @@ def _first(archive: Archive, names: tuple[str, ...]) -> str:
     return next((name for name in names if name in archive.names), names[0])
 
 
-def _there(archive: Archive, name: str, key: str) -> str:
-    if name not in archive.names:
-        fix = "its arrays are " + ", ".join(sorted(archive.names)[:12])
-        raise data_error(f"{archive.name} has no array {name!r}", fix, key)
-    return name
-
-
 def _text_or_numbers(archive: Archive, name: str) -> np.ndarray:
     """Return labels or clients of an archive: text as it is, numbers in float64."""
-    _, dtype = archive.measure(name)
-    return archive.read(name) if dtype.kind == "U" else archive.numbers(name)
+    array = archive.read(name)
+    return array if array.dtype.kind == "U" else archive.numbers(name)
 
 
 # LIBSVM ---------------------------------------------------------------------------------------------
@@ -370,12 +397,12 @@ def _wrong(line: str, d: int | None) -> str:
     if not line:
         return ""
     label, *pairs = line.split()
-    if not _finite(label):
+    if not math.isfinite(_number(label)):
         return f"the label {_short(label)!r} is not a finite number"
     last = 0
     for pair in pairs:
         match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
-        if match is None or not _finite(match[2]):
+        if match is None or not math.isfinite(_number(match[2])):
             return f"{_short(pair)!r} is not index:value"
         index = int(match[1])
         if index <= last:
@@ -392,13 +419,9 @@ def _short(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _finite(text: str) -> bool:
-    number = _number(text)
-    return number is not None and math.isfinite(number)
-
-
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """Return the number that a text is, not a number where it is none."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return math.nan

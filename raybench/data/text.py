@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from raybench.core.errors import nearest
 from raybench.core.limits import check_fits
-from raybench.data.catalogue import TEXTS, find_text, folder, texts_there
+from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
 
 LEVELS = ("byte", "character")
 CODES = 0x110000  # of Unicode
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What tokens stand for: bytes, or the place of a character in ``characters`` (sorted, distinct)."""
-
-    level: str
-    characters: str = ""
-
-    def __len__(self) -> int:
-        return 256 if self.level == "byte" else len(self.characters)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens (T,); bytes that are no UTF-8 become replacement characters."""
-        if self.level == "byte":
-            return bytes(int(t) for t in tokens).decode("utf-8", "replace")
-        return "".join(self.characters[int(t)] for t in tokens)
 
 
 def text(
@@ -60,7 +41,7 @@ def text(
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _found(name_or_path)
-    tokens, words = _tokens((file,), level)
+    tokens, distinct = _tokens((file,), level)
     count = max(len(tokens) - 1, 0) // length
     if count == 0:
         what = (
@@ -76,16 +57,11 @@ def text(
     inputs, targets = (tokens[at : at + end].reshape(count, length) for at in (0, 1))
     train, test = (
         Examples.of(
-            name, inputs[rows], targets[rows], classes=len(words), source=str(file), kind="text"
+            name, inputs[rows], targets[rows], classes=distinct, source=str(file), kind="text"
         )
         for rows in (slice(count - held), slice(count - held, count))
     )
     return Pair(train, test if held else None)
-
-
-def vocabulary(name_or_path: str | os.PathLike[str], level: str = "character") -> Vocabulary:
-    """Return what the tokens of ``text`` of the same name and level stand for; the same errors."""
-    return _tokens((_found(name_or_path)[0],), level)[1]
 
 
 def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -96,25 +72,25 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
             what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
             raise data_error(what, "give a known name, or the path of a text file")
         return path.absolute(), path.name
-    if (file := find_text(given)) is not None:
+    if (file := find("text", given)) is not None:
         return file, given
     put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
     if given in TEXTS:
         raise data_error(f"no file of the text {given}", put)
-    names = {name.split(".txt")[0] for name in texts_there() if ".txt" in name}
+    names = {name.split(".txt")[0] for name in there_in("text") if ".txt" in name}
     fix = f"{nearest(given, names.union(TEXTS))}; or give a path, or {put}"
     raise data_error(f"unknown text {given!r}", fix)
 
 
 @cached(4)
-def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
-    """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
+def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, int]:
+    """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64; and its size."""
     if level not in LEVELS:
         raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
     (file,) = files
     raw = content(file)
     if level == "byte":
-        return np.frombuffer(raw, np.uint8), Vocabulary(level)
+        return np.frombuffer(raw, np.uint8), 256
     check_fits(DATASET_KEY, f"{file} as characters", 8 * len(raw), "use level byte")
     try:
         whole = raw.decode("utf-8")
@@ -125,7 +101,5 @@ def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
     # A table of all of Unicode makes this linear: sorting the text would take longer than reading it.
     occurs = np.zeros(CODES, bool)
     occurs[codes] = True
-    characters = "".join(chr(code) for code in np.flatnonzero(occurs))
-    place = np.cumsum(occurs) - 1
-    tokens = place.astype(np.uint8 if len(characters) <= 256 else np.int64)[codes]
-    return tokens, Vocabulary(level, characters)
+    distinct, place = int(occurs.sum()), np.cumsum(occurs) - 1
+    return place.astype(np.uint8 if distinct <= 256 else np.int64)[codes], distinct

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 
 from raybench.core.errors import nearest
 from raybench.core.limits import check_fits
@@ -18,26 +19,22 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
-    kind,
     opened,
     path_of,
 )
 from raybench.data.images import inputs_of
-from raybench.data.matlab import matrices
 
 LABELS, TEST = "labels", "test_"
-FIX = "save matrices of equal rows by name, such as image and text, and labels"
-NPZ_FIX = "save it with numpy.savez(file, image=..., text=..., labels=...)"
+FIX = "save it with numpy.savez(file, image=..., text=..., labels=...)"
 SITE = "svcl.ucsd.edu/projects/crossmodal"
-Arrays = Mapping[str, np.ndarray]
 
 
 def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
     """Return the views of that name or path: examples of the same samples in the same order, by view.
 
-    A name is one of ``VIEW_SETS``, in the data folder. A path is an ``.npz`` or a MATLAB file (version 5
-    to 7) with ``labels`` and any number of other arrays, each a view with a row per sample, and with
-    ``test_labels`` and ``test_VIEW`` for a test part. Views come in the order of their names. Of kind
+    A name is one of ``VIEW_SETS``, in the data folder. A path is an ``.npz`` with ``labels`` and any number
+    of other arrays, each a view with a row per sample, and with ``test_labels`` and ``test_VIEW`` for a
+    test part. Views come in the order of their names. Of kind
     ``features``: float32 (N, p). ``image``: as ``images`` has them. ``texts``: text (N,). Labels, any
     integers, become 0 .. classes - 1 in their order.
 
@@ -53,9 +50,9 @@ def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
             if present(name) is None:
                 raise data_error(f"no file {folder() / name}", f"put it there (from {SITE})")
         return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), given)
-    if path.suffix not in (".npz", ".mat") or not path.is_file():
+    if path.suffix != ".npz" or not path.is_file():
         what = f"{given} holds no views" if path.exists() else f"no file {given}"
-        raise data_error(what, "give a known name, an .npz or a .mat")
+        raise data_error(what, "give a known name, or an .npz")
     return _file((path.absolute(),))
 
 
@@ -69,11 +66,12 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
         for view, start in VIEW_SETS[name].items()
         for prefix, end in ends.items()
     }
-    read = matrices(file, stored.values())
-    for array in stored.values():
-        if array not in read:
-            raise data_error(f"{file} lacks {array}", AGAIN)
-    arrays = {view: read[array] for view, array in stored.items()}
+    check_fits(DATASET_KEY, str(file), file.stat().st_size, AGAIN)
+    try:
+        read = scipy.io.loadmat(file, variable_names=[*stored.values()])
+        arrays = {view: np.asarray(read[array]) for view, array in stored.items()}
+    except Exception as error:  # scipy raises a dozen kinds on files that are damaged
+        raise data_error(f"cannot read {file}: {error}"[:300], AGAIN) from error
     arrays |= {f"{p}{LABELS}": _categories(part) for p, part in zip(ends, lists, strict=True)}
     return _pairs(name, str(file), arrays)
 
@@ -94,21 +92,17 @@ def _categories(path: Path) -> np.ndarray:
 @cached(2)
 def _file(files: tuple[Path]) -> dict[str, Pair]:
     (path,) = files
-    if path.suffix == ".mat":
-        return _pairs(path.name, str(path), matrices(path))
     arrays = {}
-    with opened(path, NPZ_FIX) as archive:
+    with opened(path, FIX) as archive:
         for name in sorted(archive.names):
-            shape, dtype = archive.measure(name)
-            if dtype.kind not in "fiuU":
-                what = f"{path.name}: {name} holds {kind(dtype)}"
-                raise data_error(what, "real numbers, or text")
-            pictures = len(shape) == 4
-            arrays[name] = inputs_of(archive, name) if pictures else archive.read(name)
+            values, whole = archive.read(name), f"{path.name}: {name}"
+            if values.dtype.kind not in "fiuU":
+                raise data_error(f"{whole} holds {values.dtype}", "real numbers, or text")
+            arrays[name] = inputs_of(values, whole, FIX) if values.ndim == 4 else values
     return _pairs(path.name, str(path), arrays)
 
 
-def _pairs(name: str, source: str, arrays: Arrays) -> dict[str, Pair]:
+def _pairs(name: str, source: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Return the views among arrays, once they have been found to fit each other and their labels."""
     if LABELS not in arrays:
         raise data_error(f"{name} lacks the array {LABELS}", FIX)
@@ -165,7 +159,7 @@ def _inputs(name: str, view: str, values: np.ndarray) -> tuple[np.ndarray, str]:
     if values.ndim == 4:
         return values, "image"
     if values.ndim != 2 or values.dtype.kind not in "iuf" or 0 in values.shape:
-        what = f"{whole} is {kind(values.dtype)} of shape {values.shape}"
+        what = f"{whole} is {values.dtype} of shape {values.shape}"
         fix = "a view is features (N, p), pictures (N, C, H, W) or text (N,)"
         raise data_error(what, fix)
     check_fits(DATASET_KEY, f"{whole} in float32", 4 * values.size, "save fewer rows")

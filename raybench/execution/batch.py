@@ -9,7 +9,7 @@ from typing import Any
 
 from raybench.compressors import Role
 from raybench.spec import Cell
-from raybench.spec.parts import canonical
+from raybench.spec.model import canonical
 from raybench.store import shard_name
 
 # with 64 right-hand sides matrix products are at their full speed, and more gain little

@@ -20,7 +20,7 @@ from raybench.compressors.dense import Identity
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell
-from raybench.core.clock import Clock
+from raybench.core.counts import Clock
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.limits import need_memory

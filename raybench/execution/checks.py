@@ -224,7 +224,7 @@ def about_robust(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason
         )
         fix = "a method with robust: such as gd, dcgd, ef21, diana, marina, dasha or byz_vr_marina"
         yield SkipCode.NOT_ROBUST, what, fix
-    bad, f, seen = robust.attackers(n), robust.tolerated(n), robust.judged(n)
+    bad, f, seen = robust.attackers(n), robust.tolerated(n), -(-n // robust.bucket)
     if bad >= n:
         what = f"{bad} of {n} clients leave nobody whose f could be minimised"
         yield "robust.byzantine", what, f"at most {n - 1}"

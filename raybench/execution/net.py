@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from raybench.core.cells import PerCell
-from raybench.core.draws import Sample
-from raybench.core.streams import Stream
+from raybench.core.streams import Sample, Stream
 from raybench.execution.oracle import oracle_for
 from raybench.problems.abilities import Labelled
 from raybench.problems.base import Problem

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from raybench.core.cells import PerCell
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
+from raybench.core.streams import Sample
 from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire

@@ -20,7 +20,7 @@ from raybench.execution.search import Best, Stage, batches_to_prune, rounds_of
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
 from raybench.spec import Section, Sweep
-from raybench.spec.parts import canonical
+from raybench.spec.model import canonical
 from raybench.store import identity, reader
 
 MOST_COMPLAINTS = 8

@@ -9,14 +9,13 @@ from operator import attrgetter
 from typing import Any
 
 from raybench import problems, theory
-from raybench.algorithms.base import HOOKS
 from raybench.algorithms.build import Dims, own_operators
 from raybench.algorithms.robust import kappa
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
-from raybench.core.parts import PARTS, Train
+from raybench.core.parts import PARTS, Local, Train
 from raybench.execution import checks
 from raybench.execution.batch import Form, Resolved, texts_of
 from raybench.execution.build import (
@@ -86,9 +85,14 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
 
 def _more_than_a_step(cell: Cell) -> str:
     """Return the part by which a round is more than one gradient and a step at once, or nothing."""
-    given = ((name, getattr(cell, name)) for name in HOOKS)
-    parts = (PARTS[name](**settings) for name, settings in given if settings is not None)
-    return next((text for part in parts if (text := getattr(part, "beyond_a_step", ""))), "")
+    work = Local(**(cell.local or {}))
+    if (work.steps, work.optimizer, work.weight_decay) != (1, "sgd", 0):
+        return "local work (local)"
+    if cell.outer is not None and cell.outer["optimizer"] != "sgd":
+        return f"an outer optimizer (outer: {cell.outer['optimizer']})"
+    if cell.delay is not None and cell.delay["rounds"]:
+        return f"a delay (delay: {cell.delay['rounds']})"
+    return ""
 
 
 def label_of(cell: Cell) -> str:

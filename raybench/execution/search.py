@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -17,8 +18,7 @@ import numpy as np
 
 from raybench.execution.batch import Batch, Resolved, by_shape
 from raybench.execution.recorder import Recorder
-from raybench.spec.model import Prune
-from raybench.spec.parts import canonical
+from raybench.spec.model import Prune, canonical
 
 MOST_WAYS = 256  # places of a minimum that are looked at, of longer ladders
 Best = Callable[[Mapping[str, str]], Mapping[str, Sequence[float]]]
@@ -184,13 +184,28 @@ def together(cells: Iterable[Resolved], most: int) -> list[list[Resolved]]:
     return out
 
 
+def cuts_of(prune: Prune, steps: int, rounds: int) -> list[tuple[int, int]]:
+    """Return (round, how many of so many steps go on) of each cut that a rule makes, in order; the last ones there are.
+
+    Cuts are at rounds/eta^j, none before first * rounds, and no more than it takes to leave so many as
+    ``least``: the i-th leaves ceil(steps/eta^i), or ``least`` if that is more.
+    """
+    at: list[int] = []
+    while prune.halves and Fraction(1, prune.eta ** (len(at) + 1)) >= prune.first * (1 - 1e-9):
+        at.append(math.ceil(Fraction(rounds, prune.eta ** (len(at) + 1))))
+    rest: list[int] = []
+    while len(rest) < len(at) and (rest[-1] if rest else steps) > prune.least:
+        rest.append(max(prune.least, -(-steps // prune.eta ** (len(rest) + 1))))
+    return list(zip(at[: len(rest)][::-1], rest, strict=True))
+
+
 def rounds_of(batch: Batch, prune: Prune) -> float:
     """Return the rounds that a batch runs at most, summed over its cells, with what is pruned."""
     rounds, total = batch.cells[0].cell.rounds, 0.0
     for steps in steps_of(batch.cells).values():
         seeds = sum(map(len, steps.values())) / len(steps)
         left, before = len(steps), 0
-        for at, rest in prune.cuts(len(steps), rounds):
+        for at, rest in cuts_of(prune, len(steps), rounds):
             total += seeds * left * (at - before)
             left, before = rest, at
         total += seeds * left * (rounds - before)
@@ -206,7 +221,7 @@ class Halving:
     """Successive halving among the cells of a batch: who ends at a cut follows from their curves alone.
 
     The steps of a group (cells that differ in seed and step only) are compared with one another, all
-    seeds of a step together. After the i-th of the cuts of ``Prune.cuts`` the best ceil(steps/eta^i) are
+    seeds of a step together. After the i-th of the cuts of ``cuts_of`` the best ceil(steps/eta^i) are
     left. A step counts by the median over its seeds in the batch of the smallest ``JUDGED_BY`` recorded so
     far, infinite for a seed that has diverged; of equal ones the smaller step is better.
     """
@@ -215,7 +230,7 @@ class Halving:
         self._groups: list[tuple[list[tuple[int, int]], list[list[int]]]] = []
         numbers = {cell.id: number for number, cell in enumerate(batch.cells)}
         for ladder in ladders(batch.cells).values():
-            cuts = prune.cuts(len(ladder.sizes), rounds)
+            cuts = cuts_of(prune, len(ladder.sizes), rounds)
             if cuts:
                 self._groups.append((cuts, [[numbers[i] for i in ids] for ids in ladder.cells]))
 

@@ -18,16 +18,15 @@ from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
 from raybench.core import yaml
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
-from raybench.core.streams import Stream, stream
+from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED
-from raybench.spec import short
+from raybench.spec import sections
 
 LOCAL_STEPS = 30
 RANK = 4
@@ -143,7 +142,7 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
 
 
 def _asked(text: str) -> Candidate:
-    form, section = text, short.section("compressor", text, where="--compressor")
+    form, section = text, sections.section("compressor", text, where="--compressor")
     operator = api.compressor(text)
     if isinstance(operator, Projection):
         form = f"per_tensor:of=({text}),vectors=dense"
@@ -415,5 +414,5 @@ def _entry(candidate: Candidate, how: str) -> dict[str, Any]:
         entry["step_size"] = {"value": [*OUTER_STEPS]}
     if entry["name"] in ("power_sgd", "diloco"):  # these have no compressor to choose
         return entry
-    given = short.parse(candidate.compressor, "compressor")
+    given = sections.parse(candidate.compressor, "compressor")
     return {**entry, "compressor": given | ({} if how == GATHER else {"collective": how})}

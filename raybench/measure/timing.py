@@ -18,7 +18,7 @@ from raybench.compressors import Compressor, unpack
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.spec import short
+from raybench.spec import sections
 from raybench.testing import claims
 from raybench.testing.compressors import examples, label_of
 
@@ -95,7 +95,7 @@ def named(text: str) -> tuple[str, Compressor]:
     A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
     wrong name or value.
     """
-    given = short.parse(text, "compressor")
+    given = sections.parse(text, "compressor")
     entry = registry.lookup("compressor", given.pop("name"))
     simple = next(iter(examples(entry).values()))
     missing = {

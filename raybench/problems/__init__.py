@@ -34,12 +34,11 @@ def read(section: Mapping[str, object]) -> Problem:
 
     Raises InputError with everything that is wrong.
     """
-    from raybench.spec import (
-        short,
-    )  # what reads sweep files is loaded when there is something to read
+    # what reads sweep files is loaded when there is something to read
+    from raybench.spec import sections
 
     name = section.get("name")
     if not isinstance(name, str):
         raise InputError.of("problem", f"{dict(section)!r} has no name", "such as name: network")
-    result = short.section("problem", name, {k: v for k, v in section.items() if k != "name"})
+    result = sections.section("problem", name, {k: v for k, v in section.items() if k != "name"})
     return build(result.name, result.params)

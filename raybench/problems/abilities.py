@@ -7,8 +7,8 @@ from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
-from raybench.core.draws import Sample
 from raybench.core.parts import Train
+from raybench.core.streams import Sample
 
 
 @runtime_checkable

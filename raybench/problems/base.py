@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Param
+from raybench.core.streams import Sample
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

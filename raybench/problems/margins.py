@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from raybench.core.draws import Sample
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Number, problem
+from raybench.core.streams import Sample
 from raybench.problems import kernels
 from raybench.problems.base import share_signed
 from raybench.problems.clients import Rows

@@ -13,8 +13,8 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from raybench.core.draws import Sample
 from raybench.core.process import give_back
+from raybench.core.streams import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Problem
 

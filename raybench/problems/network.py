@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from raybench import data
-from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.parts import Train
@@ -27,8 +26,8 @@ from raybench.core.registry import (
     Text,
     problem,
 )
-from raybench.core.streams import Stream
-from raybench.data import Examples
+from raybench.core.streams import Sample, Stream
+from raybench.data import Examples, catalogue
 from raybench.problems.base import DTYPES, Problem
 from raybench.problems.networks import build
 from raybench.problems.networks.passes import (
@@ -386,7 +385,9 @@ def _flat(streams: Stream) -> Stream:
 
 def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
     """Return a data set for networks: a text for transformers and known texts, else images."""
-    text = model.partition(":")[0] == "transformer" or dataset in data.TEXTS or ".txt" in dataset
+    text = (
+        model.partition(":")[0] == "transformer" or dataset in catalogue.TEXTS or ".txt" in dataset
+    )
     return data.text(dataset, length, level) if text else data.images(dataset)
 
 

@@ -13,8 +13,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from raybench.core.draws import Sample
 from raybench.core.limits import need_memory
+from raybench.core.streams import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Constants, share_right
 from raybench.problems.clients import DataProblem, Rows

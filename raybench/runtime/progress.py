@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.core import terminal
-from raybench.core.clock import duration
+from raybench.core.limits import duration
 from raybench.execution.execute import Progress
 
 PROGRESS_VARIABLE = "RAYBENCH_PROGRESS"

@@ -25,12 +25,19 @@ from raybench.spec.keys import (
     key,
     keys_of,
 )
-from raybench.spec.model import Checkpoint, Evaluate, Prune, Record, Resources, Search
-from raybench.spec.parts import Section, Step
+from raybench.spec.model import (
+    Checkpoint,
+    Evaluate,
+    Prune,
+    Record,
+    Resources,
+    Search,
+    Section,
+    Step,
+)
 from raybench.spec.sections import COLLECTIVE
 from raybench.spec.settings import (
     Booking,
-    Evaluating,
     FolderName,
     Group,
     PluginFiles,
@@ -130,7 +137,7 @@ class Cell:
         ignored="trains no network on such a problem",
     )
     graph: Section | None = key(
-        Named("graph", GRAPHS, "ring"),
+        Named("graph", shelf=GRAPHS, usual="ring"),
         "who talks to whom, for decentralised methods",
         heard=lambda problem, method: method.decentralised,
         in_every_id=True,
@@ -208,7 +215,7 @@ class Sweep:
     record: Record = key(Group(Record, either=("every", "points")), "which rounds make a row")
     accounting: Accounting = key(Booking(), "how messages become bits")
     resources: Resources = key(Group(Resources), "what a trial takes")
-    evaluate: Evaluate = key(Evaluating(Evaluate), "what is measured besides the standard columns")
+    evaluate: Evaluate = key(Group(Evaluate), "what is measured besides the standard columns")
     checkpoint: Checkpoint = key(Group(Checkpoint), "when cells that run long are saved")
     timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
     attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")

@@ -15,9 +15,9 @@ from raybench.spec.keys import (
     Kind,
     Plugin,
     Schema,
-    axis_schema,
     closed,
     keys_of,
+    param_schema,
     plugins_schema,
 )
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
@@ -64,7 +64,7 @@ def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     properties = {name: _property(name) for name in overrides()}
     beside = {
-        name: axis_schema(param)
+        name: param_schema(param)
         for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
     }
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
@@ -123,7 +123,7 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
         old = kind.long_form(out.get(key))
         if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
             out[key] = new
-        elif kind.named and kind.renews() and new.get("name", old.get("name")) != old.get("name"):
+        elif kind.named and kind.renews and new.get("name", old.get("name")) != old.get("name"):
             out[key] = dict(new)
         else:
             drop = _replaced(kind, new)
@@ -191,14 +191,19 @@ def _tokens(path: str) -> list[str | int]:
     return out if end == len(path) else []
 
 
-def _covers(node: object, tokens: Sequence[str | int]) -> bool:
-    """Tell whether a case says anything at that path, itself or in a value that contains it."""
-    for token in tokens:
+def _covers(node: object, tokens: Sequence[str | int], *, exactly: bool = False) -> bool:
+    """Tell whether a case says anything at that path, itself or in a value that contains it.
+
+    exactly: at the path itself, which a list on the way hides.
+    """
+    for depth, token in enumerate(tokens):
         if not isinstance(node, Mapping):
-            return True
+            return not exactly
         if token not in node:
             return False
         node = node[token]
+        if exactly and not depth:
+            node = _kind(str(token)).long_form(node)
     return True
 
 
@@ -223,7 +228,9 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
         given = out.get("algorithm")
         if tokens[0] in overrides() and given is not None:
             entries = [
-                _placed(entry, tokens, value, where) if _holds(entry, tokens) else entry
+                _placed(entry, tokens, value, where)
+                if _covers(entry, tokens, exactly=True)
+                else entry
                 for entry in (given if isinstance(given, list) else [given])
             ]
             out["algorithm"] = entries if isinstance(given, list) else entries[0]
@@ -236,16 +243,6 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
             assigned(case, always=False) if isinstance(case, Mapping) else case for case in given
         ]
     return out
-
-
-def _holds(entry: object, tokens: Sequence[str | int]) -> bool:
-    """Tell whether an entry has something at exactly that path, which a list on the way, other than ``_covers``, hides."""
-    node = entry
-    for depth, token in enumerate(tokens):
-        if not isinstance(node, Mapping) or token not in node:
-            return False
-        node = node[token] if depth else _kind(str(token)).long_form(node[token])
-    return True
 
 
 def _placed(

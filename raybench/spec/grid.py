@@ -19,8 +19,8 @@ from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
 from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
-from raybench.spec.parts import Section, canonical
-from raybench.spec.sections import MAX_CELLS, Option, locate, options
+from raybench.spec.model import Section, canonical
+from raybench.spec.sections import FILES, MAX_CELLS, Option, locate, options, parted
 from raybench.spec.values import Complaints, show
 
 
@@ -122,30 +122,33 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
     return raw, origin, base, stem[:100]
 
 
-def _located(raw: Mapping[str, object], base: Path, data: Mapping[str, Path]) -> dict[str, object]:
+def _located(raw: Mapping[str, Any], base: Path, data: Mapping[str, Path]) -> dict[str, object]:
     """Return the document with the paths of existing files made absolute, so workers find them.
 
     data: files by the names that stand for them, which go before other files.
     """
 
-    def find(value: object, *, folders: bool = False) -> object:
-        if not isinstance(value, str):
-            return value
-        if value in data:
-            return str(data[value].resolve())
-        file = locate(value, Path.cwd(), base)
-        if file is None or not (file.is_file() or (folders and "/" in value)):
-            return value
-        return str(file.resolve())
+    def absolute(text: str, key: str) -> str:
+        file, rest = parted(text)
+        if file in data:
+            return str(data[file].resolve())
+        at = locate(file, Path.cwd(), base)
+        if at is None or not (at.is_file() or (key in FILES and "/" in file)):
+            return text
+        return f"{at.resolve()}{rest}"
 
-    def within(part: Mapping[str, object]) -> dict[str, object]:
-        kinds = {name: key.kind for name, key in document.every_key().items() if name in part}
-        return {**part, **{name: kind.located(part[name], find) for name, kind in kinds.items()}}
+    def within(node: object, key: str) -> object:
+        if isinstance(node, Mapping):
+            return {name: within(value, name) for name, value in node.items()}
+        if isinstance(node, list):
+            return [within(item, key) for item in node]
+        names_file = key in (*FILES, "plugins") or (key == "x0" and str(node).endswith(".npy"))
+        return absolute(node, key) if isinstance(node, str) and names_file else node
 
-    out = within(raw)
-    cases = out.get("cases")
-    if isinstance(cases, list):
-        out["cases"] = [within(case) if isinstance(case, Mapping) else case for case in cases]
+    out = {k: within(v, k) if k in ("problem", "x0", "plugins") else v for k, v in raw.items()}
+    if isinstance(out.get("cases"), list):
+        cases = [_located(c, base, data) if isinstance(c, Mapping) else c for c in raw["cases"]]
+        out["cases"] = cases
     return out
 
 
@@ -164,7 +167,7 @@ Names = Mapping[str, tuple[Param | Sections, Any]]  # what a pattern may name of
 def nameable(cell: Cell) -> Names:
     """Return what patterns may name of a cell, but for its step: a section's kind, or a parameter, and the value."""
     out: dict[str, tuple[Param | Sections, Any]] = {}
-    held: dict[str, dict[str, tuple[Param | Sections, Any]]] = {}
+    held: dict[str, Mapping[str, tuple[Param, Any]]] = {}
     for name, key in document.axes().items():
         kind, value = key.kind, getattr(cell, key.field)
         if isinstance(kind, Scalar):
@@ -172,8 +175,7 @@ def nameable(cell: Cell) -> Names:
             default = value is None and key.heard is None
             out[name] = kind.param, kind.written() if default else value
         elif isinstance(kind, Sections | Table):
-            params, settings = kind.params(value), kind.settings(value)
-            held[name] = {inner: (params[inner], settings[inner]) for inner in settings}
+            held[name] = kind.settings(value)
             out |= {f"{name}.{inner}": pair for inner, pair in held[name].items()}
             if isinstance(kind, Sections):
                 out[name] = kind, None if value is None else value.name
@@ -186,22 +188,46 @@ def nameable(cell: Cell) -> Names:
 class Pattern:
     """One entry of ``exclude``: raw values by key, dotted where a section is named.
 
-    wanted: texts of the values that it accepts, by key and the parameter that types them (``check_patterns``).
+    typed: texts of the values that it accepts and what is wrong with them, by key and what types them.
     """
 
     where: str
     raw: Mapping[str, Any]
-    wanted: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    typed: dict[tuple[str, int], tuple[set[str], Complaints]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
+    def meet(self, names: Names) -> None:
+        """Type the values as what may be named of some cells asks for."""
+        for key, value in self.raw.items():
+            kind = names[key][0] if key in names else _STEPS.get(key)
+            if kind is not None and (key, id(kind)) not in self.typed:
+                complaints: Complaints = []
+                values = _wanted(kind, value, f"{self.where}.{key}", complaints)
+                self.typed[key, id(kind)] = set(map(canonical, values)), complaints
+
     def matches(self, names: Names) -> bool:
-        """Tell whether every key of the pattern matches a cell of which it may name these."""
+        """Tell whether every key of the pattern matches a cell of which it may name these, once it met them."""
         return all(
-            key in names and canonical(names[key][1]) in self.wanted[key, id(names[key][0])]
+            key in names and canonical(names[key][1]) in self.typed[key, id(names[key][0])][0]
             for key in self.raw
         )
+
+    def wrong(self, names: Iterable[str]) -> Complaints:
+        """Return complaints of keys that no cell has and values that no parameter takes, once it has met all.
+
+        names: what may be named of the cells.
+        """
+        out: Complaints = []
+        for key in self.raw:
+            tries = [complaints for at, (_, complaints) in self.typed.items() if at[0] == key]
+            if not tries:
+                fix = nearest(key, {*names, *_STEPS})
+                out.append(Complaint(f"{self.where}.{key}", "unknown key", fix))
+            elif all(tries):
+                out += tries[0]
+        return out
 
 
 def read_patterns(value: object, where: str, complaints: Complaints) -> list[Pattern]:
@@ -237,29 +263,6 @@ def _flat(raw: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def check_patterns(
-    patterns: Iterable[Pattern], every: Iterable[Names], complaints: Complaints
-) -> None:
-    """Type the values of patterns; complain of keys that no cell has and values that no parameter takes."""
-    kinds: dict[str, dict[int, Param | Sections]] = {n: {id(p): p} for n, p in _STEPS.items()}
-    for names in every:
-        for key, (kind, _) in names.items():
-            kinds.setdefault(key, {})[id(kind)] = kind
-    for pattern in patterns:
-        for key, value in pattern.raw.items():
-            at = f"{pattern.where}.{key}"
-            if key not in kinds:
-                complaints.append(Complaint(at, "unknown key", nearest(key, kinds)))
-                continue
-            tries: list[Complaints] = []
-            for place, kind in kinds[key].items():
-                tries.append([])
-                typed = _wanted(kind, value, at, tries[-1])
-                pattern.wanted[key, place] = set(map(canonical, typed))
-            if all(tries):
-                complaints.extend(tries[0])
-
-
 def _wanted(
     kind: Param | Sections, value: object, where: str, complaints: Complaints
 ) -> list[object]:
@@ -270,7 +273,7 @@ def _wanted(
         ]
         for name in (n for n in names if n is not None):
             try:
-                kind.check_name(name if isinstance(name, str) else show(name), where)
+                kind.parameters(name, where)
             except InputError as error:
                 complaints.extend(error.complaints)
         return names
@@ -406,25 +409,21 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     complaints: Complaints = []
     for grid in grids:
         mine = list(_expanded(grid))
-        wrong: Complaints = []
         # cells of a group differ in step and seed only
-        shared = (
-            {c.group: nameable(c) for c in {c.group: c for c in mine}.values()}
-            if grid.patterns
-            else {}
-        )
-        check_patterns(grid.patterns, shared.values(), wrong)
-        if wrong:
-            complaints += grid.blame(wrong)
-            continue
+        shared = {c.group: c for c in mine} if grid.patterns else {}
+        names = {group: nameable(cell) for group, cell in shared.items()}
+        for pattern, of_group in itertools.product(grid.patterns, names.values()):
+            pattern.meet(of_group)
         used.update({str(p): used.get(str(p), False) for p in grid.patterns})
         asked.update(cell.algorithm.name for cell in mine)
         for cell in mine:
             every.setdefault(cell.id, cell)
-            hits = [p for p in grid.patterns if p.matches(_stepped(shared[cell.group], cell))]
+            hits = [p for p in grid.patterns if p.matches(_stepped(names[cell.group], cell))]
             used.update({str(pattern): True for pattern in hits})
             if not hits:
                 out.setdefault(cell.id, cell)
+        named = {name for group in names.values() for name in group}
+        complaints += grid.blame([c for pattern in grid.patterns for c in pattern.wrong(named)])
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     if not out:
@@ -491,28 +490,24 @@ class _Point:
     group: tuple[str, ...] = ()
 
 
-class _Identities:
-    """What identifies the values of options, found once for each: data files are read for it."""
+def _point(
+    key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts, memo: dict[Any, Any]
+) -> _Point:
+    """Return the point of a value as a method on a problem takes it.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-    def point(
-        self, key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts
-    ) -> _Point:
-        """Return the point of a value as a method on a problem takes it."""
-        usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
-        if not key.hears(problem, method):
-            return _Point(key.field, None)
-        value = usual if value is None else value
-        if value is None or (value == usual and not key.in_every_id):
-            return _Point(key.field, value)
-        at = (key.name, canonical(key.kind.plain(value)))
-        if at not in self._known:
-            grouped = key.kind.in_group(value, key.field) if key.in_group else {}
-            identity = {key.field: key.kind.identity(value)}
-            self._known[at] = _members(identity), _members(grouped)
-        return _Point(key.field, value, *self._known[at])
+    memo: what identifies values, found once for each: data files are read for it.
+    """
+    usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
+    if not key.hears(problem, method):
+        return _Point(key.field, None)
+    value = usual if value is None else value
+    if value is None or (value == usual and not key.in_every_id):
+        return _Point(key.field, value)
+    at = (key.name, canonical(key.kind.plain(value)))
+    if at not in memo:
+        grouped = key.kind.in_group(value, key.field) if key.in_group else {}
+        memo[at] = _members({key.field: key.kind.identity(value)}), _members(grouped)
+    return _Point(key.field, value, *memo[at])
 
 
 def _members(content: Mapping[str, object]) -> tuple[str, ...]:
@@ -525,12 +520,12 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
 
     All but step and seed, the two fastest axes, is put together once for all of their values.
     """
-    keys, identities = document.axes(), _Identities()
+    keys, memo = document.axes(), dict[Any, Any]()
     for problem, method in itertools.product(grid.problems, grid.methods):
         facts = registry.lookup("problem", problem.name).facts, method.facts
         first = {"problem": [Option(problem, "")], "algorithm": [Option(method.section, "")]}
         axes = {
-            name: [identities.point(keys[name], option.value, *facts) for option in axis]
+            name: [_point(keys[name], option.value, *facts, memo) for option in axis]
             for name, axis in {**first, **grid.of(method)}.items()
         }
         seeds, steps = axes.pop("seed"), axes.pop("step_size")

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
-from raybench.spec import sections, short
-from raybench.spec.parts import Section, Step, canonical
+from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
+from raybench.spec import sections
+from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
     FILES,
     Option,
+    beside_defaults,
     content_hash,
     default,
     is_path,
@@ -30,10 +31,7 @@ from raybench.spec.sections import (
     parted,
     product,
 )
-from raybench.spec.values import Complaints, Wrong, show
-
-# called as locate(path, folders=False); returns the path made absolute where it exists
-Locate = Callable[..., object]
+from raybench.spec.values import NUMERIC_KINDS, Complaints, Wrong, show
 
 
 class Kind:
@@ -41,19 +39,14 @@ class Kind:
 
     named: ClassVar[bool] = False  # whether a bare name stands for a section
     merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
+    renews: bool = (
+        True  # whether another name makes a section another one, which keeps no parameters
+    )
     either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
     def long_form(self, value: object) -> object:
         """Return the mapping that a short form stands for, any other value as it is."""
         return {"name": value} if self.named and isinstance(value, str) else value
-
-    def renews(self) -> bool:
-        """Tell whether another name makes a section another one, which keeps no parameters."""
-        return True
-
-    def located(self, value: object, find: Locate) -> object:
-        """Return the raw value with the paths of existing files made absolute."""
-        return value
 
     def schema(self) -> Schema:
         """Return the JSON schema of what may be written."""
@@ -86,12 +79,8 @@ class Kind:
         """Return what identifies a value among the cells that differ in seed and step only."""
         return {name: self.identity(value)}
 
-    def params(self, value: Any) -> Mapping[str, Param]:
-        """Return the parameters that a value has, by name."""
-        return {}
-
-    def settings(self, value: Any) -> Mapping[str, Any]:
-        """Return what a value sets its parameters to, by name."""
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        """Return the parameters of a value and what it sets them to, by name."""
         return {}
 
 
@@ -132,7 +121,7 @@ class Scalar(Kind):
         return [Option(option, where) for option in options(self.param, value, where, complaints)]
 
     def schema(self) -> Schema:
-        return axis_schema(self.param)
+        return param_schema(self.param)
 
 
 @dataclass(frozen=True)
@@ -157,9 +146,6 @@ class Start(Scalar):
                 complaints.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         return out
 
-    def located(self, value: object, find: Locate) -> object:
-        return each(value, lambda v: find(v) if isinstance(v, str) and v.endswith(".npy") else v)
-
     def identity(self, value: Any) -> Any:
         if isinstance(value, str) and value.endswith(".npy"):
             return f"sha256:{content_hash(value, 'x0')}"
@@ -182,14 +168,10 @@ class Prox(Scalar):
         return "none"
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        if isinstance(value, Mapping) or value in ("l1", "l2"):
+        if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-            return []
-        return [
-            Option(None if option.value == "none" else option.value, option.where)
-            for option in super().read(value, where, complaints)
-        ]
+        return [Option(None, where)]
 
 
 @dataclass(frozen=True)
@@ -216,7 +198,7 @@ class Table(Mappings):
         also = tuple(key for key in self.beside if key in value)
         every = product(self.table, value, where, complaints, also=also)
         if self.idle:
-            return [one if _beside_defaults(self.table, one) else None for one in every]
+            return [one if beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
             return every
         return [{k: v for k, v in one.items() if v is not None} for one in every]
@@ -225,136 +207,91 @@ class Table(Mappings):
         return None if value is None else dict(value)
 
     def identity(self, value: Any) -> Any:
-        return _beside_defaults(self.table, value)
+        return beside_defaults(self.table, value)
 
-    def params(self, value: Any) -> Mapping[str, Param]:
-        return self.table
-
-    def settings(self, value: Any) -> Mapping[str, Any]:
-        return value or {}
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        return {name: (self.table[name], one) for name, one in (value or {}).items()}
 
     def schema(self) -> Schema:
         return or_list(mapping_schema(self.table))
 
 
-def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, object]:
-    """Return the values that are no defaults; required ones always stay."""
-    return {
-        name: value
-        for name, value in given.items()
-        if params[name].default is REQUIRED or canonical(value) != canonical(default(params[name]))
-    }
-
-
+@dataclass(frozen=True)
 class Sections(Kind):
-    """A section: a name with parameters."""
+    """A section: the name of a plug-in, or of what the ``shelf`` holds, with parameters.
 
-    named = True
-
-    def plain(self, value: Section | None) -> Any:
-        return None if value is None else value.config()
-
-    def settings(self, value: Section | None) -> Mapping[str, Any]:
-        return {} if value is None else value.params
-
-    def check_name(self, name: str, where: str) -> None:
-        """Raise InputError with the nearest name where there is no section of that name."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Named(Sections, Mappings):
-    """One of a few things with parameters, by name."""
-
-    noun: str
-    choices: Mapping[str, Mapping[str, Param]]
-    usual: str
-
-    def written(self) -> str:
-        return self.usual
-
-    def absent(self) -> Section:
-        return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
-
-    def points(self, value: Any, where: str, complaints: Complaints) -> list[Section]:
-        given = dict(value) if isinstance(value, Mapping) else {"name": value}
-        names = given.pop("name", None)
-        out = []
-        for name in names if isinstance(names, list) else [names]:
-            try:
-                self.check_name(name, where)
-            except InputError as error:
-                complaints.extend(error.complaints)
-                continue
-            every = product(self.choices[name], given, where, complaints)
-            out += [Section(name, params) for params in every]
-        return out
-
-    def check_name(self, name: object, where: str) -> None:
-        if not isinstance(name, str) or name not in self.choices:
-            fix = nearest(str(name), self.choices)
-            raise InputError.of(where, f"unknown {self.noun} {show(name)}", fix)
-
-    def identity(self, value: Section) -> Any:
-        params = _beside_defaults(self.choices[value.name], value.params)
-        return {"name": value.name, "params": params}
-
-    def params(self, value: Section | None) -> Mapping[str, Param]:
-        return {} if value is None else self.choices[value.name]
-
-    def schema(self) -> Schema:
-        ways = [mapping_schema(params, name) for name, params in self.choices.items()]
-        return or_list({"anyOf": [{"enum": [*self.choices]}, *ways]})
-
-
-@dataclass(frozen=True)
-class Plugin(Sections):
-    """A plug-in of the registry. overrides: keys that an entry may set for itself besides.
-
-    optional: whether the section may be left out, written as none. beside: parameters that every
-    plug-in has here.
+    overrides: keys that an entry may set for itself besides. optional: whether the section may be left
+    out, written as none. beside: parameters that every section has here.
     """
 
     kind: str
     overrides: tuple[str, ...] = ()
     optional: bool = False
     beside: Mapping[str, Param] = field(default_factory=dict)
+    shelf: sections.Shelf | None = None
+    named = True
 
-    def renews(self) -> bool:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        return sections.read(
+            self.kind,
+            value,
+            where,
+            complaints,
+            overrides=self.overrides,
+            beside=self.beside,
+            optional=self.optional,
+            shelf=self.shelf,
+        )
+
+    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
+        """Return the parameters of the section of a name; raises InputError with the nearest name."""
+        return {**self.beside, **sections.parameters(self.kind, name, where, self.shelf)}
+
+    def plain(self, value: Section | None) -> Any:
+        return None if value is None else value.config()
+
+    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
+        if value is None:
+            return {}
+        params = self.parameters(value.name)
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
+
+
+@dataclass(frozen=True)
+class Named(Sections):
+    """One of the few things of a shelf."""
+
+    usual: str = ""
+
+    def written(self) -> str:
+        return self.usual
+
+    def absent(self) -> Section:
+        params = self.parameters(self.usual)
+        return Section(self.usual, {name: default(param) for name, param in params.items()})
+
+    def identity(self, value: Section) -> Any:
+        params = beside_defaults(self.parameters(value.name), value.params)
+        return {"name": value.name, "params": params}
+
+    def schema(self) -> Schema:
+        shelf = self.shelf or {}
+        ways = [mapping_schema(params, name) for name, params in shelf.items()]
+        return or_list({"anyOf": [{"enum": [*shelf]}, *ways]})
+
+
+class Plugin(Sections):
+    """A plug-in of the registry."""
+
+    @property
+    def renews(self) -> bool:  # type: ignore[override]
         # problems keep theirs, as they share most of their parameters
         return self.kind != "problem"
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        more, beside = self.overrides, self.beside
-        out = sections.read(self.kind, value, where, complaints, overrides=more, beside=beside)
-        if self.optional:
-            return out
-        for option in out:
-            if option.value is None:
-                what = f"{sections.a(self.kind)} is needed"
-                complaints.append(Complaint(option.where, what, sections.choices(self.kind)))
-        return [option for option in out if option.value is not None]
-
-    def located(self, value: object, find: Locate) -> object:
-        def absolute(given: object) -> object:
-            if not isinstance(given, str):
-                return given
-            file, rest = parted(given)
-            return f"{find(file, folders=True)}{rest}"
-
-        def within(section: object) -> object:
-            if not isinstance(section, Mapping):
-                return section
-            return {k: each(v, absolute) if k in FILES else v for k, v in section.items()}
-
-        return each(value, within) if self.kind == "problem" else value
-
-    def check_name(self, name: str, where: str) -> None:
-        registry.lookup(self.kind, name, where)
-
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = _beside_defaults(self.params(value), value.params)
+        params = beside_defaults(self.parameters(value.name), value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
 
@@ -365,21 +302,12 @@ class Plugin(Sections):
 
                 params[key] = each(params[key], by_content)
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
-        held = short.inside(value, self.kind)
+        held = sections.inside(value, self.kind)
         if held:
             out["operators"] = held
         if entry.overrides and not entry.source:  # registered in Python, with no file to tell it by
             out["overrides"] = True
         return {**out, "source": entry.source} if entry.source else out
-
-    def params(self, value: Section | None) -> Mapping[str, Param]:
-        if value is None:
-            return {}
-        return {**self.beside, **registry.lookup(self.kind, value.name).params}
-
-    def settings(self, value: Section | None) -> Mapping[str, Any]:
-        usual = {name: default(param) for name, param in self.beside.items()}
-        return {} if value is None else {**usual, **value.params}
 
     def schema(self) -> Schema:
         return {"$ref": f"#/$defs/{self.kind}"}
@@ -459,6 +387,10 @@ class Steps(Mappings):
 # Groups of tensors: compressors by the names of the tensors that they are for -----------------------
 
 
+GROUP: Mapping[str, Param] = {
+    "match": Text(help="a pattern of names, such as *.bias"),
+    "compressor": Operator(help="the compressor of the tensors that it matches"),
+}
 GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
 
 
@@ -473,29 +405,17 @@ class Groups(Kind):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = value and sections.axis(
-            value, where, complaints, lambda one, at: [self._one(one, at, complaints)], GROUP_FORM
-        )
+        groups = value and sections.axis(value, where, complaints, self._group, GROUP_FORM)
         return [Option(groups or None, where)]
 
-    def _one(self, value: object, where: str, complaints: Complaints) -> dict[str, str]:
-        if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
-            raise Wrong("a group has a pattern and a compressor", GROUP_FORM)
-        pattern, given = value["match"], value["compressor"]
-        if not isinstance(pattern, str) or not pattern:
-            what = f"{show(pattern)} is no pattern of names"
-            complaints.append(Complaint(f"{where}.match", what, "such as *.bias"))
-        at = f"{where}.compressor"
-        texts = sections.operators("identity" if given in (None, "none") else given, at, complaints)
-        if len(texts) > 1:
-            complaints.append(
-                Complaint(at, "a group is no axis", "one compressor with single values")
-            )
-        return {"match": str(pattern), "compressor": texts[0] if texts else ""}
+    def _group(self, value: object, where: str) -> list[dict[str, Any]]:
+        if isinstance(value, Mapping) and value.get("compressor", "") in (None, "none"):
+            value = {**value, "compressor": "identity"}
+        return [sections.mapping(GROUP, value, where)]
 
     def identity(self, value: list[dict[str, str]]) -> Any:
         # version and source of every compressor, as a user's may change
-        return [{**group, "operators": short.versions(group["compressor"])} for group in value]
+        return [{**group, "operators": sections.versions(group["compressor"])} for group in value]
 
     def schema(self) -> Schema:
         operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}
@@ -516,46 +436,31 @@ def or_list(one: Schema) -> Schema:
     return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
-def single_schema(param: Param) -> Schema:
-    """Return the schema of one value of a parameter, with what it means and its default."""
-    return {**value_schema(param), **_said(param)}
+def param_schema(param: Param, *, axis: bool = True) -> Schema:
+    """Return the schema of a parameter: a value or, as an axis, a list of values; what it means, and its default."""
+    out = value_schema(param)
+    if axis and param.kind == "list":  # the outer list is the axis
+        several = {"type": "array", "items": out, "minItems": 1}
+        out = {"anyOf": [several, *out.get("anyOf", [])[1:]]}
+    elif axis:
+        out = or_list(out)
+    out = {**out, **({"description": param.help} if param.help else {})}
+    return out if param.default is REQUIRED else {**out, "default": default(param)}
 
 
-def axis_schema(param: Param) -> Schema:
-    """Return the schema of one parameter: a value, or a list of values where it may be an axis."""
-    single = value_schema(param)
-    out = or_list(single)
-    if param.kind == "list":
-        ways: list[Schema] = [{"type": "array", "items": single, "minItems": 1}]
-        if param.default is None:
-            ways.append({"type": "null"})
-        if param.words:
-            ways.append({"enum": [*param.words]})
-        out = {"anyOf": ways}
-    return {**out, **_said(param)}
-
-
-def _said(param: Param) -> Schema:
-    out: Schema = {"description": param.help} if param.help else {}
-    if param.default is not REQUIRED:
-        out["default"] = default(param)
-    return out
+_FORMS: Mapping[str, list[Schema]] = {
+    "list": [{"type": "array", "items": {"type": ["number", "string", "null"]}}],
+    "flag": [{"type": "boolean"}],
+    "text": [{"type": "string"}],
+    # written as a short form or as a section
+    "operator": [{"type": "string"}, {"$ref": "#/$defs/compressor"}],
+}
 
 
 def value_schema(param: Param) -> Schema:
     """Return the schema of one value of a parameter, ranges of numbers included."""
-    ways: list[Schema] = []
-    if param.kind == "list":
-        ways.append({"type": "array", "items": {"type": ["number", "string", "null"]}})
-    elif param.kind == "flag":
-        ways.append({"type": "boolean"})
-    elif param.kind == "text":
-        ways.append({"type": "string"})
-    elif param.kind == "operator":  # written as a short form or as a section
-        ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
-    elif param.kind == "choice":
-        ways.append({"enum": [*param.choices]})
-    else:
+    ways = [*_FORMS.get(param.kind, [])]
+    if param.kind in NUMERIC_KINDS:
         number: Schema = {"type": "number" if param.kind == "number" else "integer"}
         if param.low > -math.inf:
             number["exclusiveMinimum" if param.open_low else "minimum"] = param.low
@@ -565,10 +470,9 @@ def value_schema(param: Param) -> Schema:
         if param.kind == "count":
             share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
             ways += [share, SHARE]
-    if param.words:
-        ways.append({"enum": [*param.words]})
+    ways += [{"enum": [*names]} for names in (param.choices, param.words) if names]
     for tag, inner in param.tags.items():
-        ways.append(closed({tag: axis_schema(inner)}, required=[tag]))
+        ways.append(closed({tag: param_schema(inner)}, required=[tag]))
     if param.default is None and param.kind != "choice":
         ways.append({"type": "null"})
     return ways[0] if len(ways) == 1 else {"anyOf": ways}
@@ -586,7 +490,7 @@ def closed(properties: Mapping[str, Schema], required: list[str] | None = None) 
 
 def mapping_schema(params: Mapping[str, Param], name: str = "", summary: str = "") -> Schema:
     """Return the schema of a mapping of parameters, with a ``name`` if one is given."""
-    properties = {key: axis_schema(param) for key, param in params.items()}
+    properties = {key: param_schema(param) for key, param in params.items()}
     required = [key for key, param in params.items() if param.default is REQUIRED]
     if name:
         properties = {"name": {"const": name}, **properties}

@@ -1,12 +1,90 @@
-"""What a whole sweep is told besides its cells: how to record, what to take of the machine."""
+"""What a sweep is made of: plug-ins with parameters, step sizes, and the settings that hold for all of its cells."""
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.params import Choice, Flag, Integer, List, Number, record
+
+
+def canonical(value: object) -> str:
+    """Return the one JSON text of a plain value: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A plug-in by name with its parameters, typed and with the defaults filled in.
+
+    Equal and hashed by content. Shares such as ``10%`` stay text; what they amount to depends on
+    the problem's message dimension.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> dict[str, Any]:
+        """Return the section as plain JSON values."""
+        return {"name": self.name, "params": dict(self.params)}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Section):
+            return NotImplemented
+        return self is other or self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    @cached_property
+    def text(self) -> str:
+        """The section's one text; params are never written to."""
+        return canonical(self.config())
+
+
+class Operator(str):
+    """A compressor as a value of a parameter: its canonical short form, and the typed section that it stands for.
+
+    So what is typed once is not parsed again. Equal, hashed and written as text.
+    """
+
+    section: Section
+
+    @classmethod
+    def of(cls, text: str, section: Section) -> Operator:
+        """Return the compressor of a section whose short form is ``text``."""
+        out = cls(text)
+        out.section = section
+        return out
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
+
+    rule and of say whose theory: the rule (nonconvex | pl | paper | released) and the algorithm,
+    None for the cell's own. schedule: how the step changes over the rounds; warmup: rounds of linear
+    growth first.
+    """
+
+    kind: str = "theory"
+    number: float = 1.0
+    rule: str = "nonconvex"
+    of: str | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+
+    def config(self) -> dict[str, Any]:
+        """Return the step as plain JSON values."""
+        return dict(vars(self))
+
+
+# How to record, what to take of the machine ------------------------------------------------------------
 
 
 @record
@@ -50,7 +128,10 @@ class Resources:
 
 @record
 class Evaluate:
-    """What a recorded row measures: how often what is costly, and metrics besides the standard columns."""
+    """What a recorded row measures: how often what is costly, and metrics besides the standard columns.
+
+    Raises InputError for a metric that is not registered.
+    """
 
     every: int | None = Integer(
         None, low=1, help="rounds between measures that take a pass over the data; about 50 in all"
@@ -62,6 +143,10 @@ class Evaluate:
         True, help="measure f over all samples, where grad f is not; slow for networks"
     )
     metrics: tuple[str, ...] = List((), help="metrics by name")
+
+    def __post_init__(self) -> None:
+        for i, metric in enumerate(self.metrics):
+            registry.lookup("metric", metric, f"evaluate.metrics[{i}]")
 
 
 @record
@@ -112,17 +197,3 @@ class Prune:
     def halves(self) -> bool:
         """Whether steps are pruned."""
         return self.rule == "halving"
-
-    def cuts(self, steps: int, rounds: int) -> list[tuple[int, int]]:
-        """Return (round, how many of so many steps go on) of each cut, in order; the last ones there are.
-
-        Cuts are at rounds/eta^j, none before first * rounds, and no more than it takes to leave so many as
-        ``least``: the i-th leaves ceil(steps/eta^i), or ``least`` if that is more.
-        """
-        at: list[int] = []
-        while self.halves and Fraction(1, self.eta ** (len(at) + 1)) >= self.first * (1 - 1e-9):
-            at.append(math.ceil(Fraction(rounds, self.eta ** (len(at) + 1))))
-        rest: list[int] = []
-        while len(rest) < len(at) and (rest[-1] if rest else steps) > self.least:
-            rest.append(max(self.least, -(-steps // self.eta ** (len(rest) + 1))))
-        return list(zip(at[: len(rest)][::-1], rest, strict=True))

@@ -3,6 +3,7 @@
 ``options`` is the one way from raw values to typed ones, for parameters of plug-ins and for the
 sweep's own keys alike, so that every key takes lists, ranges, shares and tags in the same form. It
 stands beside ``read`` because a parameter may itself be a compressor: a section with parameters.
+``section`` reads one plug-in outside of sweep files, ``top_k:k=1%`` on the command line.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.limits import decompressed
+from raybench.core.limits import digest_of
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Param
-from raybench.spec.parts import Operator, Section, canonical
+from raybench.spec.model import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
     Complaints,
@@ -156,6 +157,15 @@ def default(param: Param) -> object:
     return typed[0] if len(typed) == 1 and not complaints else param.default
 
 
+def beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values that are no defaults; required ones always stay."""
+    return {
+        name: value
+        for name, value in given.items()
+        if params[name].default is REQUIRED or canonical(value) != canonical(default(params[name]))
+    }
+
+
 def product(
     params: Mapping[str, Param],
     given: Mapping[str, object],
@@ -208,6 +218,11 @@ class Option:
     overrides: Mapping[str, object] = field(default_factory=dict)
 
 
+Shelf = Mapping[
+    str, Mapping[str, Param]
+]  # what there is of a kind that is no plug-in: parameters by name
+
+
 def read(
     kind: str,
     value: object,
@@ -216,20 +231,37 @@ def read(
     *,
     overrides: tuple[str, ...] = (),
     beside: Mapping[str, Param] = {},
+    optional: bool = True,
+    shelf: Shelf | None = None,
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
-    kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
-    carry besides the plug-in's parameters. beside: parameters that every plug-in has here; a section
-    holds those that are not their defaults. What is wrong is appended to ``complaints``.
+    kind is the registry's, or what the ``shelf`` holds; null and ``none`` mean no section, where it is
+    ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
+    parameters that every section has here; it holds those that are not their defaults. What is wrong is
+    appended to ``complaints``.
     """
-    return axis(
-        value,
-        where,
-        complaints,
-        lambda item, at: _entry(kind, item, at, complaints, overrides, beside),
-        f"name {a(kind)}",
-    )
+
+    def entry(item: object, at: str) -> list[Option]:
+        if item is not None and item != "none":
+            return _entry(kind, item, at, complaints, overrides, beside, shelf)
+        if not optional:
+            raise InputError.of(at, f"{a(kind)} is needed", choices(kind, shelf))
+        return [Option(None, at)]
+
+    return axis(value, where, complaints, entry, f"name {a(kind)}")
+
+
+def parameters(kind: str, name: object, where: str, shelf: Shelf | None) -> Mapping[str, Param]:
+    """Return the parameters of a section of that kind and name; raises InputError with the nearest name."""
+    if not isinstance(name, str):
+        what = f"expected the name of {a(kind)}, not {show(name)}"
+        raise InputError.of(where, what, choices(kind, shelf))
+    if shelf is None:
+        return registry.lookup(kind, name, where).params
+    if name not in shelf:
+        raise InputError.of(where, f"unknown {kind} {show(name)}", nearest(name, shelf))
+    return shelf[name]
 
 
 def _entry(
@@ -239,17 +271,16 @@ def _entry(
     complaints: Complaints,
     overrides: tuple[str, ...],
     beside: Mapping[str, Param],
+    shelf: Shelf | None,
 ) -> list[Option]:
-    if value is None or value == "none":
-        return [Option(None, where)]
     short = isinstance(value, str)
     if short:
         value = {"name": value}
     if not isinstance(value, Mapping):
         what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        raise Wrong(what, choices(kind))
+        raise Wrong(what, choices(kind, shelf))
     if "name" not in value:
-        raise InputError.of(f"{where}.name", "required", choices(kind))
+        raise InputError.of(f"{where}.name", "required", choices(kind, shelf))
     if kind == "compressor":
         beside = {"granularity": GRANULARITY, **beside}
     given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
@@ -259,27 +290,22 @@ def _entry(
     for name in names:
         at = where if short else f"{where}.name"
         try:
-            if not isinstance(name, str):
-                what = f"expected the name of {a(kind)}, not {show(name)}"
-                raise InputError.of(at, what, choices(kind))
-            entry = registry.lookup(kind, name, at)
+            params = parameters(kind, name, at, shelf)
         except InputError as error:
             complaints.extend(error.complaints)
             continue
         for key in FILES:
-            if kind == "problem" and key in entry.params:
+            if kind == "problem" and key in params:
                 _files(given.get(key), f"{where}.{key}", complaints)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        shared = {key: param for key, param in beside.items() if key not in entry.params}
+        shared = {key: param for key, param in beside.items() if key not in params}
         asked = {key: value for key, value in given.items() if key in shared}
         of_name = {key: value for key, value in given.items() if key not in shared}
         more = product(shared, asked, where, complaints) or [{}]
-        every = product(entry.params, of_name, where, complaints, also=(*overrides, *beside)) or [
-            {}
-        ]
+        every = product(params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
         out += [
-            Option(_with(Section(name, params), others, shared), where, extra)
-            for params in every
+            Option(_with(Section(name, settings), others, shared), where, extra)
+            for settings in every
             for others in more
         ]
     return out
@@ -287,7 +313,7 @@ def _entry(
 
 def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
     """Return the section with further parameters, of which defaults are left out."""
-    told = {name: value for name, value in more.items() if value != default(params[name])}
+    told = beside_defaults(params, more)
     given = grained(given, told.pop("granularity", GLOBAL))
     return Section(given.name, {**given.params, **told}) if told else given
 
@@ -319,9 +345,9 @@ def a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def choices(kind: str) -> str:
-    """Return which plug-ins there are; of many only some, and where the others are listed."""
-    names = registry.names(kind)
+def choices(kind: str, shelf: Shelf | None = None) -> str:
+    """Return which sections there are; of many only some, and where the others are listed."""
+    names = registry.names(kind) if shelf is None else [*shelf]
     text = f"allowed: {', '.join(names[:20])}"
     return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
@@ -367,13 +393,10 @@ def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, .
 
 
 def spell(given: Section) -> Operator:
-    """Return the canonical short form of a typed compressor; ``short.section`` gives the same one back."""
+    """Return the canonical short form of a typed compressor; ``section`` gives the same one back."""
     params = registry.lookup("compressor", given.name).params
-    pairs = [
-        f"{key}={write(params[key], value)}"
-        for key, value in sorted(given.params.items())
-        if params[key].default is REQUIRED or canonical(value) != canonical(default(params[key]))
-    ]
+    said = beside_defaults(params, given.params)
+    pairs = [f"{key}={write(params[key], value)}" for key, value in sorted(said.items())]
     text = f"{given.name}:{','.join(pairs)}" if pairs else given.name
     return Operator.of(text, given)
 
@@ -483,6 +506,96 @@ def _yaml(value: object) -> str:
     return repr(tidy(value))
 
 
+# Plug-ins and settings outside of axes -------------------------------------------------------------
+
+
+NO_AXIS = "this key is no axis: give single values"
+
+
+def section(
+    kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
+) -> Section:
+    """Return the one section that a short form and further parameters describe, typed and checked.
+
+    kind is the registry's; where is what complaints call it, the kind by default. Raises InputError
+    with everything that is wrong, also where a value is an axis.
+    """
+    if isinstance(text, Operator) and not params:
+        return text.section
+    where = where or kind
+    given = parse(text, where)
+    # from Python a tuple is one list-valued parameter, while a list is an axis
+    lists = {k: [list(v)] if isinstance(v, tuple) else v for k, v in (params or {}).items()}
+    more = yaml.plain(lists, where)
+    for key in sorted(given.keys() & more.keys()):
+        raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
+    given |= more
+    complaints: Complaints = []
+    every = read(kind, given, where, complaints)
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
+    first = every[0].value
+    if len(every) > 1 or first is None:
+        what = f"{text} stands for {len(every)} of them" if first else "none is none"
+        raise InputError.of(where, what, "give one name and single values")
+    return first
+
+
+def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str, Any]:
+    """Return the typed settings of a mapping, defaults filled in, none of them an axis.
+
+    A list is one value of a list-valued parameter. Raises InputError with all that is wrong.
+    """
+    if not isinstance(given, Mapping):
+        what = f"expected a mapping, not {show(given)}"
+        raise InputError.of(where, what, f"keys: {', '.join(params)}")
+    complaints: Complaints = []
+    values = {
+        key: _as_one(params[key], value) if key in params else value
+        for key, value in yaml.plain(dict(given), where).items()
+    }
+    every = product(params, values, where, complaints)
+    for key in params if len(every) > 1 else ():
+        if len({canonical(one[key]) for one in every}) > 1:
+            complaints.append(Complaint(f"{where}.{key}", "several values", NO_AXIS))
+    if complaints:
+        raise InputError(list(dict.fromkeys(complaints)))
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in every[0].items()}
+
+
+def single(param: Param, value: object, where: str, complaints: Complaints) -> object:
+    """Return the typed value of a setting that is no axis; what is wrong is appended to ``complaints``."""
+    every = options(param, _as_one(param, value), where, complaints)
+    if len(every) > 1:
+        complaints.append(Complaint(where, "several values", NO_AXIS))
+    return every[0] if every else None
+
+
+def _as_one(param: Param, value: object) -> object:
+    """Return the axis of one value: a list-valued parameter's list in another, any other value as it is."""
+    if param.kind != "list" or value is None:
+        return value
+    entries = value if isinstance(value, list) else [value]
+    return entries if any(isinstance(entry, list) for entry in entries) else [entries]
+
+
+def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
+    """Return version and source of every compressor that a section's parameters hold, by name."""
+    out: dict[str, list[str]] = {}
+    params = registry.lookup(kind, given.name).params
+    for key, value in given.params.items():
+        if key in params and params[key].kind == "operator" and isinstance(value, str):
+            out |= versions(value, key)
+    return dict(sorted(out.items()))
+
+
+def versions(text: str, where: str = "") -> dict[str, list[str]]:
+    """Return version and source of a compressor and of every one inside it, by name."""
+    held = section("compressor", text, where=where)
+    entry = registry.lookup("compressor", held.name)
+    return {held.name: [entry.version, entry.source], **inside(held)}
+
+
 # Files that a sweep names: where they are, and what they hold -------------------------------------
 
 
@@ -530,22 +643,8 @@ def content_hash(path: str, where: str) -> str:
             whole = hashlib.sha256()
             for part in sorted(p for p in file.rglob("*") if p.is_file()):
                 name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{_hash(part, where)}\n".encode(errors="surrogateescape"))
+                whole.update(f"{name}\0{digest_of(part, where)}\n".encode(errors="surrogateescape"))
             return whole.hexdigest()
-        return _hash(file, where)
+        return digest_of(file, where)
     except OSError as error:
         raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
-
-
-def _hash(file: Path, where: str) -> str:
-    stat = file.stat()
-    return _hashed(file, where, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _hashed(file: Path, where: str, mtime: int, size: int) -> str:
-    del mtime, size  # arguments only so that a changed file is read anew
-    whole = hashlib.sha256()
-    for chunk in decompressed(file, where):
-        whole.update(chunk)
-    return whole.hexdigest()

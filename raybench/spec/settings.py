@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import InputError
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Scalar, Schema, closed, each, single_schema
-from raybench.spec.values import Complaints, Wrong, allowed, scalar, show, tidy
+from raybench.spec.keys import Kind, Scalar, Schema, closed, param_schema
+from raybench.spec.sections import mapping, single
+from raybench.spec.values import Complaints, show
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
-
-NO_AXIS = "this key holds for the whole sweep and is no axis"
 
 
 class Single(Scalar):
     """One value of a parameter."""
 
     def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        return one_value(self.param, value, where, complaints)
+        return single(self.param, value, where, complaints)
 
     def schema(self) -> Schema:
-        return single_schema(self.param)
-
-
-def one_value(param: Param, value: object, where: str, complaints: Complaints) -> object:
-    """Return the value of a parameter that is no axis; a list-valued one as a tuple."""
-    if param.kind == "list":
-        if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
-            return tuple(tidy(v) for v in value)
-        complaints.append(
-            Complaint(where, f"expected a list of names or numbers, not {show(value)}")
-        )
-        return None
-    try:
-        return scalar(param, value)
-    except Wrong as wrong:
-        fix = NO_AXIS if isinstance(value, list) else wrong.fix or allowed(param)
-        complaints.append(Complaint(where, wrong.what, fix))
-        return None
+        return param_schema(self.param, axis=False)
 
 
 @dataclass(frozen=True)
@@ -69,47 +51,13 @@ class Group(Kind):
         return {self.short: value} if self.short and isinstance(value, str) else value
 
     def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        value = self.long_form(value)
-        if not isinstance(value, Mapping):
-            fix = f"keys: {', '.join(self.fields)}" if self.fields else "it has no settings"
-            raise InputError.of(where, f"expected a mapping, not {show(value)}", fix)
-        wrong: Complaints = []
-        typed = {}
-        for name, setting in value.items():
-            if name not in self.fields:
-                fix = nearest(name, self.fields) or "it has no settings"
-                wrong.append(Complaint(f"{where}.{name}", "unknown key", fix))
-            elif setting is not None or self.fields[name].default is not None:
-                typed[name] = one_value(self.fields[name], setting, f"{where}.{name}", wrong)
-        if wrong:
-            raise InputError(wrong)
-        try:
-            return self.record(**typed)
-        except InputError as error:  # settings that contradict one another
-            raise InputError([replace(c, where=where) for c in error.complaints]) from error
+        return self.record(**mapping(self.fields, self.long_form(value), where))
 
     def schema(self) -> Schema:
         said = (self.record.__doc__ or "").split("\n")[0]
-        parts = {name: single_schema(param) for name, param in self.fields.items()}
+        parts = {name: param_schema(param, axis=False) for name, param in self.fields.items()}
         whole = {**closed(parts), "description": said}
         return {"anyOf": [parts[self.short], whole]} if self.short else whole
-
-
-@dataclass(frozen=True)
-class Evaluating(Group):
-    """What is measured: its metrics must be registered, so plug-in files are read before it."""
-
-    def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        out = super().read(value, where, complaints)
-        for i, metric in enumerate(out.metrics):
-            at = f"{where}.metrics[{i}]"
-            try:
-                if not isinstance(metric, str):
-                    raise InputError.of(at, f"expected the name of a metric, not {show(metric)}")
-                registry.lookup("metric", metric, at)
-            except InputError as error:
-                complaints.extend(error.complaints)
-        return out
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -149,9 +97,6 @@ class PluginFiles(Kind):
             except InputError as error:
                 complaints.extend(error.complaints)
         return tuple(file for file in files if isinstance(file, str))
-
-    def located(self, value: object, find: Locate) -> object:
-        return each(value, find)
 
     def schema(self) -> Schema:
         text = {"type": "string"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raybench.core.lazy import fetching
+from raybench.core import fetching
 
 if TYPE_CHECKING:
     from raybench.store.accounting import Accounting

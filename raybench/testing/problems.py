@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.core.draws import Sample
 from raybench.core.registry import REQUIRED, Entry
+from raybench.core.streams import Sample
 from raybench.problems import Fact, Problem, build
 from raybench.testing import Checks, Finding, NotClaimed, findings
 from raybench.testing.compressors import label_of

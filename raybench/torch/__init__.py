@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 # when there is one; then it outlives destroy_process_group, and its threads abort a process that ends.
 import torch.distributed.nn.functional  # noqa: F401
 
-from raybench.core.lazy import fetching
+from raybench.core import fetching
 
 if TYPE_CHECKING:
     from raybench.torch.frameworks import LightningCallback, TrainerCallback, accelerate

@@ -18,8 +18,7 @@ from raybench.compressors.base import Applied, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied
-from raybench.core.clock import Clock
-from raybench.core.counts import Counts
+from raybench.core.counts import Clock, Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout

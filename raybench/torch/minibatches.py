@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from raybench import problems
 from raybench.algorithms.build import named_method, part
-from raybench.core.draws import Draws, Sample
 from raybench.core.errors import InputError
-from raybench.core.streams import stream
+from raybench.core.streams import Draws, Sample, stream
 from raybench.problems.network import NetworkProblem
 
 

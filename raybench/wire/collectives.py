@@ -12,8 +12,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from raybench.core.clock import Clock
-from raybench.core.counts import Counts
+from raybench.core.counts import Clock, Counts
 from raybench.wire.base import Additive, Message, zero_absent
 from raybench.wire.compound import CasesMessage, MeansMessage, PartsMessage
 from raybench.wire.fields import HALVES

@@ -14,10 +14,9 @@ from typing import NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from raybench.core.clock import Clock
-from raybench.core.draws import Draws
+from raybench.core.counts import Clock
 from raybench.core.layout import Layout
-from raybench.core.streams import Stream
+from raybench.core.streams import Draws, Stream
 from raybench.wire import collectives
 from raybench.wire.base import Message
 from raybench.wire.bitpack import width_of

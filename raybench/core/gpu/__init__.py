@@ -44,8 +44,3 @@ def launch(kernel: Any, programs: int, first: Tensor, /, *more: Any, **constants
     if programs:
         with torch.cuda.device_of(first):
             kernel[(programs,)](first, *more, **constants, enable_fp_fusion=False)
-
-
-def power_of_two(count: int) -> int:
-    """Return the least power of two that is at least count >= 1, as blocks must be."""
-    return 1 << (count - 1).bit_length()
