@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -23,7 +23,6 @@ VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
 USUAL_BATCH = "64,20,112"
-CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
 Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
 
@@ -45,11 +44,9 @@ def bench(
         str, Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
     ] = USUAL_BATCH,
     vector: Annotated[
-        str, Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
+        str,
+        Option(metavar="NAME", help="The long vector: resnet18, gaussian, none, or a file x.npy."),
     ] = VECTORS[0],
-    gradient: Annotated[
-        str | None, Option(metavar="FILE.npy", help="A long vector of your own.")
-    ] = None,
     processes: Annotated[
         int, Option(metavar="N", min=2, max=64, help="Of `link`: processes here.")
     ] = 2,
@@ -57,7 +54,6 @@ def bench(
     limit: Annotated[
         float, Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
     ] = 5.0,
-    threads: Annotated[int | None, Option(min=1, help="Threads. [default: torch's choice]")] = None,
     device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
     json: Json = False,
     out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
@@ -90,25 +86,21 @@ def bench(
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or USUAL
     chosen = dict(map(named, texts))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
-    where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
-    screen, doubt, figures = Screen(), busy(), pd.DataFrame()
-    try:
-        for about, x in _vectors(d, batch, vector, gradient):
-            x = x.to(device)
+    threads = torch.get_num_threads()
+    facts = {"threads": threads, "device": device, "torch": torch.__version__}
+    where = device if device != "cpu" else count(threads, "thread")
+    screen, doubt, tables = Screen(), busy(), []
+    for about, x in _vectors(d, batch, vector):
+        x = x.to(device)
+        if not json:
             shape = " × ".join(f"{n:,}" for n in x.shape)
-            if not json:
-                head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
-                screen.head(head, f"  {about}; {where}", dim=True)
-            *rows, clone = measure(chosen, x, repeats, limit, {CLONE: x.clone})
-            table = frame(rows, vector=about, shape=str(tuple(x.shape)), **facts)
-            figures = pd.concat((figures, table), ignore_index=True) if len(figures) else table
-            if not json:
-                _timed(screen, rows, x, clone)
-    finally:
-        torch.set_num_threads(before)
+            head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
+            screen.head(head, f"  {about}; {where}", dim=True)
+        rows = measure(chosen, x, repeats, limit)
+        tables.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
+        if not json:
+            _timed(screen, rows, x)
+    figures = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     if json:
         print(figures.to_json(orient="records", indent=1, double_precision=15))
     elif len(figures):
@@ -119,9 +111,7 @@ def bench(
         note(doubt)
 
 
-def _vectors(
-    d: int | None, batch: str, vector: str, gradient: str | None
-) -> Iterator[tuple[str, Tensor]]:
+def _vectors(d: int | None, batch: str, vector: str) -> Iterator[tuple[str, Tensor]]:
     """Yield names and vectors to measure on; all options are checked before the first one is made."""
     import torch
 
@@ -131,15 +121,16 @@ def _vectors(
     if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
         fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
-    if gradient is None:
+    of_a_file = vector.endswith(".npy")
+    if not of_a_file:
         check_word("--vector", vector, (*VECTORS, NONE), "vector")
-    if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
+    if vector == "resnet18" and (d or 0) > SIZE:
         fix = "--vector gaussian has any length"
         raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
-    if gradient is None and vector == "gaussian":
+    if vector == "gaussian":
         yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
-    elif gradient is not None or vector != NONE:
-        about, x = _read(gradient) if gradient is not None else resnet18()[::-1]
+    elif vector != NONE:
+        about, x = _read(vector) if of_a_file else resnet18()[::-1]
         if (d or 0) > x.numel():
             raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
         if d not in (None, x.numel()):
@@ -158,23 +149,24 @@ def _read(file: str) -> tuple[str, Tensor]:
         values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
         values = values.astype(np.float64 if values.dtype == np.float64 else np.float32)
     except FileNotFoundError:
-        raise InputError.of("--gradient", f"no such file {file}", "give a .npy file") from None
+        raise InputError.of("--vector", f"no such file {file}", "give a .npy file") from None
     except (ValueError, TypeError, EOFError) as error:
         what = f"{file} cannot be read: {error}"
-        raise InputError.of("--gradient", what, "save numbers with numpy.save") from None
+        raise InputError.of("--vector", what, "save numbers with numpy.save") from None
     if values.size == 0 or not np.isfinite(values).all():
-        raise InputError.of("--gradient", f"{file} is empty or not finite", "give finite numbers")
+        raise InputError.of("--vector", f"{file} is empty or not finite", "give finite numbers")
     return Path(file).name, torch.from_numpy(values)
 
 
-def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+def _timed(screen: Screen, rows: list[Measured], x: Tensor) -> None:
     """Print the copy's time, the table, and what was left out."""
     from raybench.core.limits import size
+    from raybench.report import words
 
-    moved, took = 2 * x.numel() * x.element_size(), clone.copy_s
-    said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
-    text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
-    screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
+    copies = [row.copy_s for row in rows if not row.left_out]
+    if copies:
+        speed = 2 * x.numel() * x.element_size() / copies[0] / 1e9
+        screen.dim(f"  a copy takes {words.seconds(copies[0])}, {speed:.3g} GB/s read and written")
     lines = [
         (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
         + (f"{row.error:.3g}", size(row.bytes or 0), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
@@ -267,14 +259,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
-SHORT_HEADS = {
-    "scaled sign": "sign",
-    "Top-k + natural": "+ nat.",
-    "Top-k + natural dithering": "+ nat. dith.",
-    "dithering": "dith.",
-    "natural dithering": "nat. dith.",
-}
-
 
 def study(
     what: Annotated[str, Argument(metavar="WHAT", help="compressors.")],
@@ -304,11 +288,7 @@ def study(
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
     screen = Screen()
-    if grids:
-        _errors(screen, rows)
-    else:
-        _sign(screen, studies.against_sign(rows))
-        _energy(screen, studies.top_k_energy(rows))
+    _errors(screen, rows)
     screen.print(f"\nrows     {folder}/study.parquet")
     for path in paths:
         if path.suffix == ".png":
@@ -329,43 +309,4 @@ def _errors(out: Screen, rows: pd.DataFrame) -> None:
     ]
     heads = ("operator", "bits", *errors.columns)
     out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
-    out.print(listing(heads, lines, right=heads[1:]))
-
-
-def _sign(out: Screen, rows: pd.DataFrame) -> None:
-    """Print what others pay for scaled sign's error."""
-    from rich.text import Text
-
-    def cell(row: dict[Hashable, Any], name: str) -> Text:
-        text = ("< " if name in row["below"] else "") + _number(row[name])
-        return Text(text, style="bold" if name == row["cheapest"] else "")
-
-    names = [c for c in rows.columns if c not in ("family", "error", "below", "cheapest")]
-    heads = ("vectors", "error", *(SHORT_HEADS.get(name, name) for name in names))
-    lines = [
-        (row["family"], _number(row["error"]), *(cell(row, name) for name in names))
-        for row in rows.to_dict("records")
-    ]
-    out.head("Bits a coordinate for the error of scaled sign (bold: the least)")
-    out.print(listing(heads, lines, right=heads[1:]))
-    wins = list(rows.loc[rows["cheapest"] == "scaled sign", "family"])
-    if wins:
-        out.print(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}.")
-
-
-def _energy(out: Screen, energy: pd.DataFrame) -> None:
-    """Print Top-k's residuals beside the formulas of order statistics."""
-    energy = energy.assign(share=energy["share"].round(4))
-    shares = [s for s in (0.01, 0.03, 0.1, 0.3) if s in set(energy["share"])]
-    lines = []
-    for family, part in energy.groupby("family", sort=False):
-        by_share = part.set_index("share")[["error", "formula"]]
-        pairs = [by_share.loc[share] for share in shares]
-        exact = [f" ({f:.4f})" if math.isfinite(f) else "" for _, f in pairs]
-        lines.append(
-            (str(family), *(f"{e:.4f}{text}" for (e, _), text in zip(pairs, exact, strict=True)))
-        )
-    lines.append(("Rand-k, any", *(f"{1 - s:.4f}" for s in shares)))
-    heads = ("vectors", *(f"{s:.0%}" for s in shares))
-    out.head("\nWhat Top-k leaves of ‖x‖², by k/d (in brackets: the formula)")
     out.print(listing(heads, lines, right=heads[1:]))

@@ -112,19 +112,17 @@ def measure(
     x: Tensor,
     repeats: int = 10,
     limit: float = 5.0,
-    floors: Mapping[str, Callable[[], Any]] | None = None,
 ) -> list[Measured]:
     """Return the figures of every compressor on x (*lead, d), float32 or float64, in order.
 
     All compressors and the copy take turns, ``repeats`` times, and the best time of each counts; what
     compiles is not counted. Messages are decoded into one buffer, by the stream that made them (a
     seeded support is drawn once). limit: seconds spent on a compressor; one whose single call would
-    take longer is left out, with the reason, as is one whose parameters do not fit. floors: other
-    actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
-    ValueError where ``compress`` would.
+    take longer is left out, with the reason, as is one whose parameters do not fit. Raises InputError for
+    a wrong name, TypeError and ValueError where ``compress`` would.
     """
     given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
-    x, repeats, floors = x.detach().contiguous(), max(1, repeats), floors or {}
+    x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
     head = (math.prod(shape[:-1]), shape[-1], str(x.dtype).removeprefix("torch."))
     rows = {name: Measured(name, *head) for name in given}
@@ -161,8 +159,6 @@ def measure(
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
     spent, turns = dict.fromkeys(fitted, 0.0), dict.fromkeys(fitted, 0)
     for turn in range(1, repeats + 1):
-        for name, action in floors.items():
-            clock((name, "compress"), action)
         for name, op in fitted.items():
             clock("copy", lambda: buffer.copy_(x))
             if spent[name] <= limit:
@@ -174,11 +170,7 @@ def measure(
     for name in fitted:
         times: dict[str, Any] = {action: clock.best[name, action] / copy for action in ACTIONS}
         rows[name] = replace(rows[name], copy_s=copy, repeats=turns[name], **times)
-    below = [
-        Measured(name, *head, copy, compress=clock.best[name, "compress"] / copy, repeats=repeats)
-        for name in floors
-    ]
-    return [*rows.values(), *below]
+    return list(rows.values())
 
 
 def in_a_line(error: InputError) -> str:
