@@ -248,8 +248,8 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
     screen.print(listing(heads, lines, right=heads[1:4], fold="exchange"))
     screen.dim(
         "gather: every process broadcasts its message, as raybench's train mode does; all-reduce: gloo's ring. "
-        "Medians of turns, as the slowest process saw them; in brackets 95 % of fits to sizes and turns drawn "
-        "anew; misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
+        "Medians of turns, as the slowest process saw them; in brackets 95 % intervals of the fit; "
+        "misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
         "for machines joined by such links. Between processes of one machine this is its memory and its "
         "processors, not a network: start torchrun -m raybench bench link on several."
     )
