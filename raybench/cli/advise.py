@@ -69,7 +69,7 @@ def advise(
         list[str] | None,
         Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
     ] = None,
-    json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
+    json: shared.Json = False,
     plugin: shared.Plugins = None,
 ) -> None:
     """Say whether compression pays for a model on a network.

@@ -24,7 +24,6 @@ DEVICES = ("cpu", "cuda")
 NONE = "none"
 USUAL_BATCH = "64,20,112"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
 
 
 def bench(
@@ -55,7 +54,7 @@ def bench(
         float, Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
     ] = 5.0,
     device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
-    json: Json = False,
+    json: shared.Json = False,
     out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
     plugin: shared.Plugins = None,
 ) -> None:
@@ -233,12 +232,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
         return
     screen, where = Screen(), "of torchrun" if several else "of this machine"
     screen.head(f"{times[0].n} processes {where}, over gloo")
-    heads: tuple[str, ...] = ("exchange", "bytes of each", "measured", "fitted")
-    lines: list[tuple[str, ...]] = []
-    for t in times:
-        fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
-        lines.append((WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted)))
-    screen.print(listing(heads, lines, right=heads[1:], fold="exchange"))
     heads = ("exchange", "latency", "bandwidth", "misfit", "--link")
     lines = []
     for kind, fit in fits.items():

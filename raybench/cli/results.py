@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
+from raybench.core.clock import duration
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,11 +44,10 @@ def table(
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
-    from raybench.report.formats import check
     from raybench.report.tables import closing
 
-    form, names = check(format), None if columns is None else columns.split(",")
-    shared.show(closing(read(folder), by=by, names=names), form, out)
+    names = None if columns is None else columns.split(",")
+    shared.show(lambda: closing(read(folder), by=by, names=names), format, out)
 
 
 @shared.reading
@@ -76,15 +76,12 @@ def rank(
 ) -> None:
     """Rank methods over problems and seeds by what the target costs."""
     check_word("--by", by, ("method", "series", *(["algorithm"] if trials is not None else [])))
-    from raybench.report.formats import check
     from raybench.report.rankings import after_trials, ranking
 
-    form, frames = check(format), read(folder)
     if trials is None:
-        sheet = ranking(frames, by=by, x=x)
+        shared.show(lambda: ranking(read(folder), by=by, x=x), format, out)
     else:
-        sheet = after_trials(frames, trials, by=by, x=x)
-    shared.show(sheet, form, out)
+        shared.show(lambda: after_trials(read(folder), trials, by=by, x=x), format, out)
 
 
 @shared.reading
@@ -104,11 +101,9 @@ def compare(
 ) -> None:
     """Compare what the target costs in two results folders: ratios, and which are more than luck."""
     check_word("--by", by, ("step", "series", "method"))
-    from raybench.report.formats import check
     from raybench.report.rankings import comparison
 
-    form = check(format)
-    shared.show(comparison(read(a), read(b), by=by), form, out)
+    shared.show(lambda: comparison(read(a), read(b), by=by), format, out)
 
 
 @shared.reading
@@ -278,10 +273,7 @@ def verify(folder: shared.Folder) -> None:
     raise typer.Exit(1 if state.harm else 0)
 
 
-def status(
-    folder: shared.Folder,
-    json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
-) -> None:
+def status(folder: shared.Folder, json: shared.Json = False) -> None:
     """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
 
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
@@ -344,7 +336,7 @@ def _show(state: Status) -> None:
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
-        left = f", {_span(60 * state.left)} left" if state.left else ""
+        left = f", {duration(60 * state.left)} left" if state.left else ""
         rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
     rows += launch_lines(state.folder)
     if state.earlier:
@@ -380,15 +372,8 @@ def _problem(state: Status) -> str:
 def _ago(when: float) -> str:
     seconds = max(0.0, time.time() - when)
     if seconds < 86400:
-        return f"{_span(seconds)} ago"
+        return f"{duration(seconds)} ago"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
-
-
-def _span(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _as_json(state: Status) -> str:

@@ -155,6 +155,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 Format = Annotated[
     str, Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
+Json = Annotated[bool, Option("--json", help="As JSON, for programs.")]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the folder holds.")]
 Inline = Annotated[bool, Option("--inline", help="In this process, without Ray.")]
 Address = Annotated[
@@ -212,10 +213,11 @@ class Screen:
         self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
 
 
-def show(sheet: Sheet, form: str, out: Path | None) -> None:
-    """Print a sheet in a form that ``formats.check`` has let pass, or write it to a file and print its name."""
-    from raybench.report.formats import written
+def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
+    """Print a sheet in a form, or write it to a file and print its name; a form that is none is told before it is made."""
+    from raybench.report.formats import check, written
 
+    form, sheet = check(form), make()
     if out is not None:
         out.write_text(written(sheet, form), encoding="utf-8")
         print(out)
