@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -288,16 +287,14 @@ def study(
             screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
 
 
-def _number(value: float) -> str:
-    return "–" if not math.isfinite(value) else f"{value:.3g}"
-
-
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
     """Print every compressor's error and bits a coordinate, family by family."""
+    from raybench.report.words import number
+
     errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
     bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
     lines = [
-        (str(operator), f"{bits[operator]:.3g}", *map(_number, part))
+        (str(operator), f"{bits[operator]:.3g}", *map(number, part))
         for operator, *part in errors.itertuples()
     ]
     heads = ("operator", "bits", *errors.columns)

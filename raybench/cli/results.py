@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
-from raybench.core.clock import duration
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -336,7 +335,7 @@ def _show(state: Status) -> None:
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
-        left = f", {duration(60 * state.left)} left" if state.left else ""
+        left = f", {_span(60 * state.left)} left" if state.left else ""
         rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
     rows += launch_lines(state.folder)
     if state.earlier:
@@ -372,8 +371,15 @@ def _problem(state: Status) -> str:
 def _ago(when: float) -> str:
     seconds = max(0.0, time.time() - when)
     if seconds < 86400:
-        return f"{duration(seconds)} ago"
+        return f"{_span(seconds)} ago"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _as_json(state: Status) -> str:
