@@ -23,6 +23,7 @@ LINKS = ("100Mbit", "1Gbit", "10Gbit", "100Gbit")
 MOST_WORKERS = 1_000_000
 FORWARD_SHARE = 0.5  # of the backward pass, which takes about twice the operations
 LINKS_AT_ONCE = 4
+FIGURES = ("pays", "speedup", "pays_below", "speedup_free", "pays_below_free")  # in JSON
 RULE_BY = "top_k:k=1%"
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which rate of the link, at the latency of the "
@@ -62,9 +63,7 @@ def advise(
         float | None,
         Option(metavar="SECONDS", help="Your forward pass. [default: half the backward]"),
     ] = None,
-    dataset: Annotated[
-        str | None, Option(metavar="NAME", help="[default: a usual one of the model]")
-    ] = None,
+    dataset: shared.DatasetFlag = None,
     compressor: Annotated[
         list[str] | None,
         Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
@@ -139,7 +138,10 @@ def _compute(
 def _print_json(
     source: Gradients, compute: Compute, whose: str, rows: list[Candidate], cases: list[Case]
 ) -> None:
-    """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null."""
+    """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null.
+
+    What pays at any bandwidth pays below null, at none below 0.
+    """
     from dataclasses import asdict
     from json import dumps, loads
 
@@ -147,8 +149,7 @@ def _print_json(
         "gradients": source.about,
         "parameters": source.layout.dim,
         "steps": source.steps,
-        "forward": compute.forward,
-        "backward": compute.backward,
+        **asdict(compute),
         "passes": whose,
         "operators": [asdict(row) for row in rows],
         "networks": [
@@ -158,16 +159,8 @@ def _print_json(
                 "network": str(case.network),
                 "baseline": asdict(case.baseline),
                 "methods": [
-                    {
-                        "name": v.exchange.name,
-                        "step": asdict(v.step),
-                        "speedup": v.speedup,
-                        "speedup_free": v.speedup_free,
-                        "pays": v.pays,
-                        "pays_below": v.pays_below,
-                        "pays_below_free": v.pays_below_free,
-                        "pays_at_any_bandwidth": math.isinf(v.pays_below),
-                    }
+                    {"name": v.exchange.name, "step": asdict(v.step)}
+                    | {key: getattr(v, key) for key in FIGURES}
                     for v in case.verdicts
                 ],
                 "recommendation": _sentence(case),

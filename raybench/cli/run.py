@@ -204,9 +204,7 @@ def plan(
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
-    retry_failed: Annotated[
-        bool, Option("--retry-failed", help="Count failed cells as missing.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
     measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
 ) -> None:
     """Check a sweep file; print its cells, bits and time.

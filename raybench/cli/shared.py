@@ -412,7 +412,7 @@ def leaving() -> Iterator[None]:
     130: interrupted by Ctrl-C; 143: by SIGTERM.
     """
     try:
-        with _notices_as_notes(), _store_trouble_told():
+        with _notes():
             yield
     except BaseException as error:
         code_and_text = ending(error)
@@ -424,32 +424,25 @@ def leaving() -> Iterator[None]:
 
 
 @contextmanager
-def _store_trouble_told() -> Iterator[None]:
-    """Say that an object store failed at something that is tried again, now and then."""
+def _notes() -> Iterator[None]:
+    """Print notices as notes, and now and then that an object store failed at something that is tried again."""
     from raybench.store.remote import heard
 
-    said = [-10.0]
+    last, shown = -10.0, warnings.showwarning
 
     def tell(text: str) -> None:
-        if time.monotonic() - said[0] > 10.0:
-            said[0] = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last > 10.0:
+            last = time.monotonic()
             note(text)
 
-    with heard(tell):
-        yield
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, Notice):
+            note(str(message))
+        else:
+            shown(message, category, *where)
 
-
-@contextmanager
-def _notices_as_notes() -> Iterator[None]:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), heard(tell):
         warnings.simplefilter("once", Notice)
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-            if issubclass(category, Notice):
-                note(str(message))
-            else:
-                shown(message, category, *where)
-
         warnings.showwarning = show  # type: ignore[assignment]  # hands on whatever else there is
         yield

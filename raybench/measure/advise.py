@@ -199,8 +199,8 @@ def gradients(
     if ":" not in model and model not in NAMED:
         fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
         raise InputError.of("model", f"unknown model {model!r}", fix)
-    data, note = (dataset, "") if dataset is not None else _usual(model)
-    problem, draws, clock = _problem(model, data, batch, note), stream(0).fold("advise"), Clock()
+    problem, data, note = _problem(model, dataset, batch)
+    draws, clock = stream(0).fold("advise"), Clock()
     x, vectors = problem.start()[None], []
     for t in range(max(steps) + 1):
         indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
@@ -234,11 +234,18 @@ def _recorded(path: str) -> Gradients:
     return Gradients(about, held.layout, held.steps, vectors, None, backward, note)
 
 
-def _problem(model: str, dataset: str | None, batch: int, note: str) -> Any:
-    """Return the network on a data set; note: which one stands in for the usual one."""
+def _problem(model: str, dataset: str | None, batch: int) -> tuple[Any, str | None, str]:
+    """Return the network, its data set, and a note where that stands in for the usual one, which is missing."""
+    note, kind = "", model.partition(":")[0]
+    if dataset is None and (kind in NAMED or kind == "torchvision"):  # others may bring their own
+        dataset = USUAL.get(kind, IMAGES)
+        files = IMAGE_SETS[dataset].files if dataset in IMAGE_SETS else ()
+        if any(present(file) is None for file in files):
+            note = f"{dataset} is not in the data folder: scikit-learn's {FALLBACK} instead"
+            dataset = FALLBACK
     try:
         params = {"model": model, "dataset": dataset, "clients": 1, "batch": batch}
-        return problems.build("network", params)
+        return problems.build("network", params), dataset, note
     except InputError as error:
         if not note:
             raise
@@ -249,18 +256,6 @@ def _problem(model: str, dataset: str | None, batch: int, note: str) -> Any:
             raise
         what = f"is missing, and {model} cannot do without: {type(error).__name__}: {error}"
         raise InputError.of("--dataset", what, "such as --dataset digits") from error
-
-
-def _usual(model: str) -> tuple[str | None, str]:
-    """Return the data set for a model, and a note where another one stands in for what is missing."""
-    kind = model.partition(":")[0]
-    if kind not in NAMED and kind != "torchvision":
-        return None, ""  # a user's function may bring its own
-    name = USUAL.get(kind, IMAGES)
-    files = IMAGE_SETS[name].files if name in IMAGE_SETS else ()
-    if all(present(file) is not None for file in files):
-        return name, ""
-    return FALLBACK, f"{name} is not in the data folder: scikit-learn's {FALLBACK} instead"
 
 
 # Replay --------------------------------------------------------------------------------------
