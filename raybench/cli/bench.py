@@ -279,12 +279,8 @@ def study(
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
-    screen = Screen()
-    _errors(screen, rows)
-    screen.print(f"\nrows     {folder}/study.parquet")
-    for path in paths:
-        if path.suffix == ".png":
-            screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
+    _errors(Screen(), rows)
+    shared.show_files([Path(folder) / "study.parquet", *paths])
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -162,7 +161,7 @@ def plot(
     ] = "png,pdf,csv",
 ) -> None:
     """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
-    from raybench.report.content import chosen, default_out
+    from raybench.report.content import chosen, place_of
 
     kinds = [kind.strip() for kind in format.split(",")]
     for ending in kinds:
@@ -191,14 +190,9 @@ def plot(
         with styled(style):
             made = figure(frames, methods=drawn_methods, labels=names, **asked)
             canvas = drawn(made, size_of(size), label_lines)
-            place = Path(out) if out is not None else default_out(frames.folder, "figures")
-            place.mkdir(parents=True, exist_ok=True)
+            place = place_of(frames.folder, "figures", out)
             paths = save(place / made.name, canvas, behind(made), kinds)
-    endings: dict[str, list[str]] = {}
-    for path in paths:
-        endings.setdefault(str(path.with_suffix("")), []).append(path.suffix.removeprefix("."))
-    for stem, ends in endings.items():
-        print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
+    shared.show_files(paths)
 
 
 def audit(
@@ -214,7 +208,7 @@ def audit(
     """
     from raybench.analysis import frames, rankings
     from raybench.report.charts import audit_figure
-    from raybench.report.content import default_out
+    from raybench.report.content import place_of
     from raybench.report.formats import separated
     from raybench.report.plots import save, styled
     from raybench.report.rankings import audit_lines
@@ -222,15 +216,14 @@ def audit(
     read = frames(folder, target=shared.goal(target), every=every)
     audited = rankings.audit(read)
     print(*audit_lines(audited), *(f"\n{line}" for line in read.earlier), sep="\n")
-    place = Path(out) if out is not None else default_out(folder, "figures")
-    place.mkdir(parents=True, exist_ok=True)
+    place = place_of(folder, "figures", out)
     with styled(None):
-        paths = save(
-            place / "audit", audit_figure(audited), audited.readings, ("png", "pdf", "csv")
-        )
+        figure = audit_figure(audited)
+        paths = save(place / "audit", figure, audited.readings, ("png", "pdf", "csv"))
     orders = place / "audit_pairs.csv"
     orders.write_text(separated(audited.pairs), encoding="utf-8")
-    print(f"\n{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{orders}")
+    print()
+    shared.show_files([*paths, orders])
 
 
 def merge(

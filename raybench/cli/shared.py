@@ -229,6 +229,15 @@ def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
         sys.stdout.write(written(sheet, form))
 
 
+def show_files(paths: Iterable[Path]) -> None:
+    """Print the names of figures, the endings of each together: ``figures/loss_vs_round.{png,pdf,csv}``."""
+    endings: dict[Path, list[str]] = {}
+    for path in paths:
+        endings.setdefault(path.with_suffix(""), []).append(path.suffix.removeprefix("."))
+    for stem, ends in endings.items():
+        print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
+
+
 def listing(
     heads: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = (), fold: str = ""
 ) -> Table:

@@ -203,7 +203,6 @@ def compressors(
 
 def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
     """Draw error against bits into ``out``; return the paths: a PNG, a PDF and its CSV."""
-    Path(out).mkdir(parents=True, exist_ok=True)
     columns = ["family", "curve", "operator", "wire_per_coordinate", "error_best", "error_best_se"]
     with styled(None):
         canvas = draw(against_bits(rows), (9.8, None))
