@@ -105,8 +105,8 @@ def advise(
     note(*filter(None, (source.note, doubt)))
 
 
-def _workers(given: Sequence[str]) -> list[int]:
-    words = [word.strip() for text in given for word in text.split(",")]
+def _workers(texts: Sequence[str]) -> list[int]:
+    words = [word.strip() for text in texts for word in text.split(",")]
     for word in words:
         if not word.isdigit() or not 2 <= int(word) <= MOST_WORKERS:
             few = f"{word!r} workers have nothing to exchange"

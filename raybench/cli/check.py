@@ -51,7 +51,7 @@ def check(
 
     entries = registry.load_plugin(file)
     options = _options(entries, sets or (), problem)
-    failed = made = unclaimed = 0
+    failed = claimed = unclaimed = 0
     for entry, more in zip(entries, options, strict=True):
         print(f"{entry.kind} {entry.name}", flush=True)
         told: set[str] = set()
@@ -62,8 +62,8 @@ def check(
                 print(f"  {line}", flush=True)
             failed += sum(not finding.ok for finding in findings)
             unclaimed += sum(not finding.claimed for finding in findings)
-            made += sum(finding.claimed for finding in findings)
-    checks = count(made, "check")
+            claimed += sum(finding.claimed for finding in findings)
+    checks = count(claimed, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
@@ -97,8 +97,8 @@ def _summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterabl
         yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
     if not failures:
         unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
-        made = count(sum(finding.claimed for finding in findings), "check")
-        yield f"ok    {about}: {made}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
+        checks = count(sum(finding.claimed for finding in findings), "check")
+        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
 def _options(
@@ -110,8 +110,8 @@ def _options(
     """
     from raybench.spec import short
 
-    given = [short.parse(f"set:{text}", "--set") for text in sets]
-    values = {key: value for parsed in given for key, value in parsed.items() if key != "name"}
+    settings = [short.parse(f"set:{text}", "--set") for text in sets]
+    values = {key: value for parsed in settings for key, value in parsed.items() if key != "name"}
     names = sorted({name for entry in entries for name in entry.params})
     for key in values:
         if key not in names:

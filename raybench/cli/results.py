@@ -172,8 +172,8 @@ def plot(
         if not (key and equals and name):
             raise InputError.of("--label", f"{text!r} names no method", "ef21=EF21 (ours)")
         names[key] = name
-    given = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
-    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    flags = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
+    asked: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
     frames = read(folder)
     note(*frames.earlier)
@@ -181,17 +181,17 @@ def plot(
         from raybench.report.plots import figures
 
         paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
-        left = [text for text in chosen(frames)[1] if "not drawn" in text]
-        note(*(f"{text}; --methods A,B draws others" for text in left))
+        others = [text for text in chosen(frames)[1] if "not drawn" in text]
+        note(*(f"{text}; --methods A,B draws others" for text in others))
     else:
         from raybench.report.custom import behind, drawn, figure
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):
-            made = figure(frames, methods=drawn_methods, labels=names, **asked)
-            canvas = drawn(made, size_of(size), label_lines)
+            drawing = figure(frames, methods=drawn_methods, labels=names, **asked)
+            canvas = drawn(drawing, size_of(size), label_lines)
             place = place_of(frames.folder, "figures", out)
-            paths = save(place / made.name, canvas, behind(made), kinds)
+            paths = save(place / drawing.name, canvas, behind(drawing), kinds)
     shared.show_files(paths)
 
 
@@ -328,8 +328,8 @@ def _show(state: Status) -> None:
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
-        left = f", {_span(60 * state.left)} left" if state.left else ""
-        rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
+        rest = f", {_span(60 * state.left)} left" if state.left else ""
+        rows.append(("rate", f"{state.rate:,.1f} cells a minute{rest}"))
     rows += launch_lines(state.folder)
     if state.earlier:
         said = f"{count(state.earlier, 'cell')} of earlier versions of this sweep: raybench table {state.folder} --all"

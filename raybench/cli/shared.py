@@ -136,9 +136,9 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
     names = inspect.signature(reading_options).parameters.keys()
 
     @functools.wraps(verb)
-    def with_options(**given: Any) -> None:
-        read = reading_options(**{name: given.pop(name) for name in names})
-        verb(read=read, **given)
+    def with_options(**options: Any) -> None:
+        read = reading_options(**{name: options.pop(name) for name in names})
+        verb(read=read, **options)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -187,9 +187,9 @@ class Screen:
         if self.console.is_terminal:
             self.console.print(*things)
             return
-        with self.console.capture() as kept:
+        with self.console.capture() as capture:
             self.console.print(*things)
-        lines = kept.get().splitlines()
+        lines = capture.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 
     def head(self, text: str, more: str = "", dim: bool = False) -> None:

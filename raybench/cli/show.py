@@ -86,7 +86,7 @@ def page(
     if not kinds:
         names = [n for kind in KINDS for n in registry.names(kind)]
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
-    given = any(value is not None for value in (problem, dataset, clients))
+    asked = any(value is not None for value in (problem, dataset, clients))
     out = Screen()
     for i, kind in enumerate(kinds):
         if i:
@@ -95,7 +95,7 @@ def page(
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
             _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
-        if kind == "algorithm" and (given or compressor is not None or downlink is not None):
+        if kind == "algorithm" and (asked or compressor is not None or downlink is not None):
             operator = compressor or usual_operator(plain)
             share = _clients(problem, clients)
             content = config(name, problem, dataset, share, operator, downlink)
@@ -109,14 +109,14 @@ def page(
             else:
                 how = "give step_size.value, or multiples of another method's with .of"
                 out.set_in(f"no theorem: {how}")
-        if kind == "problem" and (given or ":" in name or not _required(entry)):
+        if kind == "problem" and (asked or ":" in name or not _required(entry)):
             _constants(out, config("gd", name, dataset, _clients(name, clients), None))
 
 
-def _clients(problem: str | None, given: int | None) -> int | None:
+def _clients(problem: str | None, clients: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
-    if problem is None or given is not None:
-        return given
+    if problem is None or clients is not None:
+        return clients
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
@@ -243,8 +243,8 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     compressors that draw together.
     """
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
-    given = short.parse(name, "show")
-    free = [n for n in counts if n not in given]
+    stated = short.parse(name, "show")
+    free = [n for n in counts if n not in stated]
     tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []

@@ -224,14 +224,14 @@ def gradients(
 
 
 def _recorded(path: str) -> Gradients:
-    held = recorded(path)
-    seen = f"step{'s' if len(held.steps) > 1 else ''} {', '.join(map(str, held.steps))}"
+    record = recorded(path)
+    seen = f"step{'s' if len(record.steps) > 1 else ''} {', '.join(map(str, record.steps))}"
     about, note = f"gradients recorded in {path} at {seen}", ""
-    if held.world_size > 1:
-        about += f" of a run with {held.world_size} processes"
+    if record.world_size > 1:
+        about += f" of a run with {record.world_size} processes"
         note = "if the gradients are means over the workers, those of one worker are noisier"
-    vectors, backward = tuple(held.gradients()), held.seconds_backward
-    return Gradients(about, held.layout, held.steps, vectors, None, backward, note)
+    vectors, backward = tuple(record.gradients()), record.seconds_backward
+    return Gradients(about, record.layout, record.steps, vectors, None, backward, note)
 
 
 def _problem(model: str, dataset: str | None, batch: int) -> tuple[Any, str | None, str]:

@@ -95,15 +95,15 @@ def named(text: str) -> tuple[str, Compressor]:
     A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
     wrong name or value.
     """
-    given = short.parse(text, "compressor")
-    entry = registry.lookup("compressor", given.pop("name"))
+    stated = short.parse(text, "compressor")
+    entry = registry.lookup("compressor", stated.pop("name"))
     simple = next(iter(examples(entry).values()))
     missing = {
         name: SHARE if param.kind == "count" else simple[name]
         for name, param in entry.params.items()
-        if param.default is registry.REQUIRED and name not in given
+        if param.default is registry.REQUIRED and name not in stated
     }
-    label = label_of(entry.name, given | missing) if missing else text
+    label = label_of(entry.name, stated | missing) if missing else text
     return label, api.compressor(text, **missing)
 
 
@@ -121,11 +121,11 @@ def measure(
     take longer is left out, with the reason, as is one whose parameters do not fit. Raises InputError for
     a wrong name, TypeError and ValueError where ``compress`` would.
     """
-    given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
+    chosen = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
     head = (math.prod(shape[:-1]), shape[-1], str(x.dtype).removeprefix("torch."))
-    rows = {name: Measured(name, *head) for name in given}
+    rows = {name: Measured(name, *head) for name in chosen}
     fitted: dict[str, Compressor] = {}
 
     def lap(name: str, op: Compressor, turn: int) -> tuple[Any, bytes]:
@@ -136,7 +136,7 @@ def measure(
         clock((name, "unpack"), lambda: unpack(data, shape))
         return message, data
 
-    for name, op in given.items():
+    for name, op in chosen.items():
         try:
             op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).operator
             affordable(op, x, limit, "a call", "raise the limit")
@@ -205,10 +205,10 @@ def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = ""
                 clock("", compress)
         except InputError:  # fixed to its own dimension
             break
-        took, left = clock.best[""], rows.numel() / piece.numel()
+        took, rest = clock.best[""], rows.numel() / piece.numel()
         power = math.log(took / last) / math.log(piece.numel() / length) if last else 1.0
-        guess, last, length = took * left ** min(max(power, 1.0), STEEPEST), took, piece.numel()
-        if took * left > limit:
+        guess, last, length = took * rest ** min(max(power, 1.0), STEEPEST), took, piece.numel()
+        if took * rest > limit:
             break
     if guess > limit:
         raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)

@@ -119,10 +119,10 @@ def _canvas(entry: Judged, asked: Mapping[str, Any]) -> Canvas:
     )
     options = {key: asked[key] for key in OPTIONS if key in asked}
     labels = dict(text.split("=", 1) for text in asked.get("label", []))
-    made = figure(
+    drawing = figure(
         framed(curves, cells), methods=list(asked.get("methods", [])), labels=labels, **options
     )
-    return drawn(made, size_of(asked.get("size", "text")))
+    return drawn(drawing, size_of(asked.get("size", "text")))
 
 
 def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
