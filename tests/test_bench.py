@@ -377,8 +377,10 @@ def test_the_study_prints_every_compressor_by_family(tmp_path):
     said = cli("study", "compressors", "top_k:k=10%", "scaled_sign", *args)
     assert said.code == 0, said.err
     rows = pd.read_parquet(tmp_path / "s" / "study.parquet").set_index(["operator", "family"])
-    (line,) = [line.split() for line in said.out.splitlines() if line[:8] == " scaled_"]
-    assert line[2] == f"{rows.loc[('scaled_sign', 'gaussian'), 'error_best']:.3g}"
+    tidy(said.out)
+    lines = [line.split() for line in said.out.splitlines() if line[:8] == " scaled_"]
+    assert [len(line) for line in lines] == [2 + 6, 2 + 2]  # all families, in two tables
+    assert lines[0][2] == f"{rows.loc[('scaled_sign', 'gaussian'), 'error_best']:.3g}"
     assert f"{tmp_path}/s/error_against_bits.{{png,pdf,csv}}" in said.out.replace("\n", "")
 
 

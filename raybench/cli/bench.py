@@ -251,6 +251,11 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
+WIDEST_FORM, WIDEST_ERROR = (
+    40,
+    13,
+)  # letters of a column of operators with bits, and of one of errors
+
 
 def study(
     what: Annotated[str, Argument(metavar="WHAT", help="compressors.")],
@@ -284,15 +289,18 @@ def study(
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
-    """Print every compressor's error and bits a coordinate, family by family."""
+    """Print every compressor's error and bits a coordinate by family, as many families at once as there is room for."""
     from raybench.report.words import number
 
     errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
     bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
-    lines = [
-        (str(operator), f"{bits[operator]:.3g}", *map(number, part))
-        for operator, *part in errors.itertuples()
-    ]
-    heads = ("operator", "bits", *errors.columns)
     out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
-    out.print(listing(heads, lines, right=heads[1:]))
+    most = max(1, (out.console.width - WIDEST_FORM) // WIDEST_ERROR)
+    for first in range(0, len(errors.columns), most):
+        some = errors.iloc[:, first : first + most]
+        lines = [
+            (str(operator), number(bits[operator]), *map(number, part))
+            for operator, *part in some.itertuples()
+        ]
+        heads = ("operator", "bits", *(family.replace(", ", ",\n") for family in some.columns))
+        out.print(listing(heads, lines, right=heads[1:], fold="operator"))
