@@ -38,8 +38,8 @@ from raybench.analysis.tuned import (
     with_final,
 )
 from raybench.core.errors import InputError, nearest
-from raybench.store import booking, reader
-from raybench.store.accounting import parse
+from raybench.store import reader
+from raybench.store.accounting import parse, rebook
 from raybench.store.files import Files, open_folder
 from raybench.store.log import TARGETS
 from raybench.store.reader import How
@@ -274,7 +274,7 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
     elif isinstance(source, Frames | tuple):
         tables = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
-            tables = booking.rebook(*tables, parse(accounting))
+            tables = rebook(*tables, parse(accounting))
         results = framed(*tables)
     else:
         results = frames(source, accounting)

@@ -32,8 +32,7 @@ from raybench.analysis.statistics import (
 from raybench.analysis.to_target import costs_of, instances
 from raybench.analysis.tuned import candidates, set_apart
 from raybench.core.errors import InputError, nearest
-from raybench.store import booking
-from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse
+from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse, rebook
 from raybench.store.reader import How, flatten, shared
 
 # Over problems and seeds -------------------------------------------------------------------------------
@@ -579,7 +578,7 @@ def _readings(results: Frames) -> Iterator[pd.DataFrame]:
     widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
     for values, code, counted in itertools.product(widths, INDEX_BITS, [True, False]):
         how = Accounting(values, code, counted)
-        booked, cells = booking.rebook(narrow, results.cells, how)
+        booked, cells = rebook(narrow, results.cells, how)
         both = booked["bits_up"] + booked["bits_down"].fillna(0.0)
         for side, x in (("up", "bits_up"), ("up + down", "bits")):
             rows = ordered(booked.assign(bits=both), [x, results.metric])

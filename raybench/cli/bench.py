@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -23,9 +22,7 @@ VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
 USUAL_BATCH = "64,20,112"
-CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
 
 
 def bench(
@@ -45,11 +42,9 @@ def bench(
         str, Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
     ] = USUAL_BATCH,
     vector: Annotated[
-        str, Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
+        str,
+        Option(metavar="NAME", help="The long vector: resnet18, gaussian, none, or a file x.npy."),
     ] = VECTORS[0],
-    gradient: Annotated[
-        str | None, Option(metavar="FILE.npy", help="A long vector of your own.")
-    ] = None,
     processes: Annotated[
         int, Option(metavar="N", min=2, max=64, help="Of `link`: processes here.")
     ] = 2,
@@ -57,9 +52,8 @@ def bench(
     limit: Annotated[
         float, Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
     ] = 5.0,
-    threads: Annotated[int | None, Option(min=1, help="Threads. [default: torch's choice]")] = None,
     device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
-    json: Json = False,
+    json: shared.Json = False,
     out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
     plugin: shared.Plugins = None,
 ) -> None:
@@ -90,25 +84,21 @@ def bench(
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or USUAL
     chosen = dict(map(named, texts))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
-    where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
-    screen, doubt, figures = Screen(), busy(), pd.DataFrame()
-    try:
-        for about, x in _vectors(d, batch, vector, gradient):
-            x = x.to(device)
+    threads = torch.get_num_threads()
+    facts = {"threads": threads, "device": device, "torch": torch.__version__}
+    where = device if device != "cpu" else count(threads, "thread")
+    screen, doubt, tables = Screen(), busy(), []
+    for about, x in _vectors(d, batch, vector):
+        x = x.to(device)
+        if not json:
             shape = " × ".join(f"{n:,}" for n in x.shape)
-            if not json:
-                head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
-                screen.head(head, f"  {about}; {where}", dim=True)
-            *rows, clone = measure(chosen, x, repeats, limit, {CLONE: x.clone})
-            table = frame(rows, vector=about, shape=str(tuple(x.shape)), **facts)
-            figures = pd.concat((figures, table), ignore_index=True) if len(figures) else table
-            if not json:
-                _timed(screen, rows, x, clone)
-    finally:
-        torch.set_num_threads(before)
+            head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
+            screen.head(head, f"  {about}; {where}", dim=True)
+        rows = measure(chosen, x, repeats, limit)
+        tables.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
+        if not json:
+            _timed(screen, rows, x)
+    figures = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     if json:
         print(figures.to_json(orient="records", indent=1, double_precision=15))
     elif len(figures):
@@ -119,9 +109,7 @@ def bench(
         note(doubt)
 
 
-def _vectors(
-    d: int | None, batch: str, vector: str, gradient: str | None
-) -> Iterator[tuple[str, Tensor]]:
+def _vectors(d: int | None, batch: str, vector: str) -> Iterator[tuple[str, Tensor]]:
     """Yield names and vectors to measure on; all options are checked before the first one is made."""
     import torch
 
@@ -131,15 +119,16 @@ def _vectors(
     if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
         fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
-    if gradient is None:
+    of_a_file = vector.endswith(".npy")
+    if not of_a_file:
         check_word("--vector", vector, (*VECTORS, NONE), "vector")
-    if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
+    if vector == "resnet18" and (d or 0) > SIZE:
         fix = "--vector gaussian has any length"
         raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
-    if gradient is None and vector == "gaussian":
+    if vector == "gaussian":
         yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
-    elif gradient is not None or vector != NONE:
-        about, x = _read(gradient) if gradient is not None else resnet18()[::-1]
+    elif vector != NONE:
+        about, x = _read(vector) if of_a_file else resnet18()[::-1]
         if (d or 0) > x.numel():
             raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
         if d not in (None, x.numel()):
@@ -158,23 +147,24 @@ def _read(file: str) -> tuple[str, Tensor]:
         values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
         values = values.astype(np.float64 if values.dtype == np.float64 else np.float32)
     except FileNotFoundError:
-        raise InputError.of("--gradient", f"no such file {file}", "give a .npy file") from None
+        raise InputError.of("--vector", f"no such file {file}", "give a .npy file") from None
     except (ValueError, TypeError, EOFError) as error:
         what = f"{file} cannot be read: {error}"
-        raise InputError.of("--gradient", what, "save numbers with numpy.save") from None
+        raise InputError.of("--vector", what, "save numbers with numpy.save") from None
     if values.size == 0 or not np.isfinite(values).all():
-        raise InputError.of("--gradient", f"{file} is empty or not finite", "give finite numbers")
+        raise InputError.of("--vector", f"{file} is empty or not finite", "give finite numbers")
     return Path(file).name, torch.from_numpy(values)
 
 
-def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+def _timed(screen: Screen, rows: list[Measured], x: Tensor) -> None:
     """Print the copy's time, the table, and what was left out."""
     from raybench.core.limits import size
+    from raybench.report import words
 
-    moved, took = 2 * x.numel() * x.element_size(), clone.copy_s
-    said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
-    text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
-    screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
+    copies = [row.copy_s for row in rows if not row.left_out]
+    if copies:
+        speed = 2 * x.numel() * x.element_size() / copies[0] / 1e9
+        screen.dim(f"  a copy takes {words.seconds(copies[0])}, {speed:.3g} GB/s read and written")
     lines = [
         (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
         + (f"{row.error:.3g}", size(row.bytes or 0), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
@@ -241,12 +231,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
         return
     screen, where = Screen(), "of torchrun" if several else "of this machine"
     screen.head(f"{times[0].n} processes {where}, over gloo")
-    heads: tuple[str, ...] = ("exchange", "bytes of each", "measured", "fitted")
-    lines: list[tuple[str, ...]] = []
-    for t in times:
-        fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
-        lines.append((WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted)))
-    screen.print(listing(heads, lines, right=heads[1:], fold="exchange"))
     heads = ("exchange", "latency", "bandwidth", "misfit", "--link")
     lines = []
     for kind, fit in fits.items():
@@ -256,8 +240,8 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
     screen.print(listing(heads, lines, right=heads[1:4], fold="exchange"))
     screen.dim(
         "gather: every process broadcasts its message, as raybench's train mode does; all-reduce: gloo's ring. "
-        "Medians of turns, as the slowest process saw them; in brackets 95 % of fits to sizes and turns drawn "
-        "anew; misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
+        "Medians of turns, as the slowest process saw them; in brackets 95 % intervals of the fit; "
+        "misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
         "for machines joined by such links. Between processes of one machine this is its memory and its "
         "processors, not a network: start torchrun -m raybench bench link on several."
     )
@@ -267,13 +251,10 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
-SHORT_HEADS = {
-    "scaled sign": "sign",
-    "Top-k + natural": "+ nat.",
-    "Top-k + natural dithering": "+ nat. dith.",
-    "dithering": "dith.",
-    "natural dithering": "nat. dith.",
-}
+WIDEST_FORM, WIDEST_ERROR = (
+    40,
+    13,
+)  # letters of a column of operators with bits, and of one of errors
 
 
 def study(
@@ -303,69 +284,23 @@ def study(
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
-    screen = Screen()
-    if grids:
-        _errors(screen, rows)
-    else:
-        _sign(screen, studies.against_sign(rows))
-        _energy(screen, studies.top_k_energy(rows))
-    screen.print(f"\nrows     {folder}/study.parquet")
-    for path in paths:
-        if path.suffix == ".png":
-            screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
-
-
-def _number(value: float) -> str:
-    return "–" if not math.isfinite(value) else f"{value:.3g}"
+    _errors(Screen(), rows)
+    shared.show_files([Path(folder) / "study.parquet", *paths])
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
-    """Print every compressor's error and bits a coordinate, family by family."""
+    """Print every compressor's error and bits a coordinate by family, as many families at once as there is room for."""
+    from raybench.report.words import number
+
     errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
     bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
-    lines = [
-        (str(operator), f"{bits[operator]:.3g}", *map(_number, part))
-        for operator, *part in errors.itertuples()
-    ]
-    heads = ("operator", "bits", *errors.columns)
     out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
-    out.print(listing(heads, lines, right=heads[1:]))
-
-
-def _sign(out: Screen, rows: pd.DataFrame) -> None:
-    """Print what others pay for scaled sign's error."""
-    from rich.text import Text
-
-    def cell(row: dict[Hashable, Any], name: str) -> Text:
-        text = ("< " if name in row["below"] else "") + _number(row[name])
-        return Text(text, style="bold" if name == row["cheapest"] else "")
-
-    names = [c for c in rows.columns if c not in ("family", "error", "below", "cheapest")]
-    heads = ("vectors", "error", *(SHORT_HEADS.get(name, name) for name in names))
-    lines = [
-        (row["family"], _number(row["error"]), *(cell(row, name) for name in names))
-        for row in rows.to_dict("records")
-    ]
-    out.head("Bits a coordinate for the error of scaled sign (bold: the least)")
-    out.print(listing(heads, lines, right=heads[1:]))
-    wins = list(rows.loc[rows["cheapest"] == "scaled sign", "family"])
-    if wins:
-        out.print(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}.")
-
-
-def _energy(out: Screen, energy: pd.DataFrame) -> None:
-    """Print Top-k's residuals beside the formulas of order statistics."""
-    energy = energy.assign(share=energy["share"].round(4))
-    shares = [s for s in (0.01, 0.03, 0.1, 0.3) if s in set(energy["share"])]
-    lines = []
-    for family, part in energy.groupby("family", sort=False):
-        by_share = part.set_index("share")[["error", "formula"]]
-        pairs = [by_share.loc[share] for share in shares]
-        exact = [f" ({f:.4f})" if math.isfinite(f) else "" for _, f in pairs]
-        lines.append(
-            (str(family), *(f"{e:.4f}{text}" for (e, _), text in zip(pairs, exact, strict=True)))
-        )
-    lines.append(("Rand-k, any", *(f"{1 - s:.4f}" for s in shares)))
-    heads = ("vectors", *(f"{s:.0%}" for s in shares))
-    out.head("\nWhat Top-k leaves of ‖x‖², by k/d (in brackets: the formula)")
-    out.print(listing(heads, lines, right=heads[1:]))
+    most = max(1, (out.console.width - WIDEST_FORM) // WIDEST_ERROR)
+    for first in range(0, len(errors.columns), most):
+        some = errors.iloc[:, first : first + most]
+        lines = [
+            (str(operator), number(bits[operator]), *map(number, part))
+            for operator, *part in some.itertuples()
+        ]
+        heads = ("operator", "bits", *(family.replace(", ", ",\n") for family in some.columns))
+        out.print(listing(heads, lines, right=heads[1:], fold="operator"))

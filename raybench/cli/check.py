@@ -40,7 +40,6 @@ def check(
         ),
     ] = None,
     verbose: Annotated[bool, Option("--verbose", help="A line for every check.")] = False,
-    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what fails.")] = False,
 ) -> None:
     """Check plug-ins as our own are checked, in a line for each set of parameters, with what fails.
 
@@ -50,27 +49,23 @@ def check(
 
     from raybench.core import registry
 
-    if verbose and quiet:
-        raise InputError.of("check", "--verbose and --quiet together", "leave one out")
     entries = registry.load_plugin(file)
     options = _options(entries, sets or (), problem)
-    failed = made = unclaimed = 0
+    failed = claimed = unclaimed = 0
     for entry, more in zip(entries, options, strict=True):
-        if not quiet:
-            print(f"{entry.kind} {entry.name}", flush=True)
+        print(f"{entry.kind} {entry.name}", flush=True)
         told: set[str] = set()
         for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
             findings = list(group)
-            lines = map(str, findings) if verbose else _summary(about, findings, told, quiet)
+            lines = map(str, findings) if verbose else _summary(about, findings, told)
             for line in lines:
                 print(f"  {line}", flush=True)
             failed += sum(not finding.ok for finding in findings)
             unclaimed += sum(not finding.claimed for finding in findings)
-            made += sum(finding.claimed for finding in findings)
-    checks = count(made, "check")
+            claimed += sum(finding.claimed for finding in findings)
+    checks = count(claimed, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
-    if failed or not quiet:
-        print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
+    print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -88,7 +83,7 @@ def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
 
 
-def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
+def _summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterable[str]:
     """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
     failures = [finding for finding in findings if not finding.ok]
     again: list[str] = []
@@ -100,10 +95,10 @@ def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: boo
             yield str(finding)
     if again:
         yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
-    if not failures and not quiet:
+    if not failures:
         unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
-        made = count(sum(finding.claimed for finding in findings), "check")
-        yield f"ok    {about}: {made}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
+        checks = count(sum(finding.claimed for finding in findings), "check")
+        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
 def _options(
@@ -115,8 +110,8 @@ def _options(
     """
     from raybench.spec import sections
 
-    given = [sections.parse(f"set:{text}", "--set") for text in sets]
-    values = {key: value for parsed in given for key, value in parsed.items() if key != "name"}
+    settings = [sections.parse(f"set:{text}", "--set") for text in sets]
+    values = {key: value for parsed in settings for key, value in parsed.items() if key != "name"}
     names = sorted({name for entry in entries for name in entry.params})
     for key in values:
         if key not in names:
@@ -144,8 +139,6 @@ def _options(
 
 PACKAGES = ("torch", "ray", "numba", "numpy", "pandas", "pyarrow")
 LEAST_DISK = 1 << 30
-LEAST_SHM = 1 << 28
-
 
 Look = tuple[str, str, str]
 """What was looked at, what was seen, and the fix where it is a problem, else empty."""
@@ -177,9 +170,7 @@ def findings() -> Iterator[Look]:
     yield "python", f"{platform.python_version()} ({sys.executable})", fix
     for name in PACKAGES:
         yield _package(name)
-    yield "machine", _machine(), ""
     yield "cuda", _cuda(), ""
-    yield _shared_memory()
     yield _data()
     yield _results()
     yield _kernels()
@@ -200,17 +191,6 @@ def _package(name: str) -> Look:
     return name, installed, ""
 
 
-def _machine() -> str:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    text = f"{os.cpu_count()} cores"
-    if usable != os.cpu_count():
-        text += f", {usable} of them usable"
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        text += f", {memory / 2**30:.1f} GiB of memory"
-    return text
-
-
 def _cuda() -> str:
     try:
         import torch
@@ -220,15 +200,6 @@ def _cuda() -> str:
         return "none: everything runs on the processor"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return f"{torch.version.cuda}: {', '.join(names)}"
-
-
-def _shared_memory() -> Look:
-    place = Path("/dev/shm")
-    if not place.is_dir():
-        return "shared memory", "no /dev/shm: Ray uses the disk", ""
-    free = shutil.disk_usage(place).free
-    fix = "" if free >= LEAST_SHM else "Ray keeps objects there: give it 256 MiB or use --inline"
-    return "shared memory", f"{free / 2**30:.1f} GiB free in {place}", fix
 
 
 def _data() -> Look:

@@ -45,62 +45,62 @@ def preview(
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)
     check_reachable(folder)
-    held = store.Store(folder)
-    held.claim(sweep.text, write=False)
-    made = make_plan(as_booked(sweep, folder), held.done(), retry_failed, BestSteps(folder))
-    sweep, need, screen = made.sweep, admit(made, folder), Screen()
+    results = store.Store(folder)
+    results.claim(sweep.text, write=False)
+    plan = make_plan(as_booked(sweep, folder), results.done(), retry_failed, BestSteps(folder))
+    sweep, need, screen = plan.sweep, admit(plan, folder), Screen()
     estimates: dict[str, Estimate] = {}
-    if measure and made.batches:
+    if measure and plan.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
-        estimates = estimate(made.batches, options)
-    costs = _costs(made, estimates)
-    if made.done:
+        estimates = estimate(plan.batches, options)
+    costs = _costs(plan, estimates)
+    if plan.done:
         ended = store.cells(folder).set_index("cell")["bits_up"].dropna()
-        costs |= {i: (float(bits), None) for i, bits in ended.items() if i in made.done}
-    planned = len(made.grid) + len(made.skipped)
-    first = " in the next stage" if made.stage and made.batches else ""
-    done = Counter(made.done[c.id] for c in made.cells if c.id in made.done)
+        costs |= {i: (float(bits), None) for i, bits in ended.items() if i in plan.done}
+    planned = len(plan.grid) + len(plan.skipped)
+    first = " in the next stage" if plan.stage and plan.batches else ""
+    done = Counter(plan.done[c.id] for c in plan.cells if c.id in plan.done)
     counts = [f"{n:,} {status}" for status, n in done.items()]
-    counts += [f"{len(made.skipped):,} skipped"] if made.skipped else []
+    counts += [f"{len(plan.skipped):,} skipped"] if plan.skipped else []
     counts += [f"{sweep.excluded:,} excluded"] if sweep.excluded else []
-    said = f"  {count(planned, 'cell')}: {made.missing:,} to run{first}"
+    said = f"  {count(planned, 'cell')}: {plan.missing:,} to run{first}"
     screen.head(sweep.name, ", ".join([said, *counts]))
-    screen.print(pairs(_problems(made)))
-    if made.cells:
-        screen.print(_methods(made, costs))
-    rows: list[tuple[str, object]] = [*shared.reasons(counted(made.skipped))]
+    screen.print(pairs(_problems(plan)))
+    if plan.cells:
+        screen.print(_methods(plan, costs))
+    rows: list[tuple[str, object]] = [*shared.reasons(counted(plan.skipped))]
     errors = Counter(e.error for e in estimates.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
-    rows += _fewer(made)
-    if made.batches:
-        rows.append(("batches", f"{len(made.batches):,}"))
+    rows += _fewer(plan)
+    if plan.batches:
+        rows.append(("batches", f"{len(plan.batches):,}"))
         rows += _needs(need, folder)
     if estimates:
-        rows.append(("time", _time(made, estimates)))
+        rows.append(("time", _time(plan, estimates)))
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
-    command = f"raybench sweep {file}" if made.missing else f"raybench table {folder}"
+    command = f"raybench sweep {file}" if plan.missing else f"raybench table {folder}"
     rows.append(("next", Text(command, "bold")))
     screen.print(pairs(rows))
-    note(*made.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
+    note(*plan.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
     note(*crowded(sweep.resources))
 
 
-def _fewer(made: Plan) -> list[tuple[str, str]]:
+def _fewer(plan: Plan) -> list[tuple[str, str]]:
     """Return lines on how a sweep does with less than its grid: by a search over steps, by pruning."""
-    rows, grid = [], f"{len(made.grid):,} cells"
-    if made.stage is not None:
-        tried = len(made.stage.tried)
-        if made.batches:
-            about, upto = foreseen(ladders(made.grid), made.sweep.search.start)
-            said = f"refined: {tried:,} of {grid} by the end of stage {made.stage.number}; in all about "
+    rows, grid = [], f"{len(plan.grid):,} cells"
+    if plan.stage is not None:
+        tried = len(plan.stage.tried)
+        if plan.batches:
+            about, upto = foreseen(ladders(plan.grid), plan.sweep.search.start)
+            said = f"refined: {tried:,} of {grid} by the end of stage {plan.stage.number}; in all about "
             said += f"{max(tried, about):,}, up to {max(tried, upto):,} if curves over the steps have one minimum"
         else:
             said = f"refined: {tried:,} of {grid} were enough"
         rows.append(("steps", said))
-    if made.sweep.prune.halves and made.batches:
-        whole = sum(c.cell.rounds for b in made.batches for c in b.cells)
-        share = f"at most {made.rounds / whole:.0%} of {whole:,} cell-rounds"
+    if plan.sweep.prune.halves and plan.batches:
+        whole = sum(c.cell.rounds for b in plan.batches for c in b.cells)
+        share = f"at most {plan.rounds / whole:.0%} of {whole:,} cell-rounds"
         rows.append(("pruning", f"halving, {share}"))
     return rows
 
@@ -109,21 +109,21 @@ def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
     """Return lines on memory and disk: what the missing cells need, and what there is."""
     until = "" if need.sure else ", if no stop rule ends cells before"
     apart = f"{size(need.server)} of a batch are n d values a cell that a robust server keeps of its clients"
-    kept = [("", apart)] if need.server else []
+    server = [("", apart)] if need.server else []
     free = disk_free(folder)
     there = f"; {size(free)} are free" if free < float("inf") else ""
     most = f"{size(need.memory)} at least for the largest batch{until}"
     return [
         ("memory", f"{most}, of {size(memory_here())}"),
-        *kept,
+        *server,
         ("disk", f"{size(need.disk)} at least{until}{there}"),
     ]
 
 
-def _problems(made: Plan) -> list[tuple[str, str]]:
+def _problems(plan: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
     rows = []
-    sections = dict.fromkeys(c.cell.problem for c in made.cells)
+    sections = dict.fromkeys(c.cell.problem for c in plan.cells)
     values = [{**section.params, "problem": section.name} for section in sections]
     told = {"dataset", "clients", "problem"}  # in the line anyway
     differing = [
@@ -133,11 +133,11 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
         and len({canonical(section_values.get(key)) for section_values in values}) > 1
     ]
     for section in list(sections)[:12]:
-        facts = made.facts[canonical(section.config())]
+        facts = plan.facts[canonical(section.config())]
         constants = {**facts, **json.loads(facts["constants"])}
         said = [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
-        given = section.params
-        said += [f"{key} = {show(given[key], bare=True)}" for key in differing if key in given]
+        params = section.params
+        said += [f"{key} = {show(params[key], bare=True)}" for key in differing if key in params]
         said += [
             f"{name} = {words.number(constants[key])}"
             for key, name in (("L", "L"), ("L_tilde", "L̃"), ("L_pm", "L±"), ("mu", "μ"))
@@ -151,12 +151,12 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
+def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
     """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
-    several = len({c.cell.problem for c in made.cells}) > 1
+    several = len({c.cell.problem for c in plan.cells}) > 1
     groups: dict[tuple[str, str], list[Resolved]] = {}
-    tried = {c.id for c in made.cells}
-    for cell in made.grid:
+    tried = {c.id for c in plan.cells}
+    for cell in plan.grid:
         problem = cell.cell.problem
         data = str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
         groups.setdefault((data if several else "", _method(cell)), []).append(cell)
@@ -177,7 +177,7 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
             ", ".join([f"{span(theory)} ×"] * bool(theory) + [span(values)] * bool(values)),
             span(sorted({c.cell.seed for c in cells})),
             whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
-            f"{sum(c.id in made.done for c in cells):,}",
+            f"{sum(c.id in plan.done for c in cells):,}",
             _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
@@ -202,11 +202,11 @@ def _method(cell: Resolved) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _costs(made: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
+def _costs(plan: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
     """Return (bits up, seconds) of every cell yet to run that has an estimate."""
     return {
         cell.id: (estimates[batch.name].bits_up, estimates[batch.name].seconds / len(batch.cells))
-        for batch in made.batches
+        for batch in plan.batches
         if batch.name in estimates and not estimates[batch.name].error
         for cell in batch.cells
     }
@@ -219,15 +219,15 @@ def _between(low: float, high: float) -> str:
     return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
-def _time(made: Plan, estimates: dict[str, Estimate]) -> str:
+def _time(plan: Plan, estimates: dict[str, Estimate]) -> str:
     """Return the estimated time of all that is missing, on this machine."""
-    work = {batch.name: made.work(batch) for batch in made.batches}
+    work = {batch.name: plan.work(batch) for batch in plan.batches}
     tried = sum(work[name] for name in estimates)
     total = sum(e.seconds for e in estimates.values()) * sum(work.values()) / tried
-    slots = max(1, int((os.cpu_count() or 1) // made.sweep.resources.cpus_per_worker))
-    slots = min(slots, len(made.batches))
+    slots = max(1, int((os.cpu_count() or 1) // plan.sweep.resources.cpus_per_worker))
+    slots = min(slots, len(plan.batches))
     through = SECONDS_TO_START_RAY + total / slots
-    what = " for this stage" if made.stage is not None else ""
+    what = " for this stage" if plan.stage is not None else ""
     on = f"{slots} at a time on {count(os.cpu_count() or 1, 'core')}"
     return f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline{what}"
 

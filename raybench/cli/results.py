@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,11 +42,10 @@ def table(
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
-    from raybench.report.formats import check
     from raybench.report.tables import closing
 
-    form, names = check(format), None if columns is None else columns.split(",")
-    shared.show(closing(read(folder), by=by, names=names), form, out)
+    names = None if columns is None else columns.split(",")
+    shared.show(lambda: closing(read(folder), by=by, names=names), format, out)
 
 
 @shared.reading
@@ -76,15 +74,12 @@ def rank(
 ) -> None:
     """Rank methods over problems and seeds by what the target costs."""
     check_word("--by", by, ("method", "series", *(["algorithm"] if trials is not None else [])))
-    from raybench.report.formats import check
     from raybench.report.rankings import after_trials, ranking
 
-    form, frames = check(format), read(folder)
     if trials is None:
-        sheet = ranking(frames, by=by, x=x)
+        shared.show(lambda: ranking(read(folder), by=by, x=x), format, out)
     else:
-        sheet = after_trials(frames, trials, by=by, x=x)
-    shared.show(sheet, form, out)
+        shared.show(lambda: after_trials(read(folder), trials, by=by, x=x), format, out)
 
 
 @shared.reading
@@ -104,11 +99,9 @@ def compare(
 ) -> None:
     """Compare what the target costs in two results folders: ratios, and which are more than luck."""
     check_word("--by", by, ("step", "series", "method"))
-    from raybench.report.formats import check
     from raybench.report.rankings import comparison
 
-    form = check(format)
-    shared.show(comparison(read(a), read(b), by=by), form, out)
+    shared.show(lambda: comparison(read(a), read(b), by=by), format, out)
 
 
 @shared.reading
@@ -168,7 +161,7 @@ def plot(
     ] = "png,pdf,csv",
 ) -> None:
     """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
-    from raybench.report.content import chosen, default_out
+    from raybench.report.content import chosen, place_of
 
     kinds = [kind.strip() for kind in format.split(",")]
     for ending in kinds:
@@ -179,8 +172,8 @@ def plot(
         if not (key and equals and name):
             raise InputError.of("--label", f"{text!r} names no method", "ef21=EF21 (ours)")
         names[key] = name
-    given = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
-    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    flags = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
+    asked: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
     frames = read(folder)
     note(*frames.earlier)
@@ -188,23 +181,18 @@ def plot(
         from raybench.report.plots import figures
 
         paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
-        left = [text for text in chosen(frames)[1] if "not drawn" in text]
-        note(*(f"{text}; --methods A,B draws others" for text in left))
+        others = [text for text in chosen(frames)[1] if "not drawn" in text]
+        note(*(f"{text}; --methods A,B draws others" for text in others))
     else:
         from raybench.report.custom import behind, drawn, figure
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):
-            made = figure(frames, methods=drawn_methods, labels=names, **asked)
-            canvas = drawn(made, size_of(size), label_lines)
-            place = Path(out) if out is not None else default_out(frames.folder, "figures")
-            place.mkdir(parents=True, exist_ok=True)
-            paths = save(place / made.name, canvas, behind(made), kinds)
-    endings: dict[str, list[str]] = {}
-    for path in paths:
-        endings.setdefault(str(path.with_suffix("")), []).append(path.suffix.removeprefix("."))
-    for stem, ends in endings.items():
-        print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
+            drawing = figure(frames, methods=drawn_methods, labels=names, **asked)
+            canvas = drawn(drawing, size_of(size), label_lines)
+            place = place_of(frames.folder, "figures", out)
+            paths = save(place / drawing.name, canvas, behind(drawing), kinds)
+    shared.show_files(paths)
 
 
 def audit(
@@ -220,7 +208,7 @@ def audit(
     """
     from raybench.analysis import frames, rankings
     from raybench.report.charts import audit_figure
-    from raybench.report.content import default_out
+    from raybench.report.content import place_of
     from raybench.report.formats import separated
     from raybench.report.plots import save, styled
     from raybench.report.rankings import audit_lines
@@ -228,15 +216,14 @@ def audit(
     read = frames(folder, target=shared.goal(target), every=every)
     audited = rankings.audit(read)
     print(*audit_lines(audited), *(f"\n{line}" for line in read.earlier), sep="\n")
-    place = Path(out) if out is not None else default_out(folder, "figures")
-    place.mkdir(parents=True, exist_ok=True)
+    place = place_of(folder, "figures", out)
     with styled(None):
-        paths = save(
-            place / "audit", audit_figure(audited), audited.readings, ("png", "pdf", "csv")
-        )
+        figure = audit_figure(audited)
+        paths = save(place / "audit", figure, audited.readings, ("png", "pdf", "csv"))
     orders = place / "audit_pairs.csv"
     orders.write_text(separated(audited.pairs), encoding="utf-8")
-    print(f"\n{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{orders}")
+    print()
+    shared.show_files([*paths, orders])
 
 
 def merge(
@@ -278,10 +265,7 @@ def verify(folder: shared.Folder) -> None:
     raise typer.Exit(1 if state.harm else 0)
 
 
-def status(
-    folder: shared.Folder,
-    json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
-) -> None:
+def status(folder: shared.Folder, json: shared.Json = False) -> None:
     """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
 
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
@@ -344,8 +328,8 @@ def _show(state: Status) -> None:
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
-        left = f", {_span(60 * state.left)} left" if state.left else ""
-        rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
+        rest = f", {_span(60 * state.left)} left" if state.left else ""
+        rows.append(("rate", f"{state.rate:,.1f} cells a minute{rest}"))
     rows += launch_lines(state.folder)
     if state.earlier:
         said = f"{count(state.earlier, 'cell')} of earlier versions of this sweep: raybench table {state.folder} --all"

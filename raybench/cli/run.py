@@ -107,14 +107,14 @@ def run(
         load_plugins(plugin)
         compressor = usual_operator(name)
     more = {"step_size": sizes or None, "rounds": rounds, "seed": seed}
-    given = config(algorithm, problem, dataset, clients, compressor, downlink, **more)
-    planned = spec.load(given, sets=sets or (), plugins=plugin or ())
+    content = config(algorithm, problem, dataset, clients, compressor, downlink, **more)
+    planned = spec.load(content, sets=sets or (), plugins=plugin or ())
     if len(planned.cells) != 1:
         what = f"this is a grid of {len(planned.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
     if planned.name == "sweep":  # a name given by --set stays
         named = folder_name(planned)
-        planned = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
+        planned = spec.load(content, sets=sets or (), plugins=plugin or (), name=named)
     _work(planned, results_of(planned, out), fresh)
 
 
@@ -204,9 +204,7 @@ def plan(
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
-    retry_failed: Annotated[
-        bool, Option("--retry-failed", help="Count failed cells as missing.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
     measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
 ) -> None:
     """Check a sweep file; print its cells, bits and time.
@@ -260,9 +258,9 @@ def sweep(
     )
     note(*outcome.plan.notes[len(planned.notes) :], *outcome.repairs)
     if outcome.interrupted:
-        left = outcome.counts.get("missing", 0)
+        missing = outcome.counts.get("missing", 0)
         how = "stopped by SIGTERM" if outcome.terminated else "interrupted"
-        note(f"{how}, {count(left, 'cell')} left: the same command goes on")
+        note(f"{how}, {count(missing, 'cell')} left: the same command goes on")
         note(f"raybench table {folder} shows what is there")
         raise typer.Exit(outcome.exit_code)
     close(outcome, file)

@@ -136,9 +136,9 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
     names = inspect.signature(reading_options).parameters.keys()
 
     @functools.wraps(verb)
-    def with_options(**given: Any) -> None:
-        read = reading_options(**{name: given.pop(name) for name in names})
-        verb(read=read, **given)
+    def with_options(**options: Any) -> None:
+        read = reading_options(**{name: options.pop(name) for name in names})
+        verb(read=read, **options)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -155,6 +155,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 Format = Annotated[
     str, Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
+Json = Annotated[bool, Option("--json", help="As JSON, for programs.")]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the folder holds.")]
 Inline = Annotated[bool, Option("--inline", help="In this process, without Ray.")]
 Address = Annotated[
@@ -186,9 +187,9 @@ class Screen:
         if self.console.is_terminal:
             self.console.print(*things)
             return
-        with self.console.capture() as kept:
+        with self.console.capture() as capture:
             self.console.print(*things)
-        lines = kept.get().splitlines()
+        lines = capture.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 
     def head(self, text: str, more: str = "", dim: bool = False) -> None:
@@ -212,10 +213,11 @@ class Screen:
         self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
 
 
-def show(sheet: Sheet, form: str, out: Path | None) -> None:
-    """Print a sheet in a form that ``formats.check`` has let pass, or write it to a file and print its name."""
-    from raybench.report.formats import written
+def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
+    """Print a sheet in a form, or write it to a file and print its name; a form that is none is told before it is made."""
+    from raybench.report.formats import check, written
 
+    form, sheet = check(form), make()
     if out is not None:
         out.write_text(written(sheet, form), encoding="utf-8")
         print(out)
@@ -225,6 +227,15 @@ def show(sheet: Sheet, form: str, out: Path | None) -> None:
         Screen().print(Fitted(sheet))
     else:
         sys.stdout.write(written(sheet, form))
+
+
+def show_files(paths: Iterable[Path]) -> None:
+    """Print the names of figures, the endings of each together: ``figures/loss_vs_round.{png,pdf,csv}``."""
+    endings: dict[Path, list[str]] = {}
+    for path in paths:
+        endings.setdefault(path.with_suffix(""), []).append(path.suffix.removeprefix("."))
+    for stem, ends in endings.items():
+        print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
 
 
 def listing(
@@ -410,7 +421,7 @@ def leaving() -> Iterator[None]:
     130: interrupted by Ctrl-C; 143: by SIGTERM.
     """
     try:
-        with _notices_as_notes(), _store_trouble_told():
+        with _notes():
             yield
     except BaseException as error:
         code_and_text = ending(error)
@@ -422,32 +433,25 @@ def leaving() -> Iterator[None]:
 
 
 @contextmanager
-def _store_trouble_told() -> Iterator[None]:
-    """Say that an object store failed at something that is tried again, now and then."""
+def _notes() -> Iterator[None]:
+    """Print notices as notes, and now and then that an object store failed at something that is tried again."""
     from raybench.store.remote import heard
 
-    said = [-10.0]
+    last, shown = -10.0, warnings.showwarning
 
     def tell(text: str) -> None:
-        if time.monotonic() - said[0] > 10.0:
-            said[0] = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last > 10.0:
+            last = time.monotonic()
             note(text)
 
-    with heard(tell):
-        yield
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, Notice):
+            note(str(message))
+        else:
+            shown(message, category, *where)
 
-
-@contextmanager
-def _notices_as_notes() -> Iterator[None]:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), heard(tell):
         warnings.simplefilter("once", Notice)
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-            if issubclass(category, Notice):
-                note(str(message))
-            else:
-                shown(message, category, *where)
-
         warnings.showwarning = show  # type: ignore[assignment]  # hands on whatever else there is
         yield

@@ -6,8 +6,9 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import unescape
+from typing import NamedTuple
 
 import torch
 from rich.text import Text
@@ -85,7 +86,7 @@ def page(
     if not kinds:
         names = [n for kind in KINDS for n in registry.names(kind)]
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
-    given = any(value is not None for value in (problem, dataset, clients))
+    asked = any(value is not None for value in (problem, dataset, clients))
     out = Screen()
     for i, kind in enumerate(kinds):
         if i:
@@ -94,22 +95,28 @@ def page(
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
             _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
-        if kind == "algorithm" and (given or compressor is not None or downlink is not None):
+        if kind == "algorithm" and (asked or compressor is not None or downlink is not None):
             operator = compressor or usual_operator(plain)
             share = _clients(problem, clients)
             content = config(name, problem, dataset, share, operator, downlink)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
             assert isinstance(entry.facts, AlgorithmFacts)
-            outline(out, theory.of(entry.facts.theory))
-        if kind == "problem" and (given or ":" in name or not _required(entry)):
+            out.head("\n  step size")
+            steps = theory.of(entry.facts.theory)
+            if steps is not None:
+                basis(out, steps)
+            else:
+                how = "give step_size.value, or multiples of another method's with .of"
+                out.set_in(f"no theorem: {how}")
+        if kind == "problem" and (asked or ":" in name or not _required(entry)):
             _constants(out, config("gd", name, dataset, _clients(name, clients), None))
 
 
-def _clients(problem: str | None, given: int | None) -> int | None:
+def _clients(problem: str | None, clients: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
-    if problem is None or given is not None:
-        return given
+    if problem is None or clients is not None:
+        return clients
     section = sections.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
@@ -214,7 +221,12 @@ def _steps(
     with_it = "" if facts or operator is None else f", with {operator}"
     out.head(f"\n  theoretical step size by rule{with_it}")
     out.print(pairs(rows))
-    explain(out, cell, steps)
+    theorems, setting = Resolver().backing(cell)
+    if theorems is not None:
+        start = _start(cell, problem_of(cell.problem))
+        basis(out, theorems, Here(setting, steps, start))
+        if setting.nonsmooth and steps:
+            out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
 
 
 # Compressors -----------------------------------------------------------------------------------
@@ -231,8 +243,8 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     compressors that draw together.
     """
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
-    given = sections.parse(name, "show")
-    free = [n for n in counts if n not in given]
+    stated = sections.parse(name, "show")
+    free = [n for n in counts if n not in stated]
     tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []
@@ -244,21 +256,14 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
         columns.append({"K": label, **_figures(op, op.compress(x), d)})
     if not entry.params:
         out.print("")
-    out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
+    kinds = [f"d = {d:,}, a Gaussian float64 vector"]
+    kinds += ["unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²"] if op.omega(d) is not None else []
+    kinds += ["contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²"] if op.alpha(d) is not None else []
+    out.set_in("; ".join([*kinds, "deterministic" if op.deterministic else "random"]), "dim")
     rows = [[Text(f"  {head}", style="dim"), *(c[head] for c in columns)] for head in columns[0]]
     out.print(grid((row for row in rows if any(row[1:])), numbers=len(columns)))
     drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
-
-
-def _kind(op: Compressor, d: int) -> str:
-    kind = []
-    if op.omega(d) is not None:
-        kind.append("unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²")
-    if op.alpha(d) is not None:
-        kind.append("contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²")
-    kind.append("deterministic" if op.deterministic else "random")
-    return "; ".join(kind)
 
 
 def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
@@ -343,71 +348,55 @@ def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
     return rows
 
 
-def outline(out: Screen, steps: StepSizes | None) -> None:
-    """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
-    out.head("\n  step size")
-    if steps is None:
-        out.set_in("no theorem: give step_size.value, or multiples of another method's with .of")
-        return
-    seen: dict[str, Theorem | Convention] = {}
+class Here(NamedTuple):
+    """What a theory is asked about: its setting, the step sizes that there are by rule, a bound of f(x^0) - inf f."""
+
+    setting: Setting
+    sizes: Mapping[str, float]
+    start: float | None
+
+
+def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
+    """Print what step sizes rest on, rule by rule: theorem, assumptions, source; of a problem what they promise there."""
+    told: dict[str, Theorem | Convention] = {}
     for rule in RULES:
         backing = steps.under(rule)
-        if backing is not None:
-            _section(out, rule, backing, seen)
-
-
-def explain(out: Screen, cell: Cell, sizes: Mapping[str, float]) -> None:
-    """Print what the step sizes of a one-cell sweep rest on and promise; ``sizes``: those there are, by rule."""
-    steps, setting = Resolver().backing(cell)
-    if steps is None:
-        return
-    start = _start(cell, problem_of(cell.problem))
-    seen: dict[str, Theorem | Convention] = {}
-    for rule in RULES:
-        backing = steps.under(rule)
-        if backing is not None:
-            _section(out, rule, backing, seen, setting, sizes.get(rule), start)
-    if setting.nonsmooth and sizes:
-        out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
-
-
-def _section(
-    out: Screen,
-    rule: str,
-    backing: Theorem | Convention,
-    seen: dict[str, Theorem | Convention],
-    setting: Setting | None = None,
-    step: float | None = None,
-    start: float | None = None,
-) -> None:
-    """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
-    out.head(f"\n  {rule}")
-    same = [other for other, other_backing in seen.items() if other_backing is backing]
-    if same:
-        out.set_in(f"the same as {same[0]}")
-        return
-    if isinstance(backing, Theorem):
-        how = "" if rule == "paper" else f" ({PROVED})"
-        if backing.recalled:
-            how = " (its constants as recalled; neither proved nor checked here)"
-        out.set_in(f"theorem{how}: {backing.source}")
-    else:
-        out.set_in(f"{backing.kind}, no theorem: {backing.source}")
-    if setting is not None and step is not None:
-        for line in _lines(backing, step, setting, start):
+        if backing is None:
+            continue
+        out.head(f"\n  {rule}")
+        same = [other for other, told_backing in told.items() if told_backing is backing]
+        if same:
+            out.set_in(f"the same as {same[0]}")
+            continue
+        step = None if here is None else here.sizes.get(rule)
+        for line in _told(backing, rule, here, step):
             out.set_in(line)
-    if isinstance(backing, Theorem):
-        if setting is None or step is None or not backing.recursive(setting):
-            out.set_in(pretty(backing.promises))
-        for assumption in backing.assumes:
-            if setting is None:
-                mark = "assumes that"
-            else:
-                mark = "holds:" if assumption.holds(setting) else "does not hold here:"
-            out.set_in(f"{mark} {assumption.text}")
-    if not any(other_backing.formula is backing.formula for other_backing in seen.values()):
-        out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
-    seen[rule] = backing
+        if not any(other.formula is backing.formula for other in told.values()):
+            out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
+        told[rule] = backing
+
+
+def _told(
+    backing: Theorem | Convention, rule: str, here: Here | None, step: float | None
+) -> Iterator[str]:
+    """Yield what is said of a rule's theorem or convention."""
+    lines = [] if here is None or step is None else _lines(backing, step, here.setting, here.start)
+    if not isinstance(backing, Theorem):
+        yield f"{backing.kind}, no theorem: {backing.source}"
+        yield from lines
+        return
+    how = "" if rule == "paper" else f" ({PROVED})"
+    if backing.recalled:
+        how = " (its constants as recalled; neither proved nor checked here)"
+    yield f"theorem{how}: {backing.source}"
+    yield from lines
+    if here is None or not lines or not backing.recursive(here.setting):
+        yield pretty(backing.promises)
+    for assumption in backing.assumes:
+        mark = "assumes that"
+        if here is not None:
+            mark = "holds:" if assumption.holds(here.setting) else "does not hold here:"
+        yield f"{mark} {assumption.text}"
 
 
 def _start(cell: Cell, problem: Problem) -> float | None:

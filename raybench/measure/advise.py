@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,6 @@ from raybench import api, problems
 from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
-from raybench.core import yaml
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
@@ -31,7 +29,7 @@ from raybench.spec import sections
 LOCAL_STEPS = 30
 RANK = 4
 DIMENSIONS = (1000, 2**31)  # at which a compressor is asked for its class
-FLOAT, HALF = 4, 2  # bytes of a number
+HALF = 2  # bytes of a number in 16 bits
 
 
 # Candidates ----------------------------------------------------------------------------------
@@ -39,26 +37,20 @@ FLOAT, HALF = 4, 2  # bytes of a number
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Exchange):
-    """A compressor with the method that uses it, and, once it was replayed, what it did to gradients.
+    """A compressor as a method uses it, and, once it was replayed, what it did to gradients.
 
-    compressor: its short form. method: the algorithm's entry in a sweep file. memory: vectors of d float32 numbers that
-    the method keeps on each worker. role: what the method needs the compressor to be. dropped: what becomes of what
+    compressor: its short form. role: what the method needs the compressor to be. dropped: what becomes of what
     the compressor drops: ``kept`` by error feedback and sent later, ``lost``, or ``none`` where nothing is dropped.
 
-    Replayed, means over the gradients and the best times: d; size without the header; entries, full-width values in a
+    Replayed, means over the gradients and the best times: size without the header; entries, full-width values in a
     message; encode, error feedback included; decode, to the sum in which a message is added; error, ||C(g) - g||^2 /
-    ||g||^2, None for local steps, where only training tells; state, bytes that the method keeps on a worker;
-    left_out, why nothing was measured.
+    ||g||^2, None for local steps, where only training tells; left_out, why nothing was measured.
     """
 
     compressor: str
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "dcgd"}, hash=False)
-    memory: int = 0
     role: Role = Role.ANY
     dropped: str = "lost"
-    d: int = 0
     entries: float = math.nan
-    state: int = 0
     left_out: str = ""
 
     @property
@@ -66,26 +58,12 @@ class Candidate(Exchange):
         """The compressor, not yet fitted to a vector."""
         return api.compressor(self.compressor)
 
-    def kept_bytes(self, layout: Layout) -> int:
-        """Return the bytes that the method keeps on a worker: its memory, and PowerSGD's bases, min(r, a, b)
-        columns of b numbers for every matrix a x b."""
-        bases = 0
-        for shape in [s for _, s in layout if len(s) > 1 and self.method["name"] == "power_sgd"]:
-            b = math.prod(shape[1:])
-            bases += min(self.method["rank"], shape[0], b) * b
-        return FLOAT * (self.memory * layout.dim + bases)
-
 
 def _candidate(compressor: str, *ways: str, name: str = "", **more: Any) -> Candidate:
     return Candidate(name=name or compressor, compressor=compressor, collectives=ways, **more)
 
 
-FEEDBACK: dict[str, Any] = {
-    "method": {"name": "ef14"},
-    "memory": 1,
-    "role": Role.CONTRACTIVE,
-    "dropped": "kept",
-}
+FEEDBACK: dict[str, Any] = {"role": Role.CONTRACTIVE, "dropped": "kept"}
 BASELINE = _candidate("bf16", REDUCE, overlaps=True)
 """Data-parallel training in 16 bits: what everything is compared with."""
 
@@ -93,7 +71,7 @@ CATALOGUE: tuple[Candidate, ...] = (
     _candidate("identity", REDUCE, name="float32", overlaps=True, dropped="none"),
     _candidate("fp16", REDUCE, overlaps=True),
     *(_candidate(f"top_k:k={share}", GATHER, **FEEDBACK) for share in ("10%", "1%", "0.1%")),
-    _candidate("dgc:k=0.1%", GATHER, **FEEDBACK | {"method": {"name": "dgc"}, "memory": 2}),
+    _candidate("dgc:k=0.1%", GATHER, **FEEDBACK),
     _candidate("rand_k:k=1%,mask=common", REDUCE, **FEEDBACK),
     *(
         _candidate(name, GATHER, ALL_TO_ALL, **FEEDBACK)
@@ -105,8 +83,6 @@ CATALOGUE: tuple[Candidate, ...] = (
         REDUCE,
         name=f"power_sgd:rank={RANK}",
         parts=2,
-        method={"name": "power_sgd", "rank": RANK},
-        memory=1,
         dropped="kept",
     ),
     _candidate(
@@ -114,8 +90,6 @@ CATALOGUE: tuple[Candidate, ...] = (
         REDUCE,
         name=f"diloco:steps={LOCAL_STEPS}",
         every=LOCAL_STEPS,
-        method={"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
-        memory=2,
         dropped="unknown",
     ),
 )
@@ -130,7 +104,7 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
     """Return the candidates of short forms such as ``top_k:k=5%``; those of the catalogue if none is given.
 
     A name of the catalogue (``power_sgd:rank=4``) means it. Any other compressor is used with error feedback if it
-    is contractive or can be scaled to be, else without memory; low-rank ones act on every tensor. Messages that add up
+    is contractive or can be scaled to be, else without; low-rank ones act on every tensor. Messages that add up
     go through one all-reduce, selections are gathered, and others travel by whichever way is faster. Raises
     InputError for a wrong name or value.
     """
@@ -188,8 +162,7 @@ class Gradients:
     """Gradients (d,) float32 of one worker at some steps, and the seconds in which they were computed.
 
     forward, backward: seconds on this machine, or of the run that recorded them; None where nobody timed it.
-    problem: the section of a sweep file that stands for the same model and data; None for recorded ones.
-    note: what the reader should know, such as another data set.
+    Recorded ones have no forward pass. note: what the reader should know, such as another data set.
     """
 
     about: str
@@ -198,7 +171,6 @@ class Gradients:
     vectors: tuple[Tensor, ...]
     forward: float | None
     backward: float | None
-    problem: dict[str, Any] | None
     note: str = ""
 
 
@@ -226,10 +198,8 @@ def gradients(
     if ":" not in model and model not in NAMED:
         fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
         raise InputError.of("model", f"unknown model {model!r}", fix)
-    data, note = (dataset, "") if dataset is not None else _usual(model)
-    section: dict[str, Any] = {"name": "network", "model": model}
-    section |= ({} if data is None else {"dataset": data}) | {"clients": 1, "batch": batch}
-    problem, draws, clock = _problem(section, note), stream(0).fold("advise"), Clock()
+    problem, data, note = _problem(model, dataset, batch)
+    draws, clock = stream(0).fold("advise"), Clock()
     x, vectors = problem.start()[None], []
     for t in range(max(steps) + 1):
         indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
@@ -249,49 +219,42 @@ def gradients(
     forward, both = clock.best["forward"], clock.best["both"]
     backward = max(both - forward, both / 10)
     facts = (about, problem.layout, tuple(steps), tuple(vectors))
-    return Gradients(*facts, forward, backward, section, note)
+    return Gradients(*facts, forward, backward, note)
 
 
 def _recorded(path: str) -> Gradients:
-    held = recorded(path)
-    seen = f"step{'s' if len(held.steps) > 1 else ''} {', '.join(map(str, held.steps))}"
+    record = recorded(path)
+    seen = f"step{'s' if len(record.steps) > 1 else ''} {', '.join(map(str, record.steps))}"
     about, note = f"gradients recorded in {path} at {seen}", ""
-    if held.world_size > 1:
-        about += f" of a run with {held.world_size} processes"
+    if record.world_size > 1:
+        about += f" of a run with {record.world_size} processes"
         note = "if the gradients are means over the workers, those of one worker are noisier"
-    vectors, backward = tuple(held.gradients()), held.seconds_backward
-    return Gradients(about, held.layout, held.steps, vectors, None, backward, None, note)
+    vectors, backward = tuple(record.gradients()), record.seconds_backward
+    return Gradients(about, record.layout, record.steps, vectors, None, backward, note)
 
 
-def _problem(section: Mapping[str, Any], note: str) -> Any:
-    """Return the network of a sweep's section; note: which data set stands in for the usual one."""
-    params = {key: value for key, value in section.items() if key != "name"}
+def _problem(model: str, dataset: str | None, batch: int) -> tuple[Any, str | None, str]:
+    """Return the network, its data set, and a note where that stands in for the usual one, which is missing."""
+    note, kind = "", model.partition(":")[0]
+    if dataset is None and (kind in NAMED or kind == "torchvision"):  # others may bring their own
+        dataset = USUAL.get(kind, IMAGES)
+        files = IMAGE_SETS[dataset].files if dataset in IMAGE_SETS else ()
+        if any(present(file) is None for file in files):
+            note = f"{dataset} is not in the data folder: scikit-learn's {FALLBACK} instead"
+            dataset = FALLBACK
     try:
-        return problems.build("network", {"dataset": None, **params})
+        params = {"model": model, "dataset": dataset, "clients": 1, "batch": batch}
+        return problems.build("network", params), dataset, note
     except InputError as error:
         if not note:
             raise
         fix = f"put {IMAGES} into the data folder, or give --dataset"
         raise InputError.of("--dataset", f"{note}; but {error}", fix) from error
     except Exception as error:  # whatever a user's function raises without the data it is made for
-        if "dataset" in params:
+        if dataset is not None:
             raise
-        what = (
-            f"is missing, and {params['model']} cannot do without: {type(error).__name__}: {error}"
-        )
+        what = f"is missing, and {model} cannot do without: {type(error).__name__}: {error}"
         raise InputError.of("--dataset", what, "such as --dataset digits") from error
-
-
-def _usual(model: str) -> tuple[str | None, str]:
-    """Return the data set for a model, and a note where another one stands in for what is missing."""
-    kind = model.partition(":")[0]
-    if kind not in NAMED and kind != "torchvision":
-        return None, ""  # a user's function may bring its own
-    name = USUAL.get(kind, IMAGES)
-    files = IMAGE_SETS[name].files if name in IMAGE_SETS else ()
-    if all(present(file) is not None for file in files):
-        return name, ""
-    return FALLBACK, f"{name} is not in the data folder: scikit-learn's {FALLBACK} instead"
 
 
 # Replay --------------------------------------------------------------------------------------
@@ -318,7 +281,7 @@ def replay(
         try:
             rows.append(_replayed(candidate, layout, vectors, limit))
         except InputError as error:
-            rows.append(replace(candidate, d=layout.dim, left_out=in_a_line(error)))
+            rows.append(replace(candidate, left_out=in_a_line(error)))
     return rows
 
 
@@ -356,63 +319,10 @@ def _replayed(
     size, entries, error = map(float, np.mean(figures, axis=0))
     return replace(
         candidate,
-        d=layout.dim,
         dense=HALF * layout.dim,
         size=size,
         entries=entries,
         encode=clock.best["encode"],
         decode=clock.best["decode"],
         error=error if candidate.every == 1 else None,
-        state=candidate.kept_bytes(layout),
     )
-
-
-# The sweep that tells how many steps each candidate needs ---------------------------------------
-
-ROUNDS = 300
-STEP_SIZES = (0.02, 0.05, 0.1, 0.2)
-OUTER_STEPS = (0.3, 0.5, 0.7, 1.0)  # of methods with local steps
-HEAD = """\
-# How many steps does each method need? Written by raybench advise, to be edited: step sizes, rounds, seeds.
-#
-# Seconds to a loss are the rounds that a method needs for it times the seconds a step that advise prints.
-#   raybench sweep FILE, then raybench table results/{name}
-"""
-
-
-def sweep_text(
-    candidates: Iterable[tuple[Candidate, str]], problem: Mapping[str, Any], clients: int
-) -> str:
-    """Return a sweep file that trains the model with bfloat16 and with every candidate.
-
-    candidates: each with the collective by which its messages travel. problem: the section of the model, whose
-    number of clients becomes ``clients``. Every method has as many step sizes to choose from and as many seeds; a
-    method with local steps has as many gradients and so fewer rounds.
-    """
-    name = "advise-" + re.sub(r"[^A-Za-z0-9]+", "-", str(problem["model"])).strip("-")
-    entries: list[dict[str, Any]] = []
-    for candidate, how in [(BASELINE, REDUCE), *candidates]:
-        entry = _entry(candidate, how)
-        if candidate.name != "float32" and entry not in entries:
-            entries.append(entry)
-    sweep = {
-        "name": name,
-        "problem": {**problem, "clients": clients},
-        "algorithm": entries,
-        "step_size": {"value": [*STEP_SIZES]},
-        "rounds": ROUNDS,
-        "seed": "0..2",
-        "evaluate": {"every": 20, "gradient": False},
-    }
-    return HEAD.format(name=name) + yaml.dump(sweep)
-
-
-def _entry(candidate: Candidate, how: str) -> dict[str, Any]:
-    entry = dict(candidate.method)
-    if candidate.every > 1:
-        entry["rounds"] = max(1, ROUNDS // candidate.every)
-        entry["step_size"] = {"value": [*OUTER_STEPS]}
-    if entry["name"] in ("power_sgd", "diloco"):  # these have no compressor to choose
-        return entry
-    given = sections.parse(candidate.compressor, "compressor")
-    return {**entry, "compressor": given | ({} if how == GATHER else {"collective": how})}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.optimize import least_squares
+from scipy.stats import t as student
 
 from raybench.analysis.links import Link, Network, all_gather, all_reduce
 from raybench.wire.transport import Distributed
@@ -27,9 +28,6 @@ BURST_SECONDS, BURST_MOST = 0.02, 50
 SHORT_BURST = 3  # exchanges in a row at least: then the ranks need not start together
 TIMEOUT = datetime.timedelta(seconds=120)
 OUTLYING = 0.1  # relative errors beyond about this count less than by their square
-DRAWS = 200  # fits to drawn times
-TAIL = 2.5  # percentiles of these fits that an interval leaves out at each end
-SHORT, LONG = 64, 8  # a draw has a size within these factors of the shortest and of the longest one
 
 
 @dataclass(frozen=True)
@@ -190,45 +188,34 @@ def expected(what: str, link: Link, n: int, size: float | np.ndarray) -> float |
     return all_gather(net, n, size) if what == "gather" else all_reduce(net, n, size)
 
 
-def fit(timings: Sequence[Timing], seed: int = 0) -> Fitted:
+def fit(timings: Sequence[Timing]) -> Fitted:
     """Return the link that explains the times of one kind of exchange best.
 
-    Minimises sum_j rho(log(predicted_j / measured_j)) over latency and bandwidth, measured_j the median of the
-    repeats at a size and rho(r) = 2 s^2 (sqrt(1 + (r/s)^2) - 1) with s = 0.1: squares for small errors, absolute
-    values for outliers; relative errors, as times span orders of magnitude. The intervals are percentiles of 200 fits
-    to sizes (short and long ones) and repeats drawn with replacement. Raises ValueError below two sizes.
+    Minimises sum_j rho(log(predicted_j / measured_j)) over the logarithms of latency and bandwidth, measured_j the
+    median of the repeats at a size and rho(r) = 2 s^2 (sqrt(1 + (r/s)^2) - 1) with s = 0.1: squares for small errors,
+    absolute values for outliers; relative errors, as times span orders of magnitude. The intervals are those of
+    Student's t with the covariance (J'J)^-1 times the mean of rho at the minimum. Raises ValueError below two sizes.
     """
-    sizes = {t.size for t in timings}
-    if len(sizes) < 2:
-        raise ValueError("two sizes at least are needed to tell latency from bandwidth")
-    link = Link(*_solve(timings, [t.median for t in timings]))
-    generator, draws = np.random.default_rng(seed), list[tuple[float, float]]()
-    while len(draws) < DRAWS:
-        some = [timings[i] for i in generator.integers(len(timings), size=len(timings))]
-        drawn = {t.size for t in some}
-        if min(drawn) > SHORT * min(sizes) or max(drawn) * LONG < max(sizes) or len(drawn) < 2:
-            continue  # short messages tell the latency, long ones the bandwidth: both are needed
-        repeats = [float(np.median(generator.choice(t.seconds, len(t.seconds)))) for t in some]
-        draws.append(_solve(some, repeats))
-    (a_low, b_low), (a_high, b_high) = np.percentile(draws, [TAIL, 100 - TAIL], axis=0)
-    errors = [abs(float(expected(t.what, link, t.n, t.size)) / t.median - 1) for t in timings]
-    bounds = (float(a_low), float(a_high)), (float(b_low), float(b_high))
-    return Fitted(link, *bounds, float(np.median(errors)))
-
-
-def _solve(timings: Sequence[Timing], measured: Sequence[float]) -> tuple[float, float]:
-    """Return latency and bandwidth; in logarithms, so that both are positive."""
     kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
-    times = np.log(np.maximum(measured, 1e-9))
-    size, spent = max((t.size, m) for t, m in zip(timings, measured, strict=True))
-    start = np.log([max(min(measured), 1e-9), max(size, 1) / max(spent, 1e-9)])
+    if len(set(sizes)) < 2:
+        raise ValueError("two sizes at least are needed to tell latency from bandwidth")
+    measured = np.maximum([t.median for t in timings], 1e-9)
+    largest = int(np.argmax(sizes))
+    start = np.log([min(measured), max(sizes[largest], 1) / measured[largest]])
+
+    def link_at(at: np.ndarray) -> Link:
+        return Link(float(np.exp(at[0])), float(np.exp(at[1])))
 
     def errors(at: np.ndarray) -> np.ndarray:
-        latency, bandwidth = np.exp(at)
-        seconds = expected(kind, Link(float(latency), float(bandwidth)), n, sizes)
-        return np.log(np.maximum(seconds, 1e-12)) - times
+        seconds = expected(kind, link_at(at), n, sizes)
+        return np.log(np.maximum(seconds, 1e-12) / measured)
 
     bounds = (np.log([1e-9, 1.0]), np.log([1e4, 1e15]))
     best = least_squares(errors, start, loss="soft_l1", f_scale=OUTLYING, bounds=bounds)
-    latency, bandwidth = np.exp(best.x)
-    return float(latency), float(bandwidth)
+    freedom = max(1, len(timings) - 2)
+    covariance = np.linalg.pinv(best.jac.T @ best.jac) * 2 * best.cost / freedom
+    spread = student.ppf(0.975, freedom) * np.sqrt(np.diag(covariance))
+    low, high = (np.exp(np.clip(best.x + sign * spread, *bounds)) for sign in (-1, 1))
+    latency, bandwidth = ((float(a), float(b)) for a, b in zip(low, high, strict=True))
+    misfit = float(np.median(np.abs(np.expm1(errors(best.x)))))
+    return Fitted(link_at(best.x), latency, bandwidth, misfit)

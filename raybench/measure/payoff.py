@@ -83,22 +83,28 @@ class Step:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A method beside the baseline: its step, how many times as fast it is, and where it pays.
+    """A method beside the baseline: the steps of both, its step with a codec that takes no time, and where it pays.
 
-    pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none;
-    pays_below_free, speedup_free: the same for a codec that takes no time. error: of the compressor, None where unknown.
-    dense: whether it is a format of whole gradients, exchanged as the baseline's are. every: steps between exchanges.
+    pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none; pays_below_free: the same
+    for a codec that takes no time.
     """
 
-    name: str
+    exchange: Exchange
+    baseline: Step
     step: Step
-    speedup: float
+    free: Step
     pays_below: float
     pays_below_free: float
-    speedup_free: float
-    error: float | None = None
-    every: int = 1
-    dense: bool = False
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as the baseline's its step is."""
+        return self.baseline.seconds / self.step.seconds
+
+    @property
+    def speedup_free(self) -> float:
+        """The same for a codec that takes no time."""
+        return self.baseline.seconds / self.free.seconds
 
     @property
     def pays(self) -> bool:
@@ -120,29 +126,20 @@ class Case:
     baseline: Step
     verdicts: Sequence[Verdict]
 
-    def _fastest(self, choose: Callable[[Verdict], bool]) -> Verdict | None:
-        return max(filter(choose, self.verdicts), key=lambda v: v.speedup, default=None)
+    def best(self, local: bool = False, paying: bool = True) -> Verdict | None:
+        """Return the fastest method that compresses every step, or with ``local`` exchanges once in several.
 
-    @property
-    def fastest(self) -> Verdict | None:
-        """The fastest compressor that pays, None where none does."""
-        return self._fastest(lambda v: v.every == 1 and v.pays)
+        paying: of those that pay; else of all but formats of whole gradients. None where there is none.
+        """
+        some = [v for v in self.verdicts if (v.exchange.every > 1) == local]
+        some = [v for v in some if (v.pays if paying else not v.exchange.overlaps)]
+        return max(some, key=lambda v: v.speedup, default=None)
 
     @property
     def gentlest(self) -> Verdict | None:
         """The one of least error of those that pay."""
-        paying = [v for v in self.verdicts if v.every == 1 and v.pays and v.error is not None]
-        return min(paying, key=lambda v: v.error or 0.0, default=None)
-
-    @property
-    def nearest(self) -> Verdict | None:
-        """The fastest of those that compress, whether it pays or not."""
-        return self._fastest(lambda v: v.every == 1 and not v.dense)
-
-    @property
-    def local(self) -> Verdict | None:
-        """The fastest of the methods with local steps, where it pays."""
-        return self._fastest(lambda v: v.every > 1 and v.pays)
+        some = [v for v in self.verdicts if v.pays and v.exchange.error is not None]
+        return min(some, key=lambda v: v.exchange.error or 0.0, default=None)
 
 
 def case_of(
@@ -235,13 +232,10 @@ def verdict(
     free, of_base = replace(exchange, encode=0.0, decode=0.0), partial(at, baseline)
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
     return Verdict(
-        exchange.name,
+        exchange,
+        base,
         step,
-        base.seconds / step.seconds,
+        least,
         break_even(partial(at, exchange), of_base, WORTH),
         break_even(partial(at, free), of_base, WORTH),
-        base.seconds / least.seconds,
-        exchange.error,
-        exchange.every,
-        exchange.overlaps,
     )

@@ -8,13 +8,11 @@ Compression for Distributed Learning).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -61,8 +59,6 @@ GRIDS: dict[str, list[str]] = {
 Dithering is scaled by the largest entry (p = inf): by the Euclidean norm, as in QSGD, nearly all
 levels of a long vector are zero; QSGD's answer is buckets.
 """
-RIVALS = ("Top-k", "Top-k + natural", "Top-k + natural dithering", "dithering", "natural dithering")
-"""The curves that scaled sign is compared with."""
 
 
 # Vectors -------------------------------------------------------------------------------------
@@ -126,42 +122,6 @@ def gradients(draws: int, seed: int = 0, steps: int = 300) -> dict[str, Tensor]:
             sgd.step()
         last = torch.stack([gradient() for _ in range(draws)])
     return {"gradient, start": first, "gradient, trained": last}
-
-
-# Order statistics ----------------------------------------------------------------------------
-#
-# For i.i.d. entries the expected residual of Top-k, E||x - C(x)||^2 / E||x||^2, tends to the share of E x^2 below the
-# (1 - k/d)-quantile of |x|. Rand-k leaves 1 - k/d of any vector.
-
-
-def uniform(d: int, k: int) -> float:
-    """Return the residual for entries uniform on (0, 1), exactly for every d:
-    (1 - k/d)(1 - k/(d+1))(1 - k/(d+2)), as E u_(j)^2 = j(j+1)/((d+1)(d+2)) for the j-th smallest."""
-    return (1 - k / d) * (1 - k / (d + 1)) * (1 - k / (d + 2))
-
-
-def laplace(d: int, k: int) -> float:
-    """Return the limit for Laplace or exponential entries: 1 - q (1 + t + t^2/2), q = k/d = e^-t."""
-    t = -math.log(k / d)
-    return 1 - k / d * (1 + t + t * t / 2)
-
-
-def gaussian(d: int, k: int) -> float:
-    """Return the limit for Gaussian entries: 1 - q - 2 t phi(t), where P(|x| > t) = q = k/d."""
-    if k == d:
-        return 0.0
-    normal = NormalDist()
-    t = normal.inv_cdf(1 - k / d / 2)
-    return 1 - k / d - 2 * t * normal.pdf(t)
-
-
-FORMULAS: dict[str, Callable[[int, int], float]] = {
-    "uniform": uniform,
-    "laplace": laplace,
-    "exponential": laplace,
-    "gaussian": gaussian,
-}
-"""What Top-k leaves, by family of vectors that has a formula, of (d, k)."""
 
 
 # Rows ----------------------------------------------------------------------------------------
@@ -238,58 +198,11 @@ def compressors(
     return rows
 
 
-def against_sign(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the bits a coordinate costs others for the error of scaled sign, family by family.
-
-    Columns: family, error (scaled sign's, with the best factor), scaled sign (its bits a coordinate
-    on the wire), and one column per rival: its bits at that error, interpolated along its curve in
-    logarithms; inf where its curve does not get there. Where already its first point is better, that
-    point's bits, and the name is in ``below``. cheapest: the name of the least.
-    """
-    table = []
-    for family, part in rows.groupby("family", sort=False):
-        curves = {name: part[part["curve"] == name] for name in ("scaled sign", *RIVALS)}
-        if curves["scaled sign"].empty:
-            continue
-        error = float(curves["scaled sign"]["error_best"].iloc[0])
-        bits = {name: _bits_at(curve, error) for name, curve in curves.items()}
-        below = [n for n in RIVALS if len(curves[n]) and curves[n]["error_best"].max() <= error]
-        cheapest = min(bits, key=lambda name: bits[name])
-        table.append(
-            {"family": family, "error": error, **bits, "below": below, "cheapest": cheapest}
-        )
-    return pd.DataFrame(table)
-
-
-def _bits_at(curve: pd.DataFrame, error: float) -> float:
-    curve = curve.sort_values("error_best")
-    errors, bits = (curve[c].to_numpy(float) for c in ("error_best", "wire_per_coordinate"))
-    if not len(errors) or errors[0] > error:
-        return math.inf
-    if errors[-1] <= error:
-        return float(bits[errors <= error].min())
-    return float(np.exp(np.interp(error, errors, np.log(bits))))
-
-
-def top_k_energy(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return Top-k's measured residuals beside the formulas: family, share, error, error_se, formula,
-    rand_k (1 - k/d, of any vector)."""
-    part = rows[rows["name"] == "top_k"].reset_index(drop=True)
-    d, k = (part[column].round().astype(int) for column in ("d", "values"))
-    formulas = [
-        FORMULAS[family](*size) if family in FORMULAS else math.nan
-        for family, *size in zip(part["family"], d, k, strict=True)
-    ]
-    part = part.assign(share=k / d, formula=formulas, rand_k=1 - k / d)
-    return part[["family", "share", "formula", "rand_k", "error", "error_se"]]
-
-
 # The figure ----------------------------------------------------------------------------------
 
 
 def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
     """Draw error against bits into ``out``; return the paths: a PNG, a PDF and its CSV."""
-    Path(out).mkdir(parents=True, exist_ok=True)
     columns = ["family", "curve", "operator", "wire_per_coordinate", "error_best", "error_best_se"]
     with styled(None):
         canvas = draw(against_bits(rows), (9.8, None))

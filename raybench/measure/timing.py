@@ -95,15 +95,15 @@ def named(text: str) -> tuple[str, Compressor]:
     A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
     wrong name or value.
     """
-    given = sections.parse(text, "compressor")
-    entry = registry.lookup("compressor", given.pop("name"))
+    stated = sections.parse(text, "compressor")
+    entry = registry.lookup("compressor", stated.pop("name"))
     simple = next(iter(examples(entry).values()))
     missing = {
         name: SHARE if param.kind == "count" else simple[name]
         for name, param in entry.params.items()
-        if param.default is registry.REQUIRED and name not in given
+        if param.default is registry.REQUIRED and name not in stated
     }
-    label = label_of(entry.name, given | missing) if missing else text
+    label = label_of(entry.name, stated | missing) if missing else text
     return label, api.compressor(text, **missing)
 
 
@@ -112,22 +112,20 @@ def measure(
     x: Tensor,
     repeats: int = 10,
     limit: float = 5.0,
-    floors: Mapping[str, Callable[[], Any]] | None = None,
 ) -> list[Measured]:
     """Return the figures of every compressor on x (*lead, d), float32 or float64, in order.
 
     All compressors and the copy take turns, ``repeats`` times, and the best time of each counts; what
     compiles is not counted. Messages are decoded into one buffer, by the stream that made them (a
     seeded support is drawn once). limit: seconds spent on a compressor; one whose single call would
-    take longer is left out, with the reason, as is one whose parameters do not fit. floors: other
-    actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
-    ValueError where ``compress`` would.
+    take longer is left out, with the reason, as is one whose parameters do not fit. Raises InputError for
+    a wrong name, TypeError and ValueError where ``compress`` would.
     """
-    given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
-    x, repeats, floors = x.detach().contiguous(), max(1, repeats), floors or {}
+    chosen = operators if isinstance(operators, Mapping) else dict(map(named, operators))
+    x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
     head = (math.prod(shape[:-1]), shape[-1], str(x.dtype).removeprefix("torch."))
-    rows = {name: Measured(name, *head) for name in given}
+    rows = {name: Measured(name, *head) for name in chosen}
     fitted: dict[str, Compressor] = {}
 
     def lap(name: str, op: Compressor, turn: int) -> tuple[Any, bytes]:
@@ -138,7 +136,7 @@ def measure(
         clock((name, "unpack"), lambda: unpack(data, shape))
         return message, data
 
-    for name, op in given.items():
+    for name, op in chosen.items():
         try:
             op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).operator
             affordable(op, x, limit, "a call", "raise the limit")
@@ -161,8 +159,6 @@ def measure(
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
     spent, turns = dict.fromkeys(fitted, 0.0), dict.fromkeys(fitted, 0)
     for turn in range(1, repeats + 1):
-        for name, action in floors.items():
-            clock((name, "compress"), action)
         for name, op in fitted.items():
             clock("copy", lambda: buffer.copy_(x))
             if spent[name] <= limit:
@@ -174,11 +170,7 @@ def measure(
     for name in fitted:
         times: dict[str, Any] = {action: clock.best[name, action] / copy for action in ACTIONS}
         rows[name] = replace(rows[name], copy_s=copy, repeats=turns[name], **times)
-    below = [
-        Measured(name, *head, copy, compress=clock.best[name, "compress"] / copy, repeats=repeats)
-        for name in floors
-    ]
-    return [*rows.values(), *below]
+    return list(rows.values())
 
 
 def in_a_line(error: InputError) -> str:
@@ -213,10 +205,10 @@ def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = ""
                 clock("", compress)
         except InputError:  # fixed to its own dimension
             break
-        took, left = clock.best[""], rows.numel() / piece.numel()
+        took, rest = clock.best[""], rows.numel() / piece.numel()
         power = math.log(took / last) / math.log(piece.numel() / length) if last else 1.0
-        guess, last, length = took * left ** min(max(power, 1.0), STEEPEST), took, piece.numel()
-        if took * left > limit:
+        guess, last, length = took * rest ** min(max(power, 1.0), STEEPEST), took, piece.numel()
+        if took * rest > limit:
             break
     if guess > limit:
         raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 from raybench.core import fetching
 
 if TYPE_CHECKING:
-    from raybench.report.content import default_out
     from raybench.report.page import html
     from raybench.report.plots import figures
     from raybench.report.tables import render, table
 
 _WHERE = {
-    "default_out": "content",
     "figures": "plots",
     "html": "page",
     "render": "tables",
     "table": "tables",
 }
-__all__ = ["default_out", "figures", "html", "render", "table"]
+__all__ = ["figures", "html", "render", "table"]
 
 __getattr__ = fetching(__name__, _WHERE)

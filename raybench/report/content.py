@@ -87,8 +87,10 @@ def told(figure: Figure, results: Frames) -> Figure:
     return replace(figure, band="; ".join(filter(None, [figure.band, *results.chosen_on])))
 
 
-def default_out(folder: str, name: str) -> Path:
-    """Return where a report of ``folder`` goes unless told: inside it, or here for an object store."""
+def place_of(folder: str, name: str, out: str | os.PathLike[str] | None = None) -> Path:
+    """Return where a report of ``folder`` goes: to ``out``, else inside it, or here for an object store."""
+    if out is not None:
+        return Path(out)
     if "://" not in folder:
         return inside(folder, name)
     return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name

@@ -20,7 +20,7 @@ from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 from raybench.report.charts import every
-from raybench.report.content import default_out, open_frames
+from raybench.report.content import open_frames, place_of
 from raybench.report.interactive import panels
 from raybench.report.sheet import Sheet
 from raybench.report.tables import FINAL, closing, growth_notes, spelled
@@ -53,7 +53,7 @@ def html(
     InputError as that does.
     """
     results = open_frames(source, **asked)
-    goal = Path(out) if out is not None else default_out(results.folder, "report.html")
+    goal = place_of(results.folder, "report.html", out)
     here = resources.files("raybench.report")
     # Everything is escaped, as labels, errors and paths are texts of the user.
     template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))

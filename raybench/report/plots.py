@@ -27,7 +27,7 @@ from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
-from raybench.report.content import LOWEST_SHOWN, Figure, alone, default_out, open_frames, shown
+from raybench.report.content import LOWEST_SHOWN, Figure, alone, open_frames, place_of, shown
 from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
@@ -97,9 +97,7 @@ def figures(
     Raises InputError as that does, and for an unknown size or style.
     """
     results = open_frames(source, **asked)
-    goal = Path(out) if out is not None else default_out(results.folder, "figures")
-    figures = every(results)
-    goal.mkdir(parents=True, exist_ok=True)
+    goal, figures = place_of(results.folder, "figures", out), every(results)
     paths: list[Path] = []
     with styled(style):
         for figure in figures:
@@ -158,6 +156,7 @@ def rows_behind(figure: Figure) -> pd.DataFrame:
 def save(path: Path, canvas: Canvas, data: pd.DataFrame, kinds: Sequence[str]) -> list[Path]:
     """Write a figure as path.png, path.pdf, path.svg and the rows behind it as path.csv; return the paths."""
     paths = [Path(f"{path}.{kind}") for kind in kinds]
+    path.parent.mkdir(parents=True, exist_ok=True)
     for kind, goal in zip(kinds, paths, strict=True):
         if kind == "csv":
             goal.write_text(separated(data), encoding="utf-8")

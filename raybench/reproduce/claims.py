@@ -79,7 +79,7 @@ class Claim:
     name: str
     says: str
     left: Side
-    relation: str = field(metadata={"among": RELATIONS})
+    relation: str = field(metadata={"among": RELATIONS, "key": "is"})
     right: Side | float
     published: str = ""
     own: str = ""
@@ -141,49 +141,47 @@ def read(file: Path) -> Reproduction:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError.of(str(file), f"cannot be read: {error.strerror}") from error
-    name = file.name.removesuffix(ENDING)
-    given = _mapping(yaml.parse(text, str(file)), name)
+    name, folder = file.name.removesuffix(ENDING), file.parent
+    stated = _of_type(dict, yaml.parse(text, str(file)), name)
     for key in ("name", "file", "script"):
-        if key in given:
+        if key in stated:
             raise InputError.of(f"{name}.{key}", "unknown key", "the file's own name tells it")
-    sweep = file.parent / str(given.get("sweep", f"{name}.yaml"))
-    script = file.parent / f"{name}.py"
+    sweep, script = folder / str(stated.get("sweep", f"{name}.yaml")), folder / f"{name}.py"
     if not sweep.exists() and not script.exists():
         fix = f"write {name}.yaml or {name}.py, or name a sweep by sweep:"
         raise InputError.of(name, "there is neither a sweep nor a script to run", fix)
-    paths = {
+    place = f"{name}.claims"
+    items = _of_type(list, stated.get("claims", []), place)
+    claims = tuple(_claim(item, name, stated.get("spread")) for item in items)
+    if not claims:
+        raise InputError.of(place, "no claims", "a list of at least one")
+    names = [claim.name for claim in claims]
+    for taken in (claim for claim in names if names.count(claim) > 1):
+        raise InputError.of(f"{name}.{taken}", "the name is taken", "another name")
+    drawn = _of_type(list, stated.get("figures", []), f"{name}.figures")
+    derived = {
+        "name": name,
+        "claims": claims,
+        "figures": tuple(_of_type(dict, figure, f"{name}.figures") for figure in drawn),
         "file": file,
         "sweep": sweep if sweep.exists() else None,
         "script": script if script.exists() else None,
-        "evidence": file.parent / str(given["evidence"]) if "evidence" in given else None,
+        "evidence": folder / str(stated["evidence"]) if "evidence" in stated else None,
     }
-    items = _list(given.get("claims", []), f"{name}.claims")
-    claims = tuple(_claim(item, name, given.get("spread")) for item in items)
-    if not claims:
-        raise InputError.of(f"{name}.claims", "no claims", "a list of at least one")
-    for i, claim in enumerate(claims):
-        if claim.name in {other.name for other in claims[:i]}:
-            raise InputError.of(f"{name}.{claim.name}", "the name is taken", "another name")
-    drawn = _list(given.get("figures", []), f"{name}.figures")
-    figures = tuple(_mapping(figure, f"{name}.figures") for figure in drawn)
-    values = {**given, **paths, "name": name, "claims": claims, "figures": figures}
-    return _made(Reproduction, values, name)
+    return _record(Reproduction, {**stated, **derived}, name)
 
 
-def _claim(item: Any, where: str, spread: Any) -> Claim:
-    stated = _mapping(item, f"{where}.claims")
+def _claim(item: Any, where: str, spread: float | None) -> Claim:
+    stated = dict(_of_type(dict, item, f"{where}.claims"))
     place = f"{where}.{stated.get('name', 'claims')}"
-    values = {} if spread is None else {"spread": spread}
-    values |= {("relation" if key == "is" else key): value for key, value in stated.items()}
-    for key in ("left", "right"):
-        if isinstance(values.get(key), Mapping):
-            values[key] = _side(values[key], f"{place}.{key}")
-    if not isinstance(values.get("left"), Side | None):
-        raise InputError.of(f"{place}.left", "is no side", "{where: ..., measure: ...}")
-    if not isinstance(values.get("right", 0), Side | int | float):
-        fix = "a number, or {where: ..., measure: ...}"
-        raise InputError.of(f"{place}.right", "is neither a number nor a side", fix)
-    claim = _made(Claim, values, place)
+    for key, fix in (("left", ""), ("right", "a number, or ")):
+        side, fix = stated.get(key, 0.0), f"{fix}{{where: ..., measure: ...}}"
+        if isinstance(side, Mapping):
+            stated[key] = _side(side, f"{place}.{key}")
+        elif key in stated and (key == "left" or not isinstance(side, int | float)):
+            what = "is no side" if key == "left" else "is neither a number nor a side"
+            raise InputError.of(f"{place}.{key}", what, fix)
+    claim = _record(Claim, {"spread": spread, **stated}, place)
     if bool(claim.published) == bool(claim.own):
         what = "both published and" if claim.own else "neither published nor"
         fix = "published: what the source says; or own: why it is asked, where it does not"
@@ -191,22 +189,21 @@ def _claim(item: Any, where: str, spread: Any) -> Claim:
     return claim
 
 
-def _side(given: Mapping[str, Any], place: str) -> Side:
-    where = _mapping(given.get("where", {}), f"{place}.where")
-    measure = _mapping(given.get("measure"), f"{place}.measure")
-    parts = {"where": where, "measure": _measure(measure, f"{place}.measure")}
-    return _made(Side, {**given, **parts}, place)
+def _side(stated: Mapping[str, Any], place: str) -> Side:
+    where = _of_type(dict, stated.get("where", {}), f"{place}.where")
+    measure = _measure(stated.get("measure"), f"{place}.measure")
+    return _record(Side, {**stated, "where": where, "measure": measure}, place)
 
 
-def _measure(given: Mapping[str, Any], place: str) -> Measure:
-    kinds = [key for key in given if key in MEASURES]
+def _measure(stated: Any, place: str) -> Measure:
+    values = dict(_of_type(dict, stated, place))
+    kinds = [key for key in values if key in MEASURES]
     if len(kinds) != 1:
-        wrong = next((key for key in given if key not in MEASURES), "nothing")
+        wrong = next((key for key in values if key not in MEASURES), "nothing")
         what = f"names {len(kinds)} measures ({wrong})"
         raise InputError.of(place, what, nearest(wrong, MEASURES))
     (kind,) = kinds
-    values = {"kind": kind, "of": given[kind], **given}
-    del values[kind]
+    values |= {"kind": kind, "of": values.pop(kind)}
     if kind == "highest":
         values.setdefault("best", "highest")
     at = values.get("at", END)
@@ -217,52 +214,44 @@ def _measure(given: Mapping[str, Any], place: str) -> Measure:
         values["at"] = (str(x), budget)
     elif at != END:
         raise InputError.of(f"{place}.at", f"{at!r} is unknown", f"{END}, or {{bits_up: 1.0e+6}}")
-    measure = _made(Measure, values, place)
+    measure = _record(Measure, values, place)
     if kind == "cost" and not measure.target > 0:
         what = f"{measure.target:g} is out of range"
         raise InputError.of(f"{place}.target", what, "a number > 0")
     return measure
 
 
-def _made(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+def _record(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """Return a record of these values. Raises InputError for keys that are unknown or missing, and for wrong values."""
-    parts = {part.name: part for part in fields(kind)}  # type: ignore[arg-type]
-    typed = {}
-    for key, value in values.items():
-        place = f"{where}.{'is' if key == 'relation' else key}"
+    parts = {part.metadata.get("key", part.name): part for part in fields(kind)}  # type: ignore[arg-type]
+    for key in values:
         if key not in parts:
-            raise InputError.of(place, "unknown key", nearest(key, parts))
-        typed[key] = _typed(parts[key], value, place)
+            raise InputError.of(f"{where}.{key}", "unknown key", nearest(key, parts))
     for key, part in parts.items():
         if part.default is MISSING and key not in values:
-            raise InputError.of(f"{where}.{'is' if key == 'relation' else key}", "is missing")
-    return kind(**typed)
+            raise InputError.of(f"{where}.{key}", "is missing")
+    return kind(**{parts[k].name: _typed(parts[k], v, f"{where}.{k}") for k, v in values.items()})
 
 
 def _typed(part: Field[Any], value: Any, where: str) -> Any:
     """Return the value of a key. Raises InputError where it is not of the key's type, or not one of those allowed."""
+    among, below = part.metadata.get("among", (value,)), part.metadata.get("below", math.inf)
     if part.type == "str" and not isinstance(value, str):
         raise InputError.of(where, f"{value!r} is no text", "a text")
-    if part.type in ("float", "float | None"):
+    if part.type == "float" or (part.type == "float | None" and value is not None):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError.of(where, f"{value!r} is no number", "a number")
-        if not 0 <= value < part.metadata.get("below", math.inf) and "below" in part.metadata:
+        if "below" in part.metadata and not 0 <= value < below:
             raise InputError.of(where, "is out of range", "a number from 0, below 1")
-    if part.type in ("tuple[str, ...]", "tuple[str, ...] | None"):
-        value = tuple(map(str, _list(value, where)))
-    among = part.metadata.get("among", (value,))
+    if str(part.type).startswith("tuple[str, ...]"):
+        return tuple(map(str, _of_type(list, value, where)))
     if value not in among:
         raise InputError.of(where, f"unknown {value!r}", nearest(value, among))
     return value
 
 
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError.of(where, "is no mapping", "key: value")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError.of(where, f"{value!r} is no list", "[one, two]")
+def _of_type(kind: type[T], value: Any, where: str) -> T:
+    if not isinstance(value, kind):
+        what, fix = ("list", "[one, two]") if kind is list else ("mapping", "key: value")
+        raise InputError.of(where, f"{value!r} is no {what}", fix)
     return value

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from raybench.analysis import describe, frames
 from raybench.analysis.tuned import main_metric
@@ -19,7 +17,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.reproduce.claims import Reproduction
 from raybench.spec import load
 from raybench.store.reader import configs
-from raybench.store.schema import CURVES, described
+from raybench.store.schema import CURVES
 
 MEASURED = "measured.parquet"
 DIGEST = "script.sha256"  # of the script that wrote the table beside it
@@ -103,15 +101,11 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
     if other.is_dir():
         results = frames(other)
         return Evidence(results.cells, results.curves, other.name)
-    return _of_curves(pd.read_parquet(other), other.name)
-
-
-def _of_curves(curves: pd.DataFrame, origin: str) -> Evidence:
-    """Return the evidence in a table of ``raybench.load``, which has some of its columns."""
-    last = curves.sort_values("round").drop_duplicates("cell", keep="last")
+    loaded = pd.read_parquet(other)  # some of the columns of raybench.load
+    last = loaded.sort_values("round").drop_duplicates("cell", keep="last")
     facts = {"config": None, "step_multiple": float("nan"), "clients": None}
-    cells = last.assign(rounds=last["round"], **{k: v for k, v in facts.items() if k not in last})
-    return Evidence(describe(cells), curves, origin)
+    last = last.assign(rounds=last["round"], **{k: v for k, v in facts.items() if k not in last})
+    return Evidence(describe(last), loaded, other.name)
 
 
 def keep(what: Reproduction, evidence: Evidence, docs: Path) -> list[Path]:
@@ -126,18 +120,12 @@ def keep(what: Reproduction, evidence: Evidence, docs: Path) -> list[Path]:
     curves = evidence.curves[[name for name in asked if name in evidence.curves]]
     cells = evidence.cells[[name for name in COLUMNS if name in evidence.cells]]
     paths = [docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves")]
-    _write(cells, paths[0])
+    cells.to_parquet(paths[0], index=False, compression="zstd")
     # curves are smooth: the bytes of equal weight stand together, which takes two thirds of the room
     smooth = [*curves.select_dtypes("floating")]
     how = {"compression_level": 19, "use_dictionary": ["cell"], "use_byte_stream_split": smooth}
-    _write(curves, paths[1], **how)
+    curves.to_parquet(paths[1], index=False, compression="zstd", **how)
     return paths
-
-
-def _write(frame: pd.DataFrame, path: Path, **how: Any) -> None:
-    """Write a frame of columns of results, with what the schema says of them."""
-    table = described(pa.Table.from_pandas(frame, preserve_index=False))
-    pq.write_table(table, path, compression="zstd", **how)
 
 
 def measured(script: Path, folder: Path, full: bool) -> Path:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from raybench.analysis import first_crossing
 from raybench.analysis.statistics import paired
-from raybench.reproduce.claims import COMMON, Claim, Measure, Reproduction, Side
+from raybench.reproduce.claims import COMMON, END, Claim, Measure, Reproduction, Side
 from raybench.reproduce.evidence import Evidence, check_column
 
 CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
@@ -146,7 +146,8 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Comp
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
-        budget = _budget(evidence, [side.measure for _, side in sides], parts)
+        measures = (side.measure for _, side in sides)
+        budget = _budget(evidence.curves, measures, pd.concat(parts.values()))
         samples = [_measured(evidence, parts[n], s.measure, budget, spread) for n, s in sides]
         if not isinstance(claim.right, Side):
             samples.append(_certain(float(claim.right), float(claim.right)))
@@ -234,18 +235,13 @@ def _part(
     return cells
 
 
-def _budget(
-    evidence: Evidence, measures: Sequence[Measure], parts: Mapping[str, pd.DataFrame]
-) -> float:
+def _budget(curves: pd.DataFrame, measures: Iterable[Measure], cells: pd.DataFrame) -> float:
     """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
-    ats = (m.at for m in measures if isinstance(m.at, tuple))
-    axes = {axis for axis, limit in ats if limit == COMMON}
+    axes = [m.at[0] for m in measures if isinstance(m.at, tuple) and m.at[1] == COMMON]
     if not axes:
         return math.nan
-    cells = pd.concat(parts.values())
     ids = cells.loc[cells["status"] == "ok", "cell"]
-    rows = evidence.curves[evidence.curves["cell"].isin(ids)]
-    return float(rows.groupby("cell")[axes.pop()].max().min())
+    return float(curves[curves["cell"].isin(ids)].groupby("cell")[axes[0]].max().min())
 
 
 def _measured(
@@ -297,22 +293,15 @@ def _bounds(
         lower = numbers.where(np.isfinite(numbers), spent.where(~diverged, worst))
         upper, finished = numbers.fillna(worst), cells["status"] != "failed"
     else:
+        x, limit = measure.at if isinstance(measure.at, tuple) else ("round", END)
+        last = cells["cell"].map(rows.groupby("cell")[x].max())
+        asked = cells.get("rounds", -math.inf) if limit == END else -math.inf
+        whole = last >= (asked if limit in (END, COMMON) else SPENT * float(limit))
         lower = upper = numbers.where(~diverged, worst)
-        finished = diverged | (
-            (cells["status"] == "ok") & numbers.notna() & _whole(rows, cells, measure)
-        )
+        finished = diverged | ((cells["status"] == "ok") & numbers.notna() & whole)
     return pd.DataFrame(
         {"lower": lower.where(finished, -math.inf), "upper": upper.where(finished, math.inf)}
     )
-
-
-def _whole(rows: pd.DataFrame, cells: pd.DataFrame, measure: Measure) -> pd.Series:
-    """Return whether the curve of each cell goes on to the budget, or where none is given, to the cell's last round."""
-    x, limit = measure.at if isinstance(measure.at, tuple) else ("round", COMMON)
-    last = cells["cell"].map(rows.groupby("cell")[x].max())
-    if isinstance(measure.at, tuple):
-        return last.notna() if limit == COMMON else last >= SPENT * float(limit)
-    return last >= cells["rounds"] if "rounds" in cells else last.notna()
 
 
 def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
@@ -378,13 +367,10 @@ def figures(verdict: Verdict, comparison: Compared) -> str:
     seeds = max(comparison.left.seeds, comparison.right.seeds)
     if seeds == 0 or (seeds == 1 and claim.spread == 0):
         return text
+    if seeds == 1 and claim.spread is not None:
+        return f"{text} (one seed, taken to be within {100 * claim.spread:g} % of others)"
     if seeds == 1:
-        off = (
-            ""
-            if claim.spread is None
-            else f", taken to be within {100 * claim.spread:g} % of others"
-        )
-        return f"{text} (one seed{off})"
+        return f"{text} (one seed)"
     if not math.isnan(comparison.p_value):
         return f"{text} ({seeds} seeds, p = {comparison.p_value:.2g})"
     if comparison.word != UNDECIDED:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from raybench.core import fetching
 
 if TYPE_CHECKING:
-    from raybench.store.accounting import Accounting
-    from raybench.store.booking import rebook
+    from raybench.store.accounting import Accounting, rebook
     from raybench.store.combine import compact, merge
     from raybench.store.reader import cells, load, sweep
     from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from raybench.store.writer import Store, shard_name
 
 _WHERE = {
-    "Accounting": "accounting",
-    "rebook": "booking",
+    **dict.fromkeys(("Accounting", "rebook"), "accounting"),
     **dict.fromkeys(("CELLS", "CURVES", "SCHEMA_VERSION"), "schema"),
     **dict.fromkeys(("encode", "to_table"), "table"),
     **dict.fromkeys(("Store", "shard_name"), "writer"),

@@ -19,6 +19,7 @@ from raybench.core.errors import Complaint, InputError, nearest
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
 MOST_VALUE_BITS = 64  # no number type is wider
 INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
@@ -144,3 +145,50 @@ def dtype_bits(config: str | None) -> int:
     problem = json.loads(config).get("problem") or {}
     params = problem.get("params", problem)
     return {"float32": 32, "float16": 16, "bfloat16": 16}.get(str(params.get("dtype")), 64)
+
+
+# Finished sweeps, booked anew -----------------------------------------------------------------
+
+
+def rebook(
+    curves: pd.DataFrame, cells: pd.DataFrame, accounting: Accounting
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return copies of curves and cells with ``bits_up``, ``bits_down`` booked under ``accounting``.
+
+    Counts are cumulative means per client. A cell's bits are those of the last row of its curve,
+    null where it has none. ``count_init=False`` takes away the counts of the cell's row of round 0.
+    """
+    import pandas as pd
+
+    from raybench.store.schema import SIDES, column
+
+    curves, cells = curves.copy(deep=False), cells.copy(deep=False)
+    widths = cells.set_index("cell")["config"].map(dtype_bits)
+    width = curves["cell"].map(widths).fillna(64).to_numpy(float)
+    curves.index = pd.RangeIndex(len(curves))
+    first = curves.index[curves["round"] == 0]
+    last = curves.groupby("cell")["round"].idxmax() if len(curves) else curves.index
+    for side in SIDES:
+        counts = Counts(*(_count(curves, column(count, side)) for count in Counts._fields))
+        booked = accounting.bits(counts, width)
+        curves[f"bits_{side}"] = booked
+        if not accounting.count_init:
+            start = curves.loc[first].set_index("cell")[f"bits_{side}"]
+            curves[f"bits_{side}"] = booked - curves["cell"].map(start).fillna(0.0).to_numpy(float)
+        ends = curves.loc[last].set_index("cell")[f"bits_{side}"]
+        cells[f"bits_{side}"] = cells["cell"].map(ends).astype(float)
+    return curves, cells
+
+
+def _count(curves: pd.DataFrame, name: str) -> np.ndarray:
+    """Return a count as a float array; one that is kept in the map ``extra`` is zero where absent."""
+    import pandas as pd
+
+    if name in curves:
+        return curves[name].to_numpy(float)
+    counts = pd.Series(0.0, curves.index)
+    if f"extra.{name}" in curves:  # a frame that ``raybench.load`` returned
+        counts = curves[f"extra.{name}"]
+    elif "extra" in curves:
+        counts = curves["extra"].map(lambda pairs: dict(pairs).get(name), na_action="ignore")
+    return counts.astype(float).fillna(0.0).to_numpy()

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import booking, identity, log, reader
-from raybench.store.accounting import Accounting
+from raybench.store import identity, log, reader
+from raybench.store.accounting import Accounting, rebook
 from raybench.store.files import Files, Local, reached
 from raybench.store.log import OWNER, Log, best, rank
 from raybench.store.schema import CURVES, SIDES
@@ -146,7 +146,7 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
 
 def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Table, pa.Table]:
     """Return the curves and cells with their bits booked by ``how``."""
-    frames = booking.rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
+    frames = rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
 
     def booked(table: pa.Table, frame: pd.DataFrame) -> pa.Table:
         for name in (f"bits_{side}" for side in SIDES):

@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from raybench.core.errors import InputError, Notice
-from raybench.store import booking, identity, log
-from raybench.store.accounting import Accounting, parse
+from raybench.store import identity, log
+from raybench.store.accounting import Accounting, parse, rebook
 from raybench.store.files import Files, open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
@@ -72,7 +72,7 @@ def frames(
     table = cells_frame(commits.cells())
     curves = _curves(files, commits, table)
     if how is not None:
-        curves, table = booking.rebook(curves, table, how)
+        curves, table = rebook(curves, table, how)
     return _with_cells(curves, table, params), table
 
 

@@ -153,13 +153,6 @@ def stamped(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def described(table: pa.Table) -> pa.Table:
-    """Return a table, of some columns of the schema and of others, with what the schema says of its columns."""
-    said = {name: _schema(name).field(name).metadata for name in _COLUMNS}
-    fields = [f.with_metadata(said.get(f.name)) for f in table.schema]
-    return pa.table(table.columns, schema=stamped(pa.schema(fields)))
-
-
 def version_of(schema: pa.Schema) -> int:
     """Return the schema version that a file bears, 0 where it bears none."""
     said = (schema.metadata or {}).get(VERSION_KEY, b"")

@@ -32,7 +32,19 @@ def top_1_exponential(d: int) -> float:
     return float(((1 / n).sum() ** 2 + (1 / n**2).sum()) / 2)
 
 
+def residual_uniform(d: int, k: int) -> float:
+    """Return E||x - C(x)||^2 / E||x||^2 of Top-k: the j-th smallest of d has E u^2 = j(j+1)/((d+1)(d+2))."""
+    return (1 - k / d) * (1 - k / (d + 1)) * (1 - k / (d + 2))
+
+
+def residual_exponential(d: int, k: int) -> float:
+    """Return the limit of the same: the share of E x^2 below the (1 - q)-quantile t, q = k/d = e^-t."""
+    t = -math.log(k / d)
+    return 1 - k / d * (1 + t + t * t / 2)
+
+
 LAWS = {"uniform": top_1_uniform, "exponential": top_1_exponential}
+RESIDUALS = {"uniform": residual_uniform, "exponential": residual_exponential}
 DIMS = (100, 1_000, 10_000, 100_000)
 
 
@@ -59,10 +71,10 @@ def measure(full: bool) -> pd.DataFrame:
     d = 10_000
     vectors = study.drawn(d, 20 * more)
     kept = study.measure({law: vectors[law] for law in LAWS}, {"Top-k": study.GRIDS["Top-k"]})
-    for law, share, formula, rand_k, left, _ in study.top_k_energy(kept).itertuples(index=False):
-        saving = (1 - left) / (1 - rand_k)
-        row = {"kind": "residual", "law": law, "d": d, "k": round(share * d), "saving": saving}
-        rows.append({**row, "left": left, "expected": formula})
+    for law, count, left in zip(kept["family"], kept["values"], kept["error"], strict=True):
+        k = round(count)  # of which Rand-k keeps k/d
+        row = {"kind": "residual", "law": law, "d": d, "k": k, "saving": (1 - left) * d / k}
+        rows.append({**row, "left": left, "expected": RESIDUALS[law](d, k)})
     table = pd.DataFrame(rows)
     table["share"] = table["k"] / table["d"]
     table["per_log_squared"] = table["saving"] / table["d"].map(lambda d: math.log(d) ** 2)
