@@ -540,3 +540,14 @@ def test_a_rayjob_with_all_it_needs(tmp_path: Path) -> None:
     mounted = yaml.safe_dump(job)
     assert by_kind["ConfigMap"]["metadata"]["name"] in mounted
     assert by_kind["Secret"]["metadata"]["name"] in mounted
+
+
+def test_what_travels_and_the_switch_agree_on_the_job(tmp_path: Path) -> None:
+    """The switch finds the folder of the job that ``gather`` names: what runs there is seen to run."""
+    given = (spec.load(SWEEP), "job-1", [], "/far", "python", settings())
+    made = stage.gather(tmp_path / "stage", *given)
+    said = json.loads((made.folder / "switch.json").read_text())
+    assert said["job"] == "job-1"
+    (made.folder / "job-1").mkdir()
+    (made.folder / "job-1/driver.pid").write_text(str(os.getpid()))
+    assert switch.why(made.folder, said, time.time(), time.time() - 500) == ""

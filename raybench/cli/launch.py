@@ -195,9 +195,17 @@ def _go_on(record: Launch, keep: bool) -> int:
         return 0
     steps = _steps(record)
     with Store(record.results).held():
-        code = _run(steps)
-        if code is None:  # it goes on there without us
-            return 1
+        code = 1
+        try:
+            code = _run(steps)
+            if code is None:  # it goes on there without us
+                return 1
+            _close(steps, code)
+        except (KeyboardInterrupt, InputError):
+            raise
+        except BaseException:
+            _ended(steps)
+            raise
         if keep or steps.order.get("keep"):
             until = f"until raybench down {record.results}, or its hours are over"
             note(f"the cluster stays up (--keep) {until}")
@@ -238,7 +246,6 @@ def _run(steps: Steps) -> int | None:
             return 1  # nothing runs there: the cluster ends
         note(again)
         return None
-    _close(steps, code)
     return code
 
 
@@ -251,7 +258,11 @@ def _close(steps: Steps, code: int) -> None:
     if code:
         log = steps.log()
         note(*([f"the sweep ended with exit code {code}; its last lines:", log] if log else []))
-    if "ok" not in set(store.cells(folder)["status"]):
+    try:
+        statuses = set(store.cells(folder)["status"])
+    except InputError:  # it ended before its first cell
+        return
+    if "ok" not in statuses:
         return
     results = frames(folder)
     out.print(report.table(results))

@@ -12,7 +12,7 @@ from typing import Any
 from raybench.cluster import kuberay, stage
 from raybench.cluster.file import ClusterFile
 from raybench.cluster.price import Price, price
-from raybench.cluster.render import folder_there
+from raybench.cluster.render import results_there
 from raybench.cluster.states import Launch
 from raybench.execution.costs import admit, estimate
 from raybench.execution.plan import Plan, as_booked, make_plan
@@ -106,8 +106,9 @@ def order(
         launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
     if cluster.kind == "existing":
         launch.amend(address=cluster.address)
-    there = kuberay.RESULTS if cluster.kind == "rayjob" else f"{folder_there(cluster)}-results"
-    out = remote_out or f"{there}/{sweep.name}"
+    out = remote_out or f"{kuberay.RESULTS}/{sweep.name}"
+    if cluster.kind == "ray" and not remote_out:
+        out = results_there(cluster, said["id"], sweep.name)
     stage.gather(
         launch.place("stage"),
         sweep,

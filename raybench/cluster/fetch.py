@@ -22,7 +22,14 @@ PLAN = ("owner.json", "cells.json", "batches.json", "attempts.json", "target.jso
 
 def send(launch: Launch, host: Host, there: str) -> None:
     """Copy what the folder here holds already to the head, whose driver then goes on from it."""
-    host.run(f"mkdir -p {there}")
+    name = launch.ordered()["id"]
+    foreign = host.run(
+        f"mkdir -p {there} && cd {there} && "
+        f"{{ [ ! -e sweep.yaml ] || [ \"$(cat launch 2>/dev/null)\" = {name} ] || echo foreign; }} && "
+        f"[ -e sweep.yaml ] || echo {name} >launch"
+    )
+    if "foreign" in foreign:
+        raise RuntimeError(f"{host.address}: {there} holds the sweep.yaml of another launch")
     host.push(launch.results, there, *KEPT_HOME)
 
 

@@ -17,6 +17,11 @@ def folder_there(cluster: ClusterFile) -> str:
     return f"{cluster.home}/{THERE}"
 
 
+def results_there(cluster: ClusterFile, launch: str, sweep: str) -> str:
+    """Return where the results of one launch lie on the head: two launches never share a folder."""
+    return f"{folder_there(cluster)}-results/{launch}/{sweep}"
+
+
 def access(cluster: ClusterFile) -> dict[str, str]:
     """Return the variables by which programs on the hosts show the launch's token."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder_there(cluster)}/{TOKEN}"}

@@ -72,8 +72,8 @@ def gather(
     (folder / "data").mkdir(exist_ok=True)
     words = [python, "-m", "raybench", "sweep", "sweep.yaml", "--out", out, "--address", "auto"]
     command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in [*words, *flags])
-    job = JOB.format(command=command, job=job, ended=ENDED, pid=PID, progress=PROGRESS)
-    (folder / "job.sh").write_text(job)
+    script = JOB.format(command=command, job=job, ended=ENDED, pid=PID, progress=PROGRESS)
+    (folder / "job.sh").write_text(script)
     (folder / "switch.py").write_text(Path(switch.__file__).read_text())
     (folder / "switch.json").write_text(json.dumps({**switched, "job": job}))
     return Stage(folder, data.bytes)

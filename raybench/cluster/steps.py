@@ -65,7 +65,9 @@ class Steps:
     @property
     def results_there(self) -> str:
         """The results' folder on the head; empty where they go to an object store."""
-        return "" if self.order.get("remote_out") else f"{self.there}-results/{self.order['name']}"
+        if self.order.get("remote_out"):
+            return ""
+        return render.results_there(self.cluster, self.order["id"], self.order["name"])
 
     @property
     def env(self) -> dict[str, str]:
@@ -226,6 +228,7 @@ class Steps:
         if ended is not None:
             return list(ended["sure"])
         head: Host | None = None
+        fetched = self.launch.reached("fetched") is not None
         with suppress(HeadLost):
             head = self.head()
         if head is not None and fetching and self.launch.reached("submitted") is not None:
@@ -233,11 +236,15 @@ class Steps:
             if self.launch.reached("fetched") is None:
                 try:
                     self._fetch_all(head)
+                    fetched = True
                 except (Unreachable, RuntimeError) as error:
                     self.say(f"not all results could be fetched: {error}")
         sure = []
         if self._config.exists():
             self.say("ending the cluster (ray down)")
+            if head is not None and fetched and self.results_there:
+                with suppress(Unreachable):
+                    head.run(f"rm -rf {Path(self.results_there).parent}", check=False)
             sure = end.take_down(
                 self.cluster, self._config, self.launch.place(LOG), self.env, head, self.there,
                 self.python,
