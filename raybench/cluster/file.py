@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ OWN_KEYS = ("prices", "cpus", "gpus", "home", "idle_minutes")
 PRICE_KEYS = ("as_of", "currency", "per_hour")
 KINDS = ("list", "spot")
 IDLE_MINUTES = 60.0
+OLD_DAYS = 90  # of prices, which are then said to be old
+# Where each cloud's nodes say which machine they are and whether it may be taken away, and its provider where.
+CLOUDS: Mapping[str, tuple[str, str, str]] = {
+    "aws": ("region", "InstanceType", "InstanceMarketOptions.MarketType"),
+    "gcp": ("region", "machineType", "scheduling.provisioningModel"),
+    "azure": ("location", "azure_arm_parameters.vmSize", "azure_arm_parameters.priority"),
+}
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes of one kind: how many there may be, CPUs and GPUs of each, and its price per hour.
+    """Nodes of one kind: which machine each is, how many there are at most and at least, CPUs and GPUs of each.
 
-    price: what it usually is, the spot price where there is one. listed: what it is at most. None where the file
+    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. None where the file
     does not say; so with cpus.
     """
 
@@ -32,6 +39,9 @@ class NodeType:
     gpus: float
     price: float | None
     listed: float | None
+    machine: str = ""
+    spot: bool = False
+    fewest: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,8 @@ class ClusterFile:
     """A cluster file as read: Ray's part as it stands, and what raybench knows of the nodes.
 
     kind: ``ray`` for Ray's launcher, ``rayjob`` for a RayJob of KubeRay, ``existing`` for a cluster that is there,
-    at ``address``. own_machines: the hosts are there
-    before and after, and cost nothing (provider ``local``). priced: the day of the prices, None without.
+    at ``address``. own_machines: the hosts are there before and after, and cost nothing (provider ``local``). priced:
+    the day of the prices, None without. region: where the machines are.
     """
 
     path: Path
@@ -55,11 +65,22 @@ class ClusterFile:
     own_machines: bool = False
     hosts: tuple[str, ...] = ()
     address: str = ""
+    region: str = ""
 
     @property
     def nodes(self) -> tuple[NodeType, ...]:
         """The head and all types of workers."""
         return (*((self.head,) if self.head else ()), *self.workers)
+
+    @property
+    def lease_minutes(self) -> int:
+        """Whole minutes after which a host ends that nobody pushes; a rented one lets nobody in for the last five."""
+        return max(1 if self.own_machines else 10, -int(-self.idle_minutes // 1))
+
+    def days_old(self) -> int:
+        """Return how many days old the prices are."""
+        day = datetime.date.fromisoformat(self.priced or "1970-01-01")
+        return (datetime.datetime.now().date() - day).days
 
 
 def read(path: str) -> ClusterFile:
@@ -90,56 +111,39 @@ def read(path: str) -> ClusterFile:
         fix = "give a file for `ray up`, such as cluster.yaml, or a RayJob of KubeRay"
         raise InputError.of("--cluster", f"{path} has no provider.type", fix)
     own = config.get("metadata") or {}
-    _known(OWN, own, OWN_KEYS)
+    _allowed(OWN, own, OWN_KEYS)
     _valid(path, config)
     prices = own.get("prices") or {}
-    _known(f"{OWN}.prices", prices, PRICE_KEYS)
+    _allowed(f"{OWN}.prices", prices, PRICE_KEYS)
     user = str((config.get("auth") or {}).get("ssh_user", "root"))
-    home = str(own.get("home") or ("/root" if user == "root" else f"/home/{user}"))
-    idle = _number(f"{OWN}.idle_minutes", own.get("idle_minutes", IDLE_MINUTES))
-    common = {
+    common: dict[str, Any] = {
         "currency": str(prices.get("currency", "USD")),
         "priced": _day(prices.get("as_of")) if prices else None,
-        "idle_minutes": idle,
-        "home": home,
+        "idle_minutes": _number(f"{OWN}.idle_minutes", own.get("idle_minutes", IDLE_MINUTES)),
+        "home": str(own.get("home") or ("/root" if user == "root" else f"/home/{user}")),
     }
     if provider["type"] == "local":
-        return _own_machines(file, config, provider, own, common)
-    return _rented(file, config, own, prices, common)
+        return _own_machines(file, config, own, common)
+    return _rented(file, config, own, prices.get("per_hour") or {}, common)
 
 
 def _own_machines(
-    file: Path,
-    config: Mapping[str, Any],
-    provider: Mapping[str, Any],
-    own: Mapping[str, Any],
-    common: Mapping[str, Any],
+    file: Path, config: Mapping[str, Any], own: Mapping[str, Any], common: Mapping[str, Any]
 ) -> ClusterFile:
     """Return the file of machines that are there anyway: one head, and the workers by address."""
+    provider = config["provider"]
     if "head_ip" not in provider:
-        fix = "name the machines: head_ip and worker_ips"
-        raise InputError.of("provider", "no head_ip", fix)
+        raise InputError.of("provider", "no head_ip", "name the machines: head_ip and worker_ips")
     workers = tuple(str(ip) for ip in provider.get("worker_ips") or ())
-    cpus, gpus = own.get("cpus") or {}, own.get("gpus") or {}
-    _known(f"{OWN}.cpus", cpus, ("head", "worker"))
-    _known(f"{OWN}.gpus", gpus, ("head", "worker"))
+    cpus, gpus = (_sizes(own, key, ("head", "worker")) for key in ("cpus", "gpus"))
 
     def kind(name: str, most: int) -> NodeType:
-        size = cpus.get(name)
-        each = None if size is None else _number(f"{OWN}.cpus.{name}", size)
-        return NodeType(
-            name, most, each, _number(f"{OWN}.gpus.{name}", gpus.get(name, 0)), 0.0, 0.0
-        )
+        return NodeType(name, most, cpus.get(name), gpus.get(name, 0.0), 0.0, 0.0, fewest=most)
 
+    joined = (kind("worker", len(workers)),) if workers else ()
+    hosts = (str(provider["head_ip"]), *workers)
     return ClusterFile(
-        file,
-        "ray",
-        config,
-        kind("head", 1),
-        (kind("worker", len(workers)),) if workers else (),
-        own_machines=True,
-        hosts=(str(provider["head_ip"]), *workers),
-        **common,
+        file, "ray", config, kind("head", 1), joined, own_machines=True, hosts=hosts, **common
     )
 
 
@@ -147,7 +151,7 @@ def _rented(
     file: Path,
     config: Mapping[str, Any],
     own: Mapping[str, Any],
-    prices: Mapping[str, Any],
+    costs: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> ClusterFile:
     """Return the file of a cloud's machines, by their types."""
@@ -156,35 +160,65 @@ def _rented(
     if head not in types:
         what = f"head_node_type {head!r} is none of available_node_types"
         raise InputError.of("head_node_type", what, nearest(head, types))
-    costs, cpus, gpus = (
-        d or {} for d in (prices.get("per_hour"), own.get("cpus"), own.get("gpus"))
+    place, machine_at, spot_at = CLOUDS.get(str(config["provider"]["type"]), ("", "", ""))
+    region = str(config["provider"].get(place, ""))
+    listed = {where: _prices(f"{OWN}.prices.per_hour.{where}", of) for where, of in costs.items()}
+    machines = {name: str(_at(said.get("node_config"), machine_at)) for name, said in types.items()}
+    priced_machines = {m for of in listed.values() for m in of}
+    cpus, gpus = (
+        _sizes(own, key, {*machines.values(), *priced_machines}) for key in ("cpus", "gpus")
     )
-    for where, part in (("prices.per_hour", costs), ("cpus", cpus), ("gpus", gpus)):
-        _known(f"{OWN}.{where}", part, tuple(types))
     bound = int(config.get("max_workers", 2))
 
     def kind(name: str) -> NodeType:
-        said = types[name]
-        given = said.get("resources") or {}
-        size = given.get("CPU", cpus.get(name))
+        said, machine = types[name], machines[name]
+        size = said.get("resources") or {}
+        spot = str(_at(said.get("node_config"), spot_at)).lower() == "spot"
+        price = listed.get(region, {}).get(machine, {})
         most = 1 if name == head else min(bound, int(said.get("max_workers", bound)))
-        where, cost = f"{OWN}.prices.per_hour.{name}", costs.get(name)
-        listed = spot = None
-        if cost is not None:
-            _known(where, cost, KINDS)
-            given_prices = {k: _number(f"{where}.{k}", v) for k, v in cost.items()}
-            listed, spot = given_prices.get("list"), given_prices.get("spot")
         return NodeType(
             name,
             most,
-            None if size is None else _number(f"{OWN}.cpus.{name}", size),
-            _number(f"{OWN}.gpus.{name}", given.get("GPU", gpus.get(name, 0))),
-            listed if spot is None else spot,
-            listed,
+            size.get("CPU", cpus.get(machine)),
+            size.get("GPU", gpus.get(machine, 0.0)),
+            price.get("spot", price.get("list")) if spot else price.get("list"),
+            price.get("list"),
+            machine,
+            spot,
+            1 if name == head else min(most, int(said.get("min_workers", 0))),
         )
 
     workers = tuple(kind(name) for name in types if name != head)
-    return ClusterFile(file, "ray", config, kind(head), workers, **common)
+    return ClusterFile(file, "ray", config, kind(head), workers, region=region, **common)
+
+
+def _prices(where: str, machines: object) -> dict[str, dict[str, float]]:
+    """Return the prices of a region's machines: ``{m7i.large: {list: 0.1, spot: 0.04}}``."""
+    fix = "prices go by region and machine: {us-west-2: {m7i.large: {list: 0.1, spot: 0.04}}}"
+    if not isinstance(machines, Mapping):
+        raise InputError.of(where, f"{machines!r} has no machines", fix)
+    for name, cost in machines.items():
+        if not isinstance(cost, Mapping):
+            raise InputError.of(f"{where}.{name}", f"{cost!r} has no keys", fix)
+        _allowed(f"{where}.{name}", cost, KINDS)
+    return {
+        str(name): {k: _number(f"{where}.{name}.{k}", v) for k, v in cost.items()}
+        for name, cost in machines.items()
+    }
+
+
+def _sizes(own: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, float]:
+    """Return CPUs or GPUs by machine, or by head and worker where they are the user's own."""
+    given = own.get(key) or {}
+    _allowed(f"{OWN}.{key}", given, tuple(sorted(names)))
+    return {name: _number(f"{OWN}.{key}.{name}", value) for name, value in given.items()}
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return what stands at ``a.b`` of a document, empty where there is nothing."""
+    for key in path.split("."):
+        value = value.get(key, "") if isinstance(value, Mapping) else ""
+    return value
 
 
 def _valid(path: str, config: Mapping[str, Any]) -> None:
@@ -205,7 +239,7 @@ def _valid(path: str, config: Mapping[str, Any]) -> None:
         raise InputError.of("--cluster", what, str(error).split("\n")[0]) from error
 
 
-def _known(where: str, part: object, names: tuple[str, ...]) -> None:
+def _allowed(where: str, part: object, names: tuple[str, ...]) -> None:
     if not isinstance(part, Mapping):
         raise InputError.of(where, f"{part!r} has no keys", f"allowed: {', '.join(names)}")
     for key in part:
@@ -224,8 +258,6 @@ def _day(value: object) -> str:
     try:
         day = value if isinstance(value, datetime.date) else datetime.date.fromisoformat(str(value))
     except ValueError:
-        what = f"{value!r} is no day"
-        raise InputError.of(
-            f"{OWN}.prices.as_of", what, "the day of the prices: 2026-11-01"
-        ) from None
+        what, fix = f"{value!r} is no day", "the day of the prices: 2026-11-01"
+        raise InputError.of(f"{OWN}.prices.as_of", what, fix) from None
     return day.isoformat()[:10]

@@ -80,10 +80,10 @@ def _named(value: Any, names: dict[str, str], keys: dict[str, str]) -> Any:
         return [_named(part, names, keys) for part in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _named(part, names, keys) for key, part in value.items()}
-    if isinstance(found.get("configMap"), dict) and found["configMap"].get("name") == NAMES[0]:
+    new = {key: _named(part, names, keys) for key, part in value.items()}
+    if isinstance(new.get("configMap"), dict) and new["configMap"].get("name") == NAMES[0]:
         items = [{"key": key, "path": path} for path, key in keys.items()]
-        found["configMap"] = {"name": names[NAMES[0]], "items": items}
-    if found.get("secretName") == NAMES[1]:
-        found["secretName"] = names[NAMES[1]]
-    return found
+        new["configMap"] = {"name": names[NAMES[0]], "items": items}
+    if new.get("secretName") == NAMES[1]:
+        new["secretName"] = names[NAMES[1]]
+    return new

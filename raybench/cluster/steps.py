@@ -13,25 +13,35 @@ from typing import Any
 
 import yaml
 
-from raybench.cluster import end, fetch, file, jobs, provider, render
+from raybench.cluster import file, jobs, launcher
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.follow import Listener, forwarded
+from raybench.cluster.follow import Line, fetch, forwarded, send
 from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.stage import ENDED, PID, TOKEN
-from raybench.cluster.states import LOG, Launch
+from raybench.cluster.stage import LEASE, LOG, PID, TOKEN
+from raybench.cluster.states import LOG as LAUNCHER_LOG
+from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 
 JOBS_PORT = 8265
-FETCH_EVERY = 30.0
-PATIENCE = 900.0  # seconds without a word from the head, until the follower gives up; the sweep goes on there
-RUNNING = ("PENDING", "RUNNING")
+FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
+ASK_PROVIDER = (
+    60.0  # seconds of silence after which the provider is asked whether the head is there
+)
+PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
+LAST_SECONDS = 120.0  # before the deadline, for what comes home then
+GONE_SECONDS = 90.0  # that a provider may take to forget a node
+OVER = 1  # exit code of a sweep whose hours are over
 
 Say = Callable[[str], None]
 Show = Callable[[dict[str, Any], str], None]
 
 
 class HeadLost(RuntimeError):
-    """The head does not answer; the text says since when, and what can be done."""
+    """The head does not answer, for so long that it is given up."""
+
+
+class NotDown(RuntimeError):
+    """Something of the cluster is still there; the text names it and says what to do."""
 
 
 @dataclass
@@ -53,21 +63,9 @@ class Steps:
         return file.read(str(self.launch.place("given.yaml")))
 
     @property
-    def python(self) -> str:
-        """The interpreter on the hosts that raybench is installed for."""
-        return str(self.order["python"])
-
-    @property
     def there(self) -> str:
-        """The folder of this launch on the hosts."""
-        return render.folder_there(self.cluster)
-
-    @property
-    def results_there(self) -> str:
-        """The results' folder on the head; empty where they go to an object store."""
-        if self.order.get("remote_out"):
-            return ""
-        return render.results_there(self.cluster, self.order["id"], self.order["name"])
+        """The folder of what travels, on the hosts."""
+        return launcher.folder_there(self.cluster)
 
     @property
     def env(self) -> dict[str, str]:
@@ -76,6 +74,7 @@ class Steps:
 
     @property
     def stage(self) -> Path:
+        """The folder of what travels, here."""
         return self.launch.place("stage")
 
     @property
@@ -92,39 +91,45 @@ class Steps:
     # -- up ----------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start the cluster, unless it is up already and its head answers."""
+        """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
+        if self.launch.reached("submitted") is not None:
+            return  # whoever follows finds out
         if self.launch.reached("up") is not None:
-            with suppress(Unreachable):
-                self.head().run("true", timeout=30)
+            with suppress(Unreachable, RuntimeError):
+                self.head().run(f"{LEASE} push", timeout=30)
                 return
-        self._free()
-        config = render.rendered(
-            self.cluster, f"{self.cluster.config.get('cluster_name', 'raybench')}-{self.order['id']}",
-            self.stage, self.python,
-        )  # fmt: skip
+        name = f"{self.cluster.config.get('cluster_name', 'raybench')}-{self.order['id']}"
+        deadline = float(self.order["deadline"])
+        take = launcher.taking(self.cluster, self.order["id"], deadline, self.order["owner"])
+        python = str(self.order["python"])
+        config = launcher.rendered(self.cluster, name, self.stage, python, take, deadline)
+        self._take_hosts(take)
         self._config.write_text(yaml.safe_dump(config, sort_keys=False))
-        self.say(f"starting {config['cluster_name']} (ray up)")
-        provider.up(self._config, self.launch.place(LOG), self.env)
+        self.say(f"starting {name} (ray up)")
+        launcher.up(self._config, self.launch.place(LAUNCHER_LOG), self.env)
         known = str(self.launch.place("known_hosts").resolve())
-        head = provider.head(self._config, self.env, known)
-        head.run("true", timeout=60)
+        head = launcher.head(self._config, self.env, known)
+        head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         self.say(f"the head is up: {head.login}")
 
-    def _free(self) -> None:
-        """Raise InputError where a Ray runs already on a machine of the user's: ``ray up`` would end it."""
-        for address in self.cluster.hosts:
-            host = end.reached(self.cluster, address, None)
+    def _take_hosts(self, take: str) -> None:
+        """Lease the user's own machines, all or none. Raises InputError where one is taken, or Ray runs there."""
+        taken: list[Host] = []
+        for host in self._machines():
             try:
-                busy = end.processes(host, patience=0.0)
+                host.run(take)
             except (Unreachable, RuntimeError) as error:
-                fix = "every machine of the file must be reached by ssh without a password"
+                for one in taken:
+                    with suppress(Unreachable):
+                        one.run(f"{LEASE} end", check=False)
+                fix = "wait for its end, or give other machines; each must be reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
-            if busy:
-                what = f"Ray runs on {address} already (processes {', '.join(busy[:4])})"
-                raise InputError.of(
-                    "--cluster", what, "end it there, or join it: --address HOST:8265"
-                )
+            taken.append(host)
+
+    def _machines(self) -> list[Host]:
+        auth = self.cluster.config.get("auth") or {}
+        return [launcher.reached(address, auth) for address in self.cluster.hosts]
 
     # -- submitted ---------------------------------------------------------------------------
 
@@ -132,11 +137,11 @@ class Steps:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
         if self.launch.reached("submitted") is not None:
             return
-        job = self.order["job"]
-        head = self.head()
+        job, kept, head = self.order["job"], self.order["kept"], self.head()
         head.push(self.stage, self.there)  # the mounts of ``ray up``, where they are older
-        if self.results_there:
-            fetch.send(self.launch, head, self.results_there)
+        if self.order["out"]:
+            send(head, self.launch.results, self.order["out"])
+        head.run(f"mkdir -p {kept}/{job} && {LEASE} push")
         with self._jobs(head) as url:
             jobs.ask(self.env, "submit", url, job, entrypoint=f"bash {self.there}/job.sh")
         self.launch.reach("submitted", job=job)
@@ -155,109 +160,187 @@ class Steps:
     # -- running, fetched --------------------------------------------------------------------
 
     def follow(self) -> int:
-        """Show the sweep's progress, and fetch its shards, until it ends; return its exit code.
+        """Show the sweep's progress, and fetch its shards, until it ends or its hours do; return its exit code.
 
         Raises HeadLost where nothing is heard of the head for long.
         """
         over = self.launch.reached("fetched")
         if over is not None:
             return int(over["code"])
-        head = self.head()
-        fetched = time.monotonic()
-        with Listener(head, self.there, self.order["job"]) as listener:
-            told = listener.told
-            while told.code is None:
-                if told.progress and self.launch.reached("running") is None:
-                    self.launch.reach("running")
-                remark = ""
-                if told.silence > 10:
-                    remark = f"the head is silent for {told.silence:.0f} s"
-                    self._heard_of(head, told.silence)
-                self.show(told.progress, remark)
-                if self.results_there and time.monotonic() - fetched > FETCH_EVERY:
-                    with suppress(Unreachable, RuntimeError):  # the next time will do
-                        fetch.fetch(self.launch, head, self.results_there)
-                    fetched = time.monotonic()
-                time.sleep(0.5)
-            self.show(told.progress, "")
-            code = told.code
-        self._fetch_all(head)
+        head, deadline = self.head(), float(self.order["deadline"])
+        last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
+        shards, fetched, asked = 0, time.monotonic(), 0.0
+        with Line(head, self.order["kept"], self.order["job"], self.order["out"]) as line:
+            while line.told.code is None and time.time() < last:
+                if line.ask():
+                    asked = 0.0
+                    if line.told.progress and self.launch.reached("running") is None:
+                        self.launch.reach("running")
+                    self.show(line.told.progress, "")
+                    due = time.monotonic() - fetched > FETCH_EVERY
+                    if due and line.told.shards != shards:
+                        with suppress(Unreachable, RuntimeError):  # the next time will do
+                            self._fetch(head)
+                            shards = line.told.shards
+                        fetched = time.monotonic()
+                elif line.silence > 10:
+                    self.show(line.told.progress, f"the head is silent for {line.silence:.0f} s")
+                    if line.silence - asked > ASK_PROVIDER:
+                        asked = line.silence
+                        self._see(head, line)
+            code = line.told.code
+        if code is None:
+            self.say("the hours of this launch are over")
+            self._stop_job(head)
+            code = OVER
+        self._come_home(head)
         self.launch.reach("fetched", code=code)
         return code
 
-    def _heard_of(self, head: Host, silence: float) -> None:
-        """Raise HeadLost where nothing was heard for long."""
-        if silence > PATIENCE:
-            raise HeadLost(
-                f"{head.address} has not answered for {silence:.0f} s. The sweep may go on there:\n"
-                f"    raybench attach {self.launch.results}, or raybench down {self.launch.results}"
-            )
-
-    def _fetch_all(self, head: Host) -> None:
-        if not self.results_there:
-            return
-        for attempt in range(3):
+    def _see(self, head: Host, line: Line) -> None:
+        """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
+        if not self.cluster.own_machines:
             try:
-                count = fetch.fetch(self.launch, head, self.results_there)
+                nodes = launcher.alive(self._config, self.env)
+            except launcher.LaunchFailed:  # it is this machine that has no way out
+                return
+            if not nodes:
+                raise HeadLost(
+                    f"{head.address} is gone: the provider knows no node of this cluster"
+                )
+        if line.silence > PATIENCE:
+            try:
+                head.run("true", timeout=30)
+            except Unreachable as error:
+                raise HeadLost(f"no answer for {line.silence:.0f} s: {error}") from error
+
+    def _fetch(self, head: Host) -> int:
+        listing = self.launch.place("listing")
+        return fetch(head, self.launch.results, self.order["out"], listing)
+
+    def _come_home(self, head: Host) -> None:
+        """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
+        for attempt in range(4):
+            try:
+                if self.order["out"]:
+                    count = self._fetch(head)
+                    self.say(f"{count:,} shards are in {self.launch.results}")
+                log = head.run(
+                    f"tail -c 1000000 {self.order['kept']}/{self.order['job']}/{LOG}; true"
+                )
+                self.launch.place(LOG).write_text(log)
+                head.run(f"{LEASE} release", check=False)
             except Unreachable:
-                if attempt == 2:
+                if attempt == 3:
                     raise
-                time.sleep(5)
+                time.sleep(5 * attempt)
             else:
-                self.say(f"{count:,} shards are in {self.launch.results}")
                 return
 
-    def log(self, lines: int = 12) -> str:
-        """Return the last lines of the job's log, empty where it cannot be had."""
-        with (
-            suppress(Unreachable, OSError, jobs.JobFailed, HeadLost),
-            self._jobs(self.head()) as url,
-        ):
-            said = str(jobs.ask(self.env, "logs", url, self.order["job"])["logs"])
-            return "\n".join(said.rstrip().splitlines()[-lines:])
-        return ""
+    def log(self) -> str:
+        """Return the job's log: as it is on the head, or as it was when it was fetched."""
+        with suppress(Unreachable, RuntimeError):
+            if self.launch.reached("down") is None:
+                return self.head().run(f"cat {self.order['kept']}/{self.order['job']}/{LOG}")
+        path = self.launch.place(LOG)
+        return path.read_text() if path.exists() else ""
 
     # -- down --------------------------------------------------------------------------------
 
-    def down(self, fetching: bool = True) -> list[str]:
+    def down(self, fetching: bool = True, lost: bool = False) -> list[str]:
         """Fetch what there is, end the cluster, and return how it is known that nothing is left.
 
-        Raises NotDown where something is, or may be.
+        lost: the head was given up. Raises NotDown where something is, or may be, left, and where a rented head holds
+        results that cannot be fetched now.
         """
         ended = self.launch.reached("down")
         if ended is not None:
             return list(ended["sure"])
         head: Host | None = None
-        fetched = self.launch.reached("fetched") is not None
         with suppress(HeadLost):
             head = self.head()
-        if head is not None and fetching and self.launch.reached("submitted") is not None:
+        submitted = self.launch.reached("submitted") is not None
+        home = self.launch.reached("fetched") is not None or not submitted
+        if head is not None and fetching and not home:
             self._stop_job(head)
-            if self.launch.reached("fetched") is None:
-                try:
-                    self._fetch_all(head)
-                    fetched = True
-                except (Unreachable, RuntimeError) as error:
-                    self.say(f"not all results could be fetched: {error}")
+            try:
+                self._come_home(head)
+                home = True
+            except (Unreachable, RuntimeError, OSError) as error:
+                if self.order["lease"] == "hold" and not lost:
+                    raise NotDown(self._stays(error)) from error
+                self.say(f"not all results could be fetched: {error}")
         sure = []
-        if self._config.exists():
+        if self.cluster.own_machines:
+            sure = self._machines_free(home)
+        elif self._config.exists():
             self.say("ending the cluster (ray down)")
-            if head is not None and fetched and self.results_there:
-                with suppress(Unreachable):
-                    head.run(f"rm -rf {Path(self.results_there).parent}", check=False)
-            sure = end.take_down(
-                self.cluster, self._config, self.launch.place(LOG), self.env, head, self.there,
-                self.python,
-            )  # fmt: skip
-        for name in ("stage", "incoming"):  # the token and the data among it
-            shutil.rmtree(self.launch.place(name), ignore_errors=True)
+            sure = self._nodes_gone(head)
+        shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
+
+    def _stays(self, error: Exception) -> str:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.order["deadline"])))
+        return (
+            f"the head holds results that could not be fetched: {error}\n"
+            f"    it ends by itself at {until}; with --no-fetch it ends now, and they are lost"
+        )
 
     def _stop_job(self, head: Host) -> None:
         """Ask a sweep that is still running to end as by Ctrl-C: what is committed then is whole."""
         with suppress(Unreachable, RuntimeError):
             head.run(
-                f"cd {self.there}/{self.order['job']} && [ ! -f {ENDED} ] && pkill -TERM -P $(cat {PID}) && "
-                f"for i in $(seq 40); do [ -f {ENDED} ] && break; sleep 0.5; done; true"
+                f"cd {self.order['kept']}/{self.order['job']} && [ ! -f ended ] && "
+                f"pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
+                "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
             )
+
+    def _machines_free(self, home: bool) -> list[str]:
+        """End the launch on each machine, and remove what was put there; its results only where they are home."""
+        sure, left = [], []
+        for host in self._machines():
+            mine = f'[ "$(cat ~/.raybench-lease/launch 2>/dev/null)" = {self.order["id"]} ]'
+            try:
+                # without its lease the machine was freed by itself, and may be somebody else's by now
+                still = host.run(f"! {mine} || {LEASE} end").split()
+                if still:
+                    left.append(f"{host.address}: processes {', '.join(still)}")
+                    continue
+                if home:
+                    host.run(f"rm -rf {self.order['kept']}")
+                sure.append(f"{host.address}: no process of this launch, token and key removed")
+            except (Unreachable, RuntimeError) as error:
+                left.append(f"{error} (what runs there ends by itself when its lease runs out)")
+        if left:
+            raise NotDown("\n    ".join(left))
+        return sure
+
+    def _nodes_gone(self, head: Host | None) -> list[str]:
+        """End the nodes, and ask the provider until it knows none of this cluster.
+
+        Ray on the head ends first: its autoscaler would start workers while they are ended.
+        """
+        trouble = ""
+        if head is not None:
+            with suppress(Unreachable):
+                head.run(f"{LEASE} end", check=False)
+        try:
+            launcher.down(self._config, self.launch.place(LAUNCHER_LOG), self.env)
+        except launcher.LaunchFailed as error:  # whether something is left is seen below
+            trouble = str(error)
+        until = time.monotonic() + GONE_SECONDS
+        while True:
+            try:
+                left = launcher.alive(self._config, self.env)
+            except launcher.LaunchFailed as error:
+                what = f"the provider does not say what is left: {trouble or error}"
+                raise NotDown(what) from error
+            if not left:
+                return ["the provider knows no node of this cluster"]
+            if time.monotonic() > until:
+                what = f"the provider still has {', '.join(left)}"
+                raise NotDown(
+                    f"{what}\n    end them in its console; {trouble or 'ray down did not'}"
+                )
+            time.sleep(5)
