@@ -205,10 +205,12 @@ def packages() -> list[str]:
 
 
 @contextmanager
-def hosts(count: int, folder: Path) -> Iterator[Hosts]:
-    """Yield running hosts that see this Python and its packages."""
+def hosts(count: int, folder: Path, *more: Path) -> Iterator[Hosts]:
+    """Yield running hosts that see this Python and its packages, and more folders."""
     seen = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr"), Path("/")}
-    seen |= {p for p in map(Path, packages()) if not any(p.is_relative_to(s) for s in seen)}
+    seen |= {
+        p for p in (*map(Path, packages()), *more) if not any(p.is_relative_to(s) for s in seen)
+    }
     made = Hosts(count, folder, sorted(seen))
     try:
         made.start()

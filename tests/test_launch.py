@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import json
-import lzma
 import os
 import re
 import shutil
@@ -26,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, follow, kuberay, launcher, stage, states, wheel
+from raybench.cluster import file, follow, launcher, stage, states, wheel
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
@@ -148,8 +146,8 @@ def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Pat
         return cluster(tmp_path, available_node_types=types, provider=provider)
 
     spot = {"InstanceType": "large", "InstanceMarketOptions": {"MarketType": "spot"}}
-    assert [w.price for w in changed(spot).workers] == [0.4, 2.0]
-    assert [w.price for w in changed({"InstanceType": "large"}).workers] == [1.0, 2.0]
+    assert [n.price for n in changed(spot).nodes] == [0.1, 0.4, 2.0]
+    assert [n.price for n in changed({"InstanceType": "large"}).nodes] == [0.1, 1.0, 2.0]
     for rented in (changed({"InstanceType": "p5.48xlarge"}), changed(spot, "eu-north-1")):
         assert price(rented, (36, 36), 10, ONE, 20, None).cost is None
         with pytest.raises(InputError, match=r"per_hour: \{(us-west-2|eu-north-1): \{.*list: 1.23"):
@@ -193,9 +191,8 @@ def test_price_never_exceeds_what_is_allowed(
     seconds: float, batches: int, cpus: float, most: float
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
-    workers = (file.NodeType("worker", 4, 16, 0, 0.4, 1.0),)
-    head = file.NodeType("head", 1, 0, 0, 0.1, 0.1)
-    rented = file.ClusterFile(Path("c"), "ray", {}, head, workers, priced="x")
+    head = file.NodeType("head", 1, 0, 0, 0.1, 0.1, fewest=1)
+    rented = file.ClusterFile(Path("c"), {}, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
     asked = Resources(cpus_per_worker=cpus)
     try:
         made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)
@@ -337,9 +334,7 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    job = stage.Job(
-        "job-1", "/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push"
-    )
+    job = stage.Job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
     folder = tmp_path / "stage"
     assert stage.gather(folder, sweep, job) > 0
     moved = (folder / "sweep.yaml").read_text()
@@ -353,14 +348,14 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     script = (folder / "job.sh").read_text()
     assert "--fail-fast" in script
     assert "~/v/bin/python -m raybench" in script
-    stage.gather(folder, sweep, stage.Job("job-2", "", "/there/far"))
+    stage.gather(folder, sweep, stage.Job("/kept/job-2", "/there/far"))
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
 
 
 def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
     """The job's script leaves the exit code behind, its words, and the id of its process before."""
     out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
-    job = stage.Job("job-1", str(told), out, ("--inline",), sys.executable)
+    job = stage.Job(str(told), out, ("--inline",), sys.executable)
     stage.gather(tmp_path / "stage", spec.load(SWEEP), job)
     script = tmp_path / "stage/job.sh"
     script.write_text(script.read_text().replace(" --address auto", ""))
@@ -398,15 +393,12 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
         assert "shutdown --no-wall -h +60" in node["node_config"]["UserData"], "before ssh answers"
 
 
-# -- Clusters that are there -----------------------------------------------------
+# -- what is said before anything is started ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--address", "head:6379", "--out", "file:///tmp/x"], "Jobs API"),
-        (["--address", "http://127.0.0.1:8265"], "--out"),
-        (["--address", "http://127.0.0.1:8265", "--cluster", "c.yaml"], "no --cluster file"),
         (["--cluster", "none.yaml"], "no file none.yaml"),
         (["--cluster", "c.yaml", "--yes", "--out", "memory://x"], "memory of this process"),
         (["--cluster", "c.yaml"], "--yes"),
@@ -447,8 +439,8 @@ class Leased:
         }.items():
             (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
             (home / "bin" / name).chmod(0o755)
-        config = {"own_machines": kind == "own", "idle_minutes": minutes}
-        self.cluster = file.ClusterFile(Path("c"), "ray", {}, **config)
+        hosts = ("10.0.0.1",) if kind == "own" else ()
+        self.cluster = file.ClusterFile(Path("c"), {}, hosts=hosts, idle_minutes=minutes)
 
     def run(self, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command on it, as over ssh."""
@@ -503,9 +495,9 @@ def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
     host = Leased(tmp_path / "h")
     host.take("aaaaaaaa")
     assert host.minutes == [30]
-    job = stage.Job("job-1", str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
+    job = stage.Job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
     stage.gather(host.home / "raybench-launch", spec.load(SWEEP), job)
-    host.run("bash raybench-launch/job.sh")
+    host.run("bash raybench-launch/job.sh; sleep 2")
     assert host.minutes[-1] == 120
     assert (tmp_path / "kept/ended").read_text() == "0\n"
     assert host.lease("push") == 0
@@ -657,7 +649,7 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
     assert list(home.iterdir()) == []
-    one, other = (launcher.kept_there(file.ClusterFile(Path(), "ray", {}), k) for k in ("a", "b"))
+    one, other = (launcher.kept_there(file.ClusterFile(Path(), {}), k) for k in ("a", "b"))
     assert one != other, "no two launches share a folder"
 
 
@@ -712,29 +704,3 @@ def test_a_pod_installs_the_wheel_that_was_packed(tmp_path: Path) -> None:
     call("bash", "-c", line, env=path, check=True)
     assert called.read_text().split()[-1] == f"{there}/{whole.name}[cluster]"
     assert files_in((there / whole.name).read_bytes()) == files_in(before)
-
-
-def test_a_rayjob_with_all_it_needs(tmp_path: Path) -> None:
-    """The documents hold the wheel, the sweep and the token; the RayJob bears the launch's names."""
-    folder = tmp_path / "stage"
-    stage.gather(folder, spec.load(SWEEP), stage.Job("job-1", "", "/results/far"))
-    text = kuberay.rendered(ROOT / "cluster/kuberay.yaml", folder, "raybench-abc", "job-1")
-    parts = [p for p in yaml.safe_load_all(text) if p]
-    by_kind = {p["kind"]: p for p in parts}
-    job = by_kind["RayJob"]
-    assert job["metadata"]["name"] == "raybench-abc"
-    assert job["spec"]["jobId"] == "job-1"
-    assert job["spec"]["shutdownAfterJobFinishes"] is True
-    held = {k: base64.b64decode(v) for k, v in by_kind["ConfigMap"]["binaryData"].items()}
-    assert b"raybench sweep sweep.yaml" in held["job.sh"]
-    assert b"lease" not in held["job.sh"].split(b"exit 2")[1]
-    (name,) = (key for key in held if key.endswith(".whl.xz"))
-    (whole,) = folder.glob("*.whl")
-    assert name == f"{whole.name}.xz"
-    assert files_in(lzma.decompress(held[name])) == files_in(whole.read_bytes())
-    assert not any("token" in key for key in held)
-    secret = base64.b64decode(by_kind["Secret"]["data"]["auth_token"])
-    assert secret == (folder / "token").read_bytes()
-    mounted = yaml.safe_dump(job)
-    assert by_kind["ConfigMap"]["metadata"]["name"] in mounted
-    assert by_kind["Secret"]["metadata"]["name"] in mounted

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -124,19 +122,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(steps.launcher, "down", lambda *a: made.step("ray down", down))
     monkeypatch.setattr(steps.launcher, "alive", lambda *a: ["i-1"] if made.alive else [])
 
-    def ask(env: Any, action: str, url: str, job: str, **more: Any) -> dict[str, Any]:
-        made.step(action, lambda: made.jobs.add(job))
-        return {"job": job}
+    def submit(url: str, job: str, *more: Any) -> None:
+        made.step("submit", lambda: made.jobs.add(job))
 
-    monkeypatch.setattr(steps.jobs, "ask", ask)
+    class Tunnel:
+        kill = wait = staticmethod(lambda: None)
+
+    monkeypatch.setattr(steps.launcher, "submit", submit)
+    monkeypatch.setattr(steps, "forwarded", lambda *a: (Tunnel, 1))
     monkeypatch.setattr(steps, "Line", partial(Listening, made))
     monkeypatch.setattr(steps.time, "sleep", lambda seconds: None)
-
-    @contextmanager
-    def tunnel(self: Steps, head: Host) -> Iterator[str]:
-        yield "http://127.0.0.1:1"
-
-    monkeypatch.setattr(Steps, "_jobs", tunnel)
     return made
 
 

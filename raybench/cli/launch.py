@@ -19,9 +19,9 @@ from raybench.core.errors import InputError
 if TYPE_CHECKING:
     from raybench.cluster.begin import Offer
     from raybench.cluster.file import ClusterFile, NodeType
+    from raybench.cluster.price import Price
     from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
-    from raybench.spec import Sweep
 
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
 Which = Annotated[
@@ -34,14 +34,7 @@ Notify = Annotated[
 
 def launch(
     file: shared.File,
-    cluster: Annotated[
-        str | None,
-        Option("--cluster", metavar="FILE", help="A cluster file. [default: cluster.yaml]"),
-    ] = None,
-    address: Annotated[
-        str | None,
-        Option(metavar="URL", help="A cluster that is there: http://HOST:8265, its Jobs API."),
-    ] = None,
+    cluster: Annotated[str, Option(metavar="FILE", help="A cluster file.")] = "cluster.yaml",
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
@@ -69,7 +62,8 @@ def launch(
     `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
-    from raybench.cluster import begin, jobs
+    from raybench.cluster import begin, launcher
+    from raybench.cluster import file as files
     from raybench.cluster.states import Launch
 
     if file == "ls":
@@ -80,9 +74,8 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
-    cluster_file = _cluster(cluster, address, remote)
-    if cluster_file.kind != "rayjob":
-        jobs.check_installed()
+    nodes = files.read(cluster)
+    launcher.check_installed()
     record = Launch(folder)
     before = record.order()
     if before is not None and record.state not in ("fetched", "down"):
@@ -93,21 +86,19 @@ def launch(
     ):  # its cluster was kept, and its hours go on
         max_hours = min(max_hours, (float(before["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
-    made = begin.offer(sweep, cluster_file, folder, remote, max_hours, max_cost, retry_failed, best)
-    _show_offer(made, cluster_file, str(remote or folder), record)
+    made = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    _show_offer(made, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
     if not made.plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
-    if cluster_file.kind == "rayjob":
-        raise typer.Exit(_rayjob(record, sweep, cluster_file, made, flags, remote))
     if not yes:
         if not sys.stdin.isatty():
             raise InputError.of("launch", "nobody is there to say yes", "give --yes")
         if not typer.confirm("Start it?", default=False):
             raise typer.Exit(0)
-    begin.order(record, sweep, cluster_file, made, flags, remote, keep, notify)
+    begin.order(record, sweep, nodes, made, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
@@ -118,19 +109,10 @@ def _list() -> None:
     rows = []
     for key, facts in ordered():
         state = next((s for s in reversed(STATES) if s in facts), "ordered")
-        if "damaged" in facts:
-            state = f"{state}? {facts['damaged']}"
         ends = "" if state == "down" else _clock(facts.get("deadline"))
-        rows.append(
-            (
-                key,
-                str(facts.get("name", "?")),
-                state,
-                _spent(facts),
-                ends,
-                str(facts.get("results", "?")),
-            )
-        )
+        state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
+        name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
+        rows.append((key, name, state, _spent(facts), ends, folder))
     if not rows:
         note("no launch was begun here")
         return
@@ -153,52 +135,6 @@ def _clock(when: object) -> str:
     if not isinstance(when, (int, float)):
         return "unknown"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
-
-
-def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:
-    """Return the cluster that is meant: of a file, or one that is there at an address."""
-    from raybench.cluster import file
-
-    if address is None:
-        return file.read(path or "cluster.yaml")
-    if path is not None:
-        what = "a cluster that is there has no --cluster file"
-        raise InputError.of("--address", what, "give one")
-    if not address.startswith(("http://", "https://")):
-        fix = "a Ray of a node is joined by `raybench sweep --address`"
-        raise InputError.of("--address", f"{address} is no Jobs API: http://HOST:8265", fix)
-    if not remote:
-        what = "results of a cluster that is there go where it and this machine both see them"
-        raise InputError.of("--out", what, "give s3://..., gs://... or file:///a/shared/folder")
-    return file.ClusterFile(Path(), "existing", {}, address=address)
-
-
-def _rayjob(
-    record: Launch,
-    sweep: Sweep,
-    cluster_file: ClusterFile,
-    made: Offer,
-    flags: list[str],
-    remote: str,
-) -> int:
-    """Write the documents of a RayJob, and say how they are created; Kubernetes does the rest."""
-    from raybench.cluster import begin, kuberay
-
-    begin.order(record, sweep, cluster_file, made, flags, remote, keep=False)
-    name = f"raybench-{record.ordered()['id']}"
-    text = kuberay.rendered(cluster_file.path, record.place("stage"), name, record.ordered()["job"])
-    target = record.place("rayjob.yaml")
-    target.write_text(text)
-    target.chmod(0o600)  # it holds the token
-    record.reach("down", sure=["it is Kubernetes that starts and ends it"])
-    rows: list[tuple[str, object]] = [
-        ("written", str(target)),
-        ("start", f"kubectl apply --server-side -f {target}"),
-        ("follow", f"kubectl get rayjob {name}, kubectl logs -l job-name={name} -f"),
-        ("results", remote or f"{kuberay.RESULTS}/{sweep.name}, on the volume raybench-results"),
-    ]
-    Screen().print(pairs(rows))
-    return 0
 
 
 def attach(folder: Which, keep: Keep = False) -> None:
@@ -299,9 +235,9 @@ def _notify(steps: Steps, code: int) -> None:
     import subprocess
 
     facts = {**steps.order, "down": steps.launch.reached("down") or {}}
-    cost = "" if steps.order.get("address") else f", cost {_spent(facts)}"
-    up = "" if facts["down"] else ", NOT DOWN"
-    line = f"{facts['name']}: exit code {code}{cost}{up}, results in {steps.launch.results}"
+    up = "" if facts["down"] else ", its cluster is up"
+    where = facts.get("remote_out") or steps.launch.results
+    line = f"{facts['name']}: exit code {code}, cost {_spent(facts)}{up}, results in {where}"
     note(line)
     if facts.get("notify"):
         with suppress(OSError):
@@ -364,9 +300,8 @@ def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
     from raybench.cluster.steps import NotDown
 
     record = steps.launch
-    if record.state == "ordered" and not record.place("cluster.yaml").exists():
+    if record.state == "ordered" and not steps.config.exists():
         record.reach("down", sure=["nothing was started"])
-        return 0
     try:
         sure = steps.down(fetching, lost)
     except (NotDown, RuntimeError, OSError) as error:
@@ -379,70 +314,62 @@ def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
 
 
 def _steps(record: Launch) -> Steps:
-    from raybench.cluster.existing import OnExisting
     from raybench.cluster.steps import Steps
 
-    kind = OnExisting if record.ordered().get("address") else Steps
-    return kind(record, say=lambda text: print(text, file=sys.stderr, flush=True))
+    return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
     """Print what the launch would take."""
-    from raybench.cluster.file import OLD_DAYS
-    from raybench.cluster.price import money
     from raybench.core.clock import duration
 
     plan, cost, screen = made.plan, made.price, Screen()
     stage = " in the next stage of a search" if plan.stage else ""
-    screen.head(
-        plan.sweep.name, f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
-    )
-    low, high = (duration(s) for s in made.seconds)
-    from_, to = (duration(h * 3600) for h in cost.hours)
+    missing = count(plan.missing, "cell")
+    screen.head(plan.sweep.name, f"  {missing} to run{stage}, {len(plan.done):,} there")
+    low, high, soon, late = (duration(s) for s in (*made.seconds, *(3600 * h for h in cost.hours)))
     group = plan.sweep.resources.workers
-    slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
-    if cost.slots is not None:
-        slots = f"{cost.slots}" + f" groups of {group} workers" * (group > 1)
+    slots = f"{cost.slots}" + f" groups of {group} workers" * (group > 1)
+    if cost.slots is None:
+        slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
+    batches = count(len(plan.batches), "batch", "batches")
+    ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
+    if cluster.own_machines or "://" in results:
+        ends += f", or {cluster.lease_minutes} min after anything runs"
+    else:
+        ends += "; what is not fetched by then is lost"
     rows: list[tuple[str, object]] = [
-        (
-            "work",
-            f"{low} to {high} on one slot of this machine, in {count(len(plan.batches), 'batch', 'batches')}",
-        ),
+        ("work", f"{low} to {high} on one slot of this machine, in {batches}"),
         ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
         ("slots", slots),
-        ("time", f"{from_} to {to} with the start, as fast as this machine per slot"),
+        ("time", f"{soon} to {late} with the start, as fast as this machine per slot"),
+        *_costs(cost, cluster),
+        ("ends", ends),
+        ("results", results),
     ]
-    if cluster.kind != "ray":
-        rows.append(("cost", "that of the cluster, which this file does not tell"))
-    elif cluster.own_machines:
-        rows.append(("cost", "your own machines"))
-    elif cost.cost is None or cost.most is None:
-        bare = ", ".join(n.machine or n.name for n in cluster.nodes if n.listed is None)
-        rows.append(
-            (
-                "cost",
-                f"unknown: no price of {bare} in {cluster.region or 'the file'} (metadata.prices)",
-            )
-        )
-    else:
-        cheap, dear = (money(c, cluster.currency) for c in cost.cost)
-        rows.append(("cost", f"{cheap} to {dear} at prices of {cluster.priced}"))
-        most = money(cost.most, cluster.currency)
-        rows.append(("", f"at most {most}, if all nodes run to the end at list prices"))
-        if cluster.days_old() > OLD_DAYS:
-            old = f"these prices are {cluster.days_old()} days old: look at the provider's"
-            rows.append(("", old))
-    if cluster.kind == "ray":
-        ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
-        if cluster.own_machines or "://" in results:
-            ends += f", or {cluster.lease_minutes} min after anything runs"
-        else:
-            ends += "; what is not fetched by then is lost"
-        rows.append(("ends", ends))
-    rows.append(("results", results))
     if record.order() is not None and record.state == "fetched":
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
+
+
+def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
+    """Return lines on what it costs: expected, at most, and how old the prices are."""
+    from raybench.cluster.price import money
+
+    if cluster.own_machines:
+        return [("cost", "your own machines")]
+    if cost.cost is None or cost.most is None:
+        bare = ", ".join(n.machine or n.name for n in cluster.nodes if n.listed is None)
+        where = cluster.region or "this region"
+        return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
+    cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
+    rows: list[tuple[str, object]] = [
+        ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),
+        ("", f"at most {most}, if all nodes run to the end at list prices"),
+    ]
+    if cluster.old:
+        rows.append(("", f"these prices are {cluster.old} days old: look at the provider's"))
+    return rows
 
 
 def _node(node: NodeType) -> str:

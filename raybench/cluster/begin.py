@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raybench.cluster import kuberay, launcher, stage
+from raybench.cluster import launcher, stage
 from raybench.cluster.file import ClusterFile
 from raybench.cluster.price import Price, price
 from raybench.cluster.states import Launch
@@ -93,19 +93,16 @@ def order(
     # a slash would break the Jobs API
     name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
     job = f"raybench-{name}-{said['id']}-{said['number']}"
-    kept, out, lease = "", remote_out or f"{kuberay.RESULTS}/{sweep.name}", "none"
-    if cluster.kind == "ray":
-        kept = launcher.kept_there(cluster, said["id"])
-        lease = "push" if cluster.own_machines or remote_out else "hold"
-        out = remote_out or f"{kept}/{name}"
-        if not again:
-            launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
+    kept = launcher.kept_there(cluster, said["id"])
+    out = remote_out or f"{kept}/{name}"
+    lease = "push" if cluster.own_machines or remote_out else "hold"
+    if not again:
+        launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
     launch.amend(
         job=job, name=sweep.name, keep=keep, notify=notify, remote_out=remote_out, python=python, kept=kept,
-        out="" if remote_out else out, lease=lease, per_hour=made.price.per_hour, most=made.price.most,
-        currency=cluster.currency, flags=list(flags), **({"address": cluster.address} if cluster.address else {}),
+        out="" if remote_out else out, lease=lease, per_hour=made.price.per_hour, currency=cluster.currency,
     )  # fmt: skip
-    there = f"{kept}/{job}" if kept else ""
-    script = stage.Job(job, there, out, tuple(flags), python, lease)
-    stage.gather(launch.place("stage"), sweep, script)
+    stage.gather(
+        launch.place("stage"), sweep, stage.Job(f"{kept}/{job}", out, tuple(flags), python, lease)
+    )
     Store(launch.results).claim(sweep.text)

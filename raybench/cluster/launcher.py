@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ else:
     said["alive"] = [str(node) for node in provider.non_terminated_nodes({})]
 print("raybench:" + json.dumps(said))
 """
+DASHBOARD_SECONDS = 90.0
+PLAIN = {  # how Ray is started where the cluster file does not say
+    "head": "--head --port=6379 --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
+    "worker": "--address=$RAY_HEAD_IP:6379",
+}
 SSM = "resolve:ssm:"  # in place of an image's id: a name that Amazon's parameter store knows
 
 
@@ -91,10 +97,12 @@ def rendered(
     more = {to: source for to, source in mounts.items() if Path(to).name != THERE}
     config["file_mounts"] = {**more, there: str(stage)}
     config["initialization_commands"] = [take, *(config.get("initialization_commands") or ())]
-    token = f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={there}/{TOKEN}"
-    for kind in ("head", "worker"):
+    # Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables by which they are ours
+    token = f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={there}/{TOKEN}"
+    ray = f"{python} -m ray.scripts.scripts"
+    for kind in PLAIN:
         key = f"{kind}_start_ray_commands"
-        commands = config.get(key) or _plain_start(kind, python)
+        commands = config.get(key) or [f"{ray} stop", f"{ray} start {PLAIN[kind]}"]
         config[key] = [f"{LEASE} push || exit 1; {token}; {command}" for command in commands]
     serve = f"{LEASE} serve"
     config["worker_start_ray_commands"].append(
@@ -141,17 +149,6 @@ def image_id(parameter: str, region: str) -> str:
         raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
 
 
-def _plain_start(kind: str, python: str) -> list[str]:
-    """Return how Ray is started where the cluster file does not say."""
-    ray = f"{python} -m ray.scripts.scripts"
-    if kind == "head":
-        start = f"{ray} start --head --port=6379 --dashboard-host=127.0.0.1 --disable-usage-stats"
-        start += " --autoscaling-config=~/ray_bootstrap_config.yaml"
-    else:
-        start = f"{ray} start --address=$RAY_HEAD_IP:6379 --disable-usage-stats"
-    return [f"{ray} stop", start]
-
-
 def python_of(cluster: ClusterFile) -> str:
     """Return the interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
     for command in cluster.config.get("head_start_ray_commands") or ():
@@ -167,6 +164,32 @@ def python_of(cluster: ClusterFile) -> str:
 def up(config: Path, log: Path, env: dict[str, str]) -> None:
     """Start or repair the cluster of a rendered file. Raises LaunchFailed."""
     _ray(["up", "-y", "--no-config-cache", str(config)], log, env)
+
+
+def submit(url: str, job: str, entrypoint: str, log: Path, env: dict[str, str]) -> None:
+    """Submit a job to a head; an id that is there already is the same job. Raises LaunchFailed.
+
+    The dashboard of a head that was just started comes up last.
+    """
+    call = ["job", "submit", "--address", url, "--submission-id", job, "--no-wait", "--"]
+    until = time.monotonic() + DASHBOARD_SECONDS
+    while True:
+        try:
+            return _ray([*call, *shlex.split(entrypoint)], log, env)
+        except LaunchFailed:
+            said = log.read_text(errors="replace")[-3000:]
+            if "already exists" in said:
+                return None
+            if "ConnectionError" not in said or time.monotonic() > until:
+                raise
+        time.sleep(2)
+
+
+def check_installed() -> None:
+    """Raise InputError unless what Ray's jobs need is installed."""
+    if find_spec("aiohttp") is None or find_spec("aiohttp_cors") is None:
+        fix = 'pip install "raybench[cluster]"'
+        raise InputError.of("launch", "launching needs Ray's job client", fix)
 
 
 def down(config: Path, log: Path, env: dict[str, str]) -> None:

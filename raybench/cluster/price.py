@@ -56,9 +56,7 @@ def price(
         raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
     slots = None if places is None else max(1, int(places // asked.workers))
     # what is started whether it is of use or not costs as much
-    counts = [
-        n.most if f != 0 or n is cluster.head else n.fewest for n, f in zip(cluster.nodes, fits)
-    ]
+    counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
     usual = _sum([n.price for n in cluster.nodes], counts)
     listed = _sum([n.listed for n in cluster.nodes], counts)
     start = 0.02 if cluster.own_machines else START_HOURS

@@ -28,39 +28,38 @@ job={job}
 cd "$(dirname "$0")" && mkdir -p "$job" || exit 2
 rm -f "$job/{ended}"
 echo $$ >"$job/{pid}"
-{lease}
+({lease}; while kill -0 $$ 2>/dev/null; do {push}; sleep 10; done) >/dev/null 2>&1 &
 export RAYBENCH_DATA="$PWD/data" RAYBENCH_PROGRESS="$job/{progress}"
 {command} 2>&1 | tee "$job/{log}"
 code=${{PIPESTATUS[0]}}
 echo "$code" >"$job/{ended}.new" && mv "$job/{ended}.new" "$job/{ended}"
 exit "$code"
 """
-PUSHED = f"(while kill -0 $$ 2>/dev/null; do {LEASE} push; sleep 10; done) >/dev/null 2>&1 &"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the cluster: its id, the folder of what it tells, where its results go, flags of ``raybench sweep``.
+    """A job of the cluster: the folder of what it tells, where its results go, flags of ``raybench sweep``.
 
-    python: the interpreter there. lease: ``none``, ``push`` while it runs, or ``hold`` until its results are fetched.
+    python: the interpreter there. lease: ``push`` while it runs, or ``hold`` until its results are fetched.
     """
 
-    name: str
     folder: str
     out: str
     flags: tuple[str, ...] = ()
     python: str = "python3"
-    lease: str = "none"
+    lease: str = "push"
 
     def script(self) -> str:
         """Return the script that the job runs."""
         words = [self.python, "-m", "raybench", "sweep", "sweep.yaml", "--out", self.out]
         words += ["--address", "auto", *self.flags]
         command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in words)
-        lease = {"none": "", "push": PUSHED, "hold": f"{LEASE} hold\n{PUSHED}"}[self.lease]
         names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "log": LOG}
-        job = f'"$PWD"/{self.name}' if not self.folder else shlex.quote(self.folder)
-        return JOB.format(command=command, job=job, lease=lease, **names)
+        job = shlex.quote(self.folder)
+        return JOB.format(
+            command=command, job=job, lease=f"{LEASE} {self.lease}", push=f"{LEASE} push", **names
+        )
 
 
 def gather(folder: Path, sweep: Sweep, job: Job) -> int:

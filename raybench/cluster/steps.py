@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from raybench.cluster import file, jobs, launcher
+from raybench.cluster import file, launcher
 from raybench.cluster.file import ClusterFile
 from raybench.cluster.follow import Line, fetch, forwarded, send
 from raybench.cluster.hosts import Host, Unreachable
@@ -24,9 +24,7 @@ from raybench.core.errors import InputError
 
 JOBS_PORT = 8265
 FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
-ASK_PROVIDER = (
-    60.0  # seconds of silence after which the provider is asked whether the head is there
-)
+ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
 GONE_SECONDS = 90.0  # that a provider may take to forget a node
@@ -63,11 +61,6 @@ class Steps:
         return file.read(str(self.launch.place("given.yaml")))
 
     @property
-    def there(self) -> str:
-        """The folder of what travels, on the hosts."""
-        return launcher.folder_there(self.cluster)
-
-    @property
     def env(self) -> dict[str, str]:
         """Variables that show this launch's token to the cluster."""
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
@@ -78,8 +71,13 @@ class Steps:
         return self.launch.place("stage")
 
     @property
-    def _config(self) -> Path:
+    def config(self) -> Path:
+        """What Ray's launcher is given."""
         return self.launch.place("cluster.yaml")
+
+    def reached(self, state: str) -> bool:
+        """Whether a state was reached."""
+        return self.launch.reached(state) is not None
 
     def head(self) -> Host:
         """Return the head. Raises HeadLost where the cluster was never up."""
@@ -92,9 +90,9 @@ class Steps:
 
     def up(self) -> None:
         """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
-        if self.launch.reached("submitted") is not None:
+        if self.reached("submitted"):
             return  # whoever follows finds out
-        if self.launch.reached("up") is not None:
+        if self.reached("up"):
             with suppress(Unreachable, RuntimeError):
                 self.head().run(f"{LEASE} push", timeout=30)
                 return
@@ -103,12 +101,12 @@ class Steps:
         take = launcher.taking(self.cluster, self.order["id"], deadline, self.order["owner"])
         python = str(self.order["python"])
         config = launcher.rendered(self.cluster, name, self.stage, python, take, deadline)
+        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
         self._take_hosts(take)
-        self._config.write_text(yaml.safe_dump(config, sort_keys=False))
         self.say(f"starting {name} (ray up)")
-        launcher.up(self._config, self.launch.place(LAUNCHER_LOG), self.env)
+        launcher.up(self.config, self.launch.place(LAUNCHER_LOG), self.env)
         known = str(self.launch.place("known_hosts").resolve())
-        head = launcher.head(self._config, self.env, known)
+        head = launcher.head(self.config, self.env, known)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         self.say(f"the head is up: {head.login}")
@@ -123,6 +121,7 @@ class Steps:
                 for one in taken:
                     with suppress(Unreachable):
                         one.run(f"{LEASE} end", check=False)
+                self.launch.reach("down", sure=["nothing was started"])
                 fix = "wait for its end, or give other machines; each must be reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
             taken.append(host)
@@ -135,27 +134,27 @@ class Steps:
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
-        if self.launch.reached("submitted") is not None:
+        if self.reached("submitted"):
             return
         job, kept, head = self.order["job"], self.order["kept"], self.head()
-        head.push(self.stage, self.there)  # the mounts of ``ray up``, where they are older
+        head.push(
+            self.stage, launcher.folder_there(self.cluster)
+        )  # the mounts of ``ray up``, where they are older
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
         head.run(f"mkdir -p {kept}/{job} && {LEASE} push")
-        with self._jobs(head) as url:
-            jobs.ask(self.env, "submit", url, job, entrypoint=f"bash {self.there}/job.sh")
-        self.launch.reach("submitted", job=job)
-        self.say(f"submitted as {job}")
-
-    @contextmanager
-    def _jobs(self, head: Host) -> Iterator[str]:
-        """Yield the address of the head's Jobs API, through a tunnel."""
         tunnel, port = forwarded(head, JOBS_PORT)
         try:
-            yield f"http://127.0.0.1:{port}"
+            script, log = (
+                f"bash {launcher.folder_there(self.cluster)}/job.sh",
+                self.launch.place(LAUNCHER_LOG),
+            )
+            launcher.submit(f"http://127.0.0.1:{port}", job, script, log, self.env)
         finally:
             tunnel.kill()
             tunnel.wait()
+        self.launch.reach("submitted", job=job)
+        self.say(f"submitted as {job}")
 
     # -- running, fetched --------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Steps:
             while line.told.code is None and time.time() < last:
                 if line.ask():
                     asked = 0.0
-                    if line.told.progress and self.launch.reached("running") is None:
+                    if line.told.progress and not self.reached("running"):
                         self.launch.reach("running")
                     self.show(line.told.progress, "")
                     due = time.monotonic() - fetched > FETCH_EVERY
@@ -201,7 +200,7 @@ class Steps:
         """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
         if not self.cluster.own_machines:
             try:
-                nodes = launcher.alive(self._config, self.env)
+                nodes = launcher.alive(self.config, self.env)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
             if not nodes:
@@ -240,7 +239,7 @@ class Steps:
     def log(self) -> str:
         """Return the job's log: as it is on the head, or as it was when it was fetched."""
         with suppress(Unreachable, RuntimeError):
-            if self.launch.reached("down") is None:
+            if not self.reached("down"):
                 return self.head().run(f"cat {self.order['kept']}/{self.order['job']}/{LOG}")
         path = self.launch.place(LOG)
         return path.read_text() if path.exists() else ""
@@ -259,8 +258,8 @@ class Steps:
         head: Host | None = None
         with suppress(HeadLost):
             head = self.head()
-        submitted = self.launch.reached("submitted") is not None
-        home = self.launch.reached("fetched") is not None or not submitted
+        submitted = self.reached("submitted")
+        home = self.reached("fetched") or not submitted
         if head is not None and fetching and not home:
             self._stop_job(head)
             try:
@@ -273,7 +272,7 @@ class Steps:
         sure = []
         if self.cluster.own_machines:
             sure = self._machines_free(home)
-        elif self._config.exists():
+        elif self.config.exists():
             self.say("ending the cluster (ray down)")
             sure = self._nodes_gone(head)
         shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
@@ -326,13 +325,13 @@ class Steps:
             with suppress(Unreachable):
                 head.run(f"{LEASE} end", check=False)
         try:
-            launcher.down(self._config, self.launch.place(LAUNCHER_LOG), self.env)
+            launcher.down(self.config, self.launch.place(LAUNCHER_LOG), self.env)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
         until = time.monotonic() + GONE_SECONDS
         while True:
             try:
-                left = launcher.alive(self._config, self.env)
+                left = launcher.alive(self.config, self.env)
             except launcher.LaunchFailed as error:
                 what = f"the provider does not say what is left: {trouble or error}"
                 raise NotDown(what) from error
