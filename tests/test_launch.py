@@ -42,7 +42,7 @@ max_workers: 4
 head_node_type: head
 available_node_types:
   head: {resources: {CPU: 0}, node_config: {InstanceType: small}}
-  worker: {node_config: {InstanceType: large, InstanceMarketOptions: {MarketType: spot}}, max_workers: 4}
+  worker: {resources: {}, node_config: {InstanceType: large, InstanceMarketOptions: {MarketType: spot}}, max_workers: 4}
   gpu: {resources: {}, node_config: {InstanceType: gpus}, max_workers: 2}
 metadata:
   prices:
@@ -141,7 +141,7 @@ def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Pat
     """Whatever a node type is called: another machine has another price, or none, and then --max-cost is refused."""
 
     def changed(worker: dict[str, object], region: str = "us-west-2") -> file.ClusterFile:
-        types = {**CLOUD["available_node_types"], "worker": {"node_config": worker}}
+        types = {**CLOUD["available_node_types"], "worker": {"resources": {}, "node_config": worker}}
         provider = {"type": "aws", "region": region}
         return cluster(tmp_path, available_node_types=types, provider=provider)
 

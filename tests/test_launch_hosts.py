@@ -150,9 +150,10 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     text = (second / "far.yaml").read_text().replace("seed: 0..2", "seed: 3")
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
     run = launch(first, "--notify", "cat >said")
-    wait_for(lambda: Launch(first / "results/far").reached("submitted") is not None, run)
-    other = launch(second)
-    said, _ = other.communicate(timeout=100)
+    record = Launch(first / "results/far")
+    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
+    other = launch(second)  # which plans while the first one starts its cluster
+    said, _ = other.communicate(timeout=300)
     assert other.returncode == 2, said
     assert re.search(r"is taken by \S+@\S+, for far", said), said
     said, _ = run.communicate(timeout=800)
@@ -162,8 +163,8 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     hosts = set(store.cells(str(first / "results/far"))["host"].dropna())
     assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
-    assert Launch(first / "results/far").state == "down"
-    assert not (Launch(first / "results/far").place("stage") / "token").exists()
+    assert record.state == "down"
+    assert not (record.place("stage") / "token").exists()
     before = sent(2)
     run = launch(second)
     said, _ = run.communicate(timeout=800)
@@ -183,9 +184,8 @@ def sent(k: int) -> int:
 
 def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
     """The sweep cannot be read on the head: exit code 2, its words are shown, and nothing stays up."""
-    plugin = (
-        "import socket\nif socket.gethostname().startswith('rb-host'): raise OSError('not here')\n"
-    )
+    plugin = (Path(__file__).parent.parent / "examples/rand_block.py").read_text()
+    plugin += "\nimport socket\nif socket.gethostname()[:7] == 'rb-host':\n    raise OSError('not here')\n"
     (tmp_path / "only_here.py").write_text(plugin)
     written(tmp_path, bench, 100, "plugins: [only_here.py]\n")
     run = launch(tmp_path)

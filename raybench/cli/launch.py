@@ -116,8 +116,8 @@ def _list() -> None:
     if not rows:
         note("no launch was begun here")
         return
-    head = ("id", "sweep", "state", "cost so far", "ends at the latest", "folder")
-    Screen().print(shared.listing(head, rows))
+    head = ("id", "sweep", "state", "cost so far", "ends by", "folder")
+    Screen().print(shared.listing(head, rows, fold="folder"))
 
 
 def _spent(facts: Mapping[str, Any]) -> str:

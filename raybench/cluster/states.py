@@ -14,7 +14,6 @@ import stat
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class Launch:
 
     @classmethod
     def of(cls, name: str | os.PathLike[str]) -> Launch:
-        """Return the launch that a folder holds, or the one of an id or of a sweep's name, the last begun.
+        """Return the launch that a folder holds, or that of an id or of a sweep's name, the last begun.
 
         Raises InputError where there is none.
         """
@@ -55,9 +54,7 @@ class Launch:
         for key, order in reversed(ordered()):
             if str(name) in (key, order.get("name")) and "results" in order:
                 launch = cls(order["results"])
-                if (
-                    launch._id() is None
-                ):  # the folder was removed or moved: the cluster may be up all the same
+                if launch._id() is None:  # the folder is gone; the cluster may be up all the same
                     launch.results.mkdir(parents=True, exist_ok=True)
                     _write(launch.results / NAME, key)
                 if launch._id() == key:
@@ -98,7 +95,7 @@ class Launch:
         self.results.mkdir(parents=True, exist_ok=True)
         _write(self.results / NAME, name)
         results = str(self.results.absolute())
-        self._write(ORDER, {"id": name, "results": results, "began": time.time(), **order})
+        self._note(ORDER, {"id": name, "results": results, "began": time.time(), **order})
 
     def order(self) -> dict[str, Any] | None:
         """Return what this launch is to do, None where there is none."""
@@ -106,18 +103,16 @@ class Launch:
 
     def ordered(self) -> dict[str, Any]:
         """Return what this launch is to do. Raises InputError where there is none."""
-        order = Launch.of(self.results).order()
-        assert order is not None
-        return order
+        return Launch.of(self.results).order() or {}
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
-        self._write(ORDER, {**self.ordered(), **facts})
+        self._note(ORDER, {**self.ordered(), **facts})
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
         assert state in STATES
-        self._write(f"{state}.json", {"at": time.time(), **facts})
+        self._note(f"{state}.json", {"at": time.time(), **facts})
 
     def leave(self, *states: str) -> None:
         """Forget states, as when a job is submitted anew."""
@@ -137,7 +132,7 @@ class Launch:
         """Return the path of a file of this launch."""
         return self.folder / name
 
-    def _write(self, name: str, facts: Mapping[str, Any]) -> None:
+    def _note(self, name: str, facts: Mapping[str, Any]) -> None:
         _write(self.folder / name, json.dumps(facts, indent=1))
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -161,22 +156,17 @@ def ordered() -> list[tuple[str, dict[str, Any]]]:
     """
     rows = []
     for folder in launches().glob("*"):
-        if not ID.fullmatch(folder.name):
-            continue
         facts: dict[str, Any] = {}
         for name in (ORDER, *(f"{state}.json" for state in STATES)):
             try:
-                read = json.loads((folder / name).read_text())
+                read = dict(json.loads((folder / name).read_text()))
                 facts |= read if name == ORDER else {name.removesuffix(".json"): read}
-            except FileNotFoundError:
-                if name == ORDER:
-                    facts["damaged"] = f"{folder / name} is not there"
             except (OSError, ValueError, TypeError) as error:
-                facts["damaged"] = f"cannot read {folder / name}: {error}"
-        with suppress(OSError):
-            began = facts.get("began")
-            facts["began"] = began if isinstance(began, (int, float)) else folder.stat().st_mtime
-            rows.append((folder.name, facts))
+                if name == ORDER or not isinstance(error, FileNotFoundError):
+                    facts["damaged"] = f"cannot read {name}"
+        if not isinstance(facts.get("began"), float):
+            facts["began"] = folder.stat().st_mtime
+        rows.append((folder.name, facts))
     return sorted(rows, key=lambda row: row[1]["began"])
 
 

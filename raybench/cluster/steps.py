@@ -30,9 +30,6 @@ LAST_SECONDS = 120.0  # before the deadline, for what comes home then
 GONE_SECONDS = 90.0  # that a provider may take to forget a node
 OVER = 1  # exit code of a sweep whose hours are over
 
-Say = Callable[[str], None]
-Show = Callable[[dict[str, Any], str], None]
-
 
 class HeadLost(RuntimeError):
     """The head does not answer, for so long that it is given up."""
@@ -47,8 +44,8 @@ class Steps:
     """The steps of one launch. say: told what happens; show: given the sweep's progress and a remark."""
 
     launch: Launch
-    say: Say = print
-    show: Show = field(default=lambda progress, remark: None)
+    say: Callable[[str], None] = print
+    show: Callable[[dict[str, Any], str], None] = field(default=lambda progress, remark: None)
 
     @cached_property
     def order(self) -> dict[str, Any]:
@@ -61,11 +58,6 @@ class Steps:
         return file.read(str(self.launch.place("given.yaml")))
 
     @property
-    def env(self) -> dict[str, str]:
-        """Variables that show this launch's token to the cluster."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
-
-    @property
     def stage(self) -> Path:
         """The folder of what travels, here."""
         return self.launch.place("stage")
@@ -74,6 +66,16 @@ class Steps:
     def config(self) -> Path:
         """What Ray's launcher is given."""
         return self.launch.place("cluster.yaml")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that show this launch's token to the cluster."""
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
+
+    @property
+    def job(self) -> str:
+        """The folder on the head of what the job tells."""
+        return f"{self.order['kept']}/{self.order['job']}"
 
     def reached(self, state: str) -> bool:
         """Whether a state was reached."""
@@ -86,7 +88,7 @@ class Steps:
             raise HeadLost("the cluster is not up yet")
         return Host(**up["head"])
 
-    # -- up ----------------------------------------------------------------------------------
+    # -- up, submitted -----------------------------------------------------------------------
 
     def up(self) -> None:
         """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
@@ -96,11 +98,11 @@ class Steps:
             with suppress(Unreachable, RuntimeError):
                 self.head().run(f"{LEASE} push", timeout=30)
                 return
-        name = f"{self.cluster.config.get('cluster_name', 'raybench')}-{self.order['id']}"
-        deadline = float(self.order["deadline"])
-        take = launcher.taking(self.cluster, self.order["id"], deadline, self.order["owner"])
-        python = str(self.order["python"])
-        config = launcher.rendered(self.cluster, name, self.stage, python, take, deadline)
+        order, deadline = self.order, float(self.order["deadline"])
+        name = f"{self.cluster.config.get('cluster_name', 'raybench')}-{order['id']}"
+        take = launcher.taking(self.cluster, order["id"], deadline, order["owner"])
+        given = (name, self.stage, str(order["python"]), take, deadline)
+        config = launcher.rendered(self.cluster, *given)
         self.config.write_text(yaml.safe_dump(config, sort_keys=False))
         self._take_hosts(take)
         self.say(f"starting {name} (ray up)")
@@ -117,39 +119,32 @@ class Steps:
         for host in self._machines():
             try:
                 host.run(take)
+                taken.append(host)
             except (Unreachable, RuntimeError) as error:
                 for one in taken:
                     with suppress(Unreachable):
                         one.run(f"{LEASE} end", check=False)
                 self.launch.reach("down", sure=["nothing was started"])
-                fix = "wait for its end, or give other machines; each must be reached by ssh without a password"
+                fix = "wait, or give other machines; each is reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
-            taken.append(host)
 
     def _machines(self) -> list[Host]:
         auth = self.cluster.config.get("auth") or {}
         return [launcher.reached(address, auth) for address in self.cluster.hosts]
 
-    # -- submitted ---------------------------------------------------------------------------
-
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
         if self.reached("submitted"):
             return
-        job, kept, head = self.order["job"], self.order["kept"], self.head()
-        head.push(
-            self.stage, launcher.folder_there(self.cluster)
-        )  # the mounts of ``ray up``, where they are older
+        head, job, there = self.head(), self.order["job"], launcher.folder_there(self.cluster)
+        head.push(self.stage, there)  # the mounts of ``ray up``, where they are older
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
-        head.run(f"mkdir -p {kept}/{job} && {LEASE} push")
+        head.run(f"mkdir -p {self.job} && {LEASE} push")
         tunnel, port = forwarded(head, JOBS_PORT)
         try:
-            script, log = (
-                f"bash {launcher.folder_there(self.cluster)}/job.sh",
-                self.launch.place(LAUNCHER_LOG),
-            )
-            launcher.submit(f"http://127.0.0.1:{port}", job, script, log, self.env)
+            url, log = f"http://127.0.0.1:{port}", self.launch.place(LAUNCHER_LOG)
+            launcher.submit(url, job, f"bash {there}/job.sh", log, self.env)
         finally:
             tunnel.kill()
             tunnel.wait()
@@ -169,19 +164,18 @@ class Steps:
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
         shards, fetched, asked = 0, time.monotonic(), 0.0
-        with Line(head, self.order["kept"], self.order["job"], self.order["out"]) as line:
+        with Line(head, self.order["kept"], self.job, self.order["out"]) as line:
             while line.told.code is None and time.time() < last:
                 if line.ask():
                     asked = 0.0
                     if line.told.progress and not self.reached("running"):
                         self.launch.reach("running")
                     self.show(line.told.progress, "")
-                    due = time.monotonic() - fetched > FETCH_EVERY
-                    if due and line.told.shards != shards:
+                    if line.told.shards != shards and time.monotonic() - fetched > FETCH_EVERY:
+                        fetched = time.monotonic()
                         with suppress(Unreachable, RuntimeError):  # the next time will do
                             self._fetch(head)
                             shards = line.told.shards
-                        fetched = time.monotonic()
                 elif line.silence > 10:
                     self.show(line.told.progress, f"the head is silent for {line.silence:.0f} s")
                     if line.silence - asked > ASK_PROVIDER:
@@ -222,25 +216,22 @@ class Steps:
         for attempt in range(4):
             try:
                 if self.order["out"]:
-                    count = self._fetch(head)
-                    self.say(f"{count:,} shards are in {self.launch.results}")
-                log = head.run(
-                    f"tail -c 1000000 {self.order['kept']}/{self.order['job']}/{LOG}; true"
+                    self.say(f"{self._fetch(head):,} shards are in {self.launch.results}")
+                self.launch.place(LOG).write_text(
+                    head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
                 )
-                self.launch.place(LOG).write_text(log)
                 head.run(f"{LEASE} release", check=False)
+                return
             except Unreachable:
                 if attempt == 3:
                     raise
                 time.sleep(5 * attempt)
-            else:
-                return
 
     def log(self) -> str:
         """Return the job's log: as it is on the head, or as it was when it was fetched."""
         with suppress(Unreachable, RuntimeError):
             if not self.reached("down"):
-                return self.head().run(f"cat {self.order['kept']}/{self.order['job']}/{LOG}")
+                return self.head().run(f"cat {self.job}/{LOG}")
         path = self.launch.place(LOG)
         return path.read_text() if path.exists() else ""
 
@@ -255,11 +246,8 @@ class Steps:
         ended = self.launch.reached("down")
         if ended is not None:
             return list(ended["sure"])
-        head: Host | None = None
-        with suppress(HeadLost):
-            head = self.head()
-        submitted = self.reached("submitted")
-        home = self.reached("fetched") or not submitted
+        head = self.head() if self.reached("up") else None
+        home = self.reached("fetched") or not self.reached("submitted")
         if head is not None and fetching and not home:
             self._stop_job(head)
             try:
@@ -267,50 +255,43 @@ class Steps:
                 home = True
             except (Unreachable, RuntimeError, OSError) as error:
                 if self.order["lease"] == "hold" and not lost:
-                    raise NotDown(self._stays(error)) from error
+                    ends = time.localtime(float(self.order["deadline"]))
+                    raise NotDown(
+                        f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
+                        f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
+                    ) from error
                 self.say(f"not all results could be fetched: {error}")
-        sure = []
         if self.cluster.own_machines:
             sure = self._machines_free(home)
-        elif self.config.exists():
-            self.say("ending the cluster (ray down)")
-            sure = self._nodes_gone(head)
+        else:
+            sure = self._nodes_gone(head) if self.config.exists() else []
         shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
-
-    def _stays(self, error: Exception) -> str:
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.order["deadline"])))
-        return (
-            f"the head holds results that could not be fetched: {error}\n"
-            f"    it ends by itself at {until}; with --no-fetch it ends now, and they are lost"
-        )
 
     def _stop_job(self, head: Host) -> None:
         """Ask a sweep that is still running to end as by Ctrl-C: what is committed then is whole."""
         with suppress(Unreachable, RuntimeError):
             head.run(
-                f"cd {self.order['kept']}/{self.order['job']} && [ ! -f ended ] && "
-                f"pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
+                f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
                 "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
             )
 
     def _machines_free(self, home: bool) -> list[str]:
         """End the launch on each machine, and remove what was put there; its results only where they are home."""
         sure, left = [], []
+        # without its lease a machine was freed by itself, and may be somebody else's by now
+        mine = f'[ "$(cat ~/.raybench-lease/launch 2>/dev/null)" = {self.order["id"]} ]'
+        results = f"rm -rf {self.order['kept']}" if home else "true"
         for host in self._machines():
-            mine = f'[ "$(cat ~/.raybench-lease/launch 2>/dev/null)" = {self.order["id"]} ]'
             try:
-                # without its lease the machine was freed by itself, and may be somebody else's by now
-                still = host.run(f"! {mine} || {LEASE} end").split()
-                if still:
-                    left.append(f"{host.address}: processes {', '.join(still)}")
-                    continue
-                if home:
-                    host.run(f"rm -rf {self.order['kept']}")
-                sure.append(f"{host.address}: no process of this launch, token and key removed")
+                still = host.run(f"{results}; ! {mine} || {LEASE} end").split()
             except (Unreachable, RuntimeError) as error:
                 left.append(f"{error} (what runs there ends by itself when its lease runs out)")
+                continue
+            if still:
+                left.append(f"{host.address}: processes {', '.join(still)}")
+            sure.append(f"{host.address}: no process of this launch, token and key removed")
         if left:
             raise NotDown("\n    ".join(left))
         return sure
@@ -320,26 +301,23 @@ class Steps:
 
         Ray on the head ends first: its autoscaler would start workers while they are ended.
         """
-        trouble = ""
-        if head is not None:
-            with suppress(Unreachable):
+        self.say("ending the cluster (ray down)")
+        trouble, until = "ray down did not", time.monotonic() + GONE_SECONDS
+        with suppress(Unreachable):
+            if head is not None:
                 head.run(f"{LEASE} end", check=False)
         try:
             launcher.down(self.config, self.launch.place(LAUNCHER_LOG), self.env)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
-        until = time.monotonic() + GONE_SECONDS
         while True:
             try:
                 left = launcher.alive(self.config, self.env)
             except launcher.LaunchFailed as error:
-                what = f"the provider does not say what is left: {trouble or error}"
-                raise NotDown(what) from error
+                raise NotDown(f"the provider does not say what is left: {error}") from error
             if not left:
                 return ["the provider knows no node of this cluster"]
             if time.monotonic() > until:
-                what = f"the provider still has {', '.join(left)}"
-                raise NotDown(
-                    f"{what}\n    end them in its console; {trouble or 'ray down did not'}"
-                )
+                end = f"the provider still has {', '.join(left)}: end them in its console"
+                raise NotDown(f"{end}; {trouble}")
             time.sleep(5)
