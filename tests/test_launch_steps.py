@@ -140,7 +140,8 @@ class Listening:
 
     def __init__(self, world: World, *what: Any) -> None:
         self.world, self.silence = world, 0.0
-        self.told = Told(progress={"now": {}}, code=None)
+        said = {"name": "far", "cells": 2, "rounds": 10.0, "before": 0, "stage": "running"}
+        self.told = Told(progress={**said, "seconds": 1.0, "now": {}}, code=None)
 
     def __enter__(self) -> Listening:
         return self

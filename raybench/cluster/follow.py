@@ -41,9 +41,8 @@ LIST = (
     "-printf '%p %s %T@\\n' 2>/dev/null; true"
 )
 ASKED_EVERY, AGAIN = 1.0, 3.0  # seconds between questions, and between attempts to connect
-PLAN = ("owner.json", "cells.json", "batches.json", "attempts.json", "target.json")
 SHARD = re.compile(
-    r"(cells|weights|curves)/[\w-][\w.-]*|plan/(" + "|".join(map(re.escape, PLAN)) + ")"
+    r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
 
@@ -132,12 +131,10 @@ def fetch(host: Host, results: Path, out: str, listing: Path) -> int:
     Files travel into a folder that nobody reads, and appear by a rename, cells last. Raises Unreachable, RuntimeError
     and OSError.
     """
-    lines = host.run(LIST.format(out=out)).splitlines()
-    names = {line: line.rsplit(" ", 2)[0] for line in lines}
+    names = {line: line.rsplit(" ", 2)[0] for line in host.run(LIST.format(out=out)).splitlines()}
+    names = {line: name for line, name in names.items() if SHARD.fullmatch(name)}
     before = set(listing.read_text().splitlines()) if listing.exists() else set()
-    new = [
-        n for line, n in names.items() if SHARD.fullmatch(n) and not _here(line, n, before, results)
-    ]
+    new = [n for line, n in names.items() if line not in before or not (results / n).exists()]
     spare = results / "tmp"
     if new:
         shutil.rmtree(spare, ignore_errors=True)
@@ -151,10 +148,6 @@ def fetch(host: Host, results: Path, out: str, listing: Path) -> int:
     shutil.rmtree(spare, ignore_errors=True)
     listing.write_text("\n".join(line for line, name in names.items() if (results / name).exists()))
     return sum(1 for _ in (results / "cells").iterdir())
-
-
-def _here(line: str, name: str, before: set[str], results: Path) -> bool:
-    return line in before and (results / name).exists()
 
 
 def _copied(host: Host, out: str, names: list[str], target: Path) -> None:
@@ -185,11 +178,9 @@ def forwarded(host: Host, port: int) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         here = free.getsockname()[1]
-    tunnel = subprocess.Popen(
-        [*host.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{here}:127.0.0.1:{port}"),
-         host.login],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    way, none = f"127.0.0.1:{here}:127.0.0.1:{port}", subprocess.DEVNULL
+    call = [*host.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-L", way), host.login]
+    tunnel = subprocess.Popen(call, stdin=none, stdout=none, stderr=none)
     until = time.monotonic() + 30
     while time.monotonic() < until and tunnel.poll() is None:
         with suppress(OSError):

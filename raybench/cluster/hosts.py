@@ -38,20 +38,13 @@ class Host:
         The first key that a host of this launch shows is kept and must not change while the launch lasts: hosts of a
         cloud are new every time, and their keys are known to nobody beforehand.
         """
-        said = {
-            "BatchMode": "yes",
-            "ConnectTimeout": str(CONNECT_SECONDS),
-            "ServerAliveInterval": "5",
-            "ServerAliveCountMax": "4",
-            "StrictHostKeyChecking": "accept-new" if self.known_hosts != "/dev/null" else "no",
-            "UserKnownHostsFile": self.known_hosts,
-            "LogLevel": "ERROR",
-            "IdentitiesOnly": "yes" if self.key else "no",
-            **({"ProxyCommand": self.proxy} if self.proxy else {}),
-        }
-        key = ["-i", self.key] if self.key else []
-        settings = [part for name, value in said.items() for part in ("-o", f"{name}={value}")]
-        return ["ssh", *key, *settings, *options]
+        keep = "no" if self.known_hosts == "/dev/null" else "accept-new"
+        words = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "LogLevel=ERROR"]
+        words += ["ServerAliveInterval=5", "ServerAliveCountMax=4"]
+        words += [f"StrictHostKeyChecking={keep}", f"UserKnownHostsFile={self.known_hosts}"]
+        words += [f"ProxyCommand={self.proxy}"] if self.proxy else []
+        key = ["-i", self.key, "-o", "IdentitiesOnly=yes"] if self.key else []
+        return ["ssh", *key, *(part for word in words for part in ("-o", word)), *options]
 
     def run(self, command: str, *, timeout: float = 120, check: bool = True) -> str:
         """Run a command on the host and return what it printed.
