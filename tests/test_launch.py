@@ -120,7 +120,7 @@ def refused(folder: Path, cluster_file: str, *args: str) -> str:
 # -- price -------------------------------------------------------------------------------------
 
 
-ONE = Resources()
+ONE, AWS = Resources(), {"provider": {"type": "aws"}}
 
 
 def test_price_of_a_cloud(tmp_path: Path) -> None:
@@ -169,6 +169,14 @@ def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
     assert made.most == pytest.approx((0.1 + 1.0 + 2 * 2) * 20)
 
 
+def test_no_limit_is_promised_where_a_machine_that_is_off_costs_on(tmp_path: Path) -> None:
+    """Azure bills it until it is deleted: --max-cost is refused."""
+    azure = file.read(str(ROOT / "cluster/azure.yaml"))
+    assert price(azure, (36, 36), 10, ONE, 20, None).cost is not None
+    with pytest.raises(InputError, match="costs on until it is deleted"):
+        price(azure, (36, 36), 10, ONE, 20, 5.0)
+
+
 def test_groups_larger_than_a_node(tmp_path: Path) -> None:
     """A group of workers may lie on several nodes; one that all of them cannot hold is refused."""
     rented = cluster(tmp_path)
@@ -198,7 +206,7 @@ def test_price_never_exceeds_what_is_allowed(
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
     head = file.NodeType("head", 1, 0, 0, 0.1, 0.1, fewest=1)
-    rented = file.ClusterFile(Path("c"), {}, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
+    rented = file.ClusterFile(Path("c"), AWS, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
     asked = Resources(cpus_per_worker=cpus)
     try:
         made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)
@@ -394,9 +402,15 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
         assert "raybench-launch/token" in command
     assert commands[1].endswith("~/v/bin/ray start --head")
     assert 'lease.sh" serve' in made["worker_start_ray_commands"][-1]
+    boots = set()
     for node in made["available_node_types"].values():
         assert node["node_config"]["InstanceInitiatedShutdownBehavior"] == "terminate"
-        assert "shutdown --no-wall -h +60" in node["node_config"]["UserData"], "before ssh answers"
+        boots.add(node["node_config"]["UserData"])
+    (boot,) = boots
+    host = Leased(tmp_path / "h")  # it ends by itself before ssh answers
+    host.run(boot)
+    host.run(re.sub(r"\(\d{10}", f"({int(time.time()) + 300}", boot))
+    assert host.minutes == [60, 5]
 
 
 # -- what is said before anything is started ------------------------------------------------------

@@ -134,7 +134,9 @@ def test_ray_up_is_killed_and_down_ends_all_it_started(amazon: Amazon) -> None:
     behaviour = attribute("instanceInitiatedShutdownBehavior")["InstanceInitiatedShutdownBehavior"]
     assert behaviour["Value"] == "terminate", "shut down is gone, not stopped"
     boot = base64.b64decode(attribute("userData")["UserData"]["Value"]).decode()
-    assert "shutdown --no-wall -h +60" in boot, "before anybody has reached it"
+    assert "m=60\nshutdown --no-wall -h" in boot.replace("[ $m -le 60 ] || ", ""), (
+        "before anybody has reached it"
+    )
     groups = ec2.describe_security_groups(GroupIds=[g["GroupId"] for g in head["SecurityGroups"]])
     for rule in groups["SecurityGroups"][0]["IpPermissions"]:
         world = [r["CidrIp"] for r in rule["IpRanges"]]

@@ -121,14 +121,15 @@ def _list() -> None:
 
 
 def _spent(facts: Mapping[str, Any]) -> str:
-    """Return what a launch has cost, at the prices of its file; empty where nobody knows."""
+    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
     from raybench.cluster.price import money
 
-    if not facts.get("per_hour"):
-        return "nothing" if facts.get("per_hour") == 0 else "unknown"
-    over = min(time.time(), float(facts["deadline"]), float(facts.get("down", {}).get("at", 1e18)))
-    hours = max(0.0, over - float(facts["began"])) / 3600
-    return f"at most {money(float(facts['per_hour']) * hours, str(facts['currency']))}"
+    try:
+        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
+        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
+        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
+    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
+        return "unknown"
 
 
 def _clock(when: object) -> str:
@@ -367,6 +368,8 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
         ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),
         ("", f"at most {most}, if all nodes run to the end at list prices"),
     ]
+    if not cluster.ends_by_itself:
+        rows[1] = ("", "without a limit if this machine is lost: see docs/cluster.md, What ends it")
     if cluster.old:
         rows.append(("", f"these prices are {cluster.old} days old: look at the provider's"))
     return rows

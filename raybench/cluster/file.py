@@ -69,6 +69,11 @@ class ClusterFile:
         return bool(self.hosts)
 
     @property
+    def ends_by_itself(self) -> bool:
+        """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
+        return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")
+
+    @property
     def lease_minutes(self) -> int:
         """Whole minutes after which a host ends that nobody pushes; a rented one lets nobody in for the last five."""
         return max(1 if self.hosts else 10, math.ceil(self.idle_minutes))

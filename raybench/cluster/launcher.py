@@ -47,6 +47,11 @@ else:
 print("raybench:" + json.dumps(said))
 """
 DASHBOARD_SECONDS = 90.0
+BOOT = """#!/bin/sh
+m=$((({deadline} - $(date +%s)) / 60))
+[ $m -le {most} ] || m={most}
+shutdown --no-wall -h +$((m > 1 ? m : 1))
+"""
 PLAIN = {  # how Ray is started where the cluster file does not say
     "head": "--head --port=6379 --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
     "worker": "--address=$RAY_HEAD_IP:6379",
@@ -121,8 +126,7 @@ def _ending_by_itself(
     """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so."""
     if provider["type"] == "aws":
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
-        boot = f"#!/bin/sh\nshutdown --no-wall -h +{cluster.lease_minutes}\n"
-        node.setdefault("UserData", boot)
+        node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease_minutes))
         image = str(node.get("ImageId", ""))
         if image.startswith(SSM):
             node["ImageId"] = image_id(image.removeprefix(SSM), str(provider["region"]))

@@ -19,7 +19,8 @@ class Price:
 
     slots: how many trials run at once on the whole cluster, None where the file does not say how many CPUs nodes have.
     hours: expected, from and to. cost: in these hours, None without prices. most_hours: after which the cluster ends by
-    itself, whatever happens. most: the cost of the whole cluster for that long. per_hour: of the whole cluster.
+    itself, whatever happens. most: the cost of the whole cluster for that long. per_hour: of the whole cluster, at list
+    prices.
     """
 
     slots: int | None
@@ -64,6 +65,9 @@ def price(
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
     cost = None if usual is None else (usual * hours[0], usual * hours[1])
     if max_cost is not None:
+        if not cluster.ends_by_itself:
+            what = "a machine of this provider that shuts itself down costs on until it is deleted"
+            raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
         if listed is None or cost is None:
             _refuse_unpriced(cluster, counts)
         elif cost[1] > max_cost:
@@ -77,7 +81,7 @@ def price(
         what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
     most = None if listed is None else listed * max_hours
-    return Price(slots, hours, cost, max_hours, most, usual)
+    return Price(slots, hours, cost, max_hours, most, listed)
 
 
 def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
