@@ -193,21 +193,21 @@ def _to_the_end(steps: Steps, keep: bool) -> int:
     """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
     from raybench.cluster.steps import HeadLost
 
-    record, code, stays, lost = steps.launch, 1, False, False
+    record, code, stays, away, lost = steps.launch, 1, False, False, False
     try:
-        steps.up()
-        steps.submit()
+        with steps.pushing():
+            steps.up()
+            steps.submit()
         with _progress(steps):
             code = steps.follow()
         stays = keep
         _close(steps, code)
     except KeyboardInterrupt:
-        stays = True
+        stays = away = True
         if record.reached("submitted") is not None:
             note("the sweep goes on there, and its cluster ends by itself when its hours are over")
-        note(
-            f"raybench attach {record.results} follows it again, raybench down {record.results} ends it"
-        )
+        where = record.results
+        note(f"raybench attach {where} follows it again, raybench down {where} ends it")
         raise
     except HeadLost as error:
         lost = True
@@ -216,19 +216,13 @@ def _to_the_end(steps: Steps, keep: bool) -> int:
         complain([str(error)])
     finally:
         if stays:
-            _say_stays(steps)
+            ends = _clock(steps.order.get("deadline"))
+            note(f"the cluster stays up until raybench down {record.results}, {ends} at the latest")
         else:
             code = _ended(steps, lost=lost) or code
-        if sys.exc_info()[0] is not KeyboardInterrupt:
+        if not away:
             _notify(steps, code)
     return code
-
-
-def _say_stays(steps: Steps) -> None:
-    ends = _clock(steps.order.get("deadline"))
-    note(
-        f"the cluster stays up until raybench down {steps.launch.results}, or {ends} at the latest"
-    )
 
 
 def _notify(steps: Steps, code: int) -> None:
@@ -254,17 +248,13 @@ def _progress(steps: Steps) -> Iterator[None]:
     views: list[View] = []
 
     def show(said: dict[str, Any], remark: str) -> None:
-        if not views and said:
+        if said and not views:
             views.append(View(said["name"], said["cells"], said["rounds"], said["before"]))
             views[0].__enter__()
-        for view in views:
-            if said:
-                view.began = time.monotonic() - float(
-                    said["seconds"]
-                )  # the driver's, not this follower's
-                view.update(
-                    Progress(**said["now"]), remark or said["stage"], said.get("silent", ())
-                )
+        for view in views if said else ():
+            view.began = time.monotonic() - said["seconds"]  # when the driver did, not this process
+            now = Progress(**said["now"])
+            view.update(now, remark or said["stage"], said.get("silent", ()))
 
     steps.show = show
     try:

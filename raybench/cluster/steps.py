@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 
 JOBS_PORT = 8265
+PUSH_EVERY = 10.0
 FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
@@ -127,6 +129,23 @@ class Steps:
                 self.launch.reach("down", sure=["nothing was started"])
                 fix = "wait, or give other machines; each is reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Push the leases of the user's own machines meanwhile: to set them up may take longer than a lease lasts."""
+        over = threading.Event()
+
+        def push() -> None:
+            while not over.wait(PUSH_EVERY):
+                for host in self._machines():
+                    with suppress(Unreachable):
+                        host.run(f"{LEASE} push", timeout=30, check=False)
+
+        threading.Thread(target=push, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def _machines(self) -> list[Host]:
         auth = self.cluster.config.get("auth") or {}
