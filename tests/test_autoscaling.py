@@ -27,6 +27,16 @@ head_node_type: ray.head.default
 auth: {}
 docker: {}
 file_mounts: {}
+file_mounts_sync_continuously: false
+cluster_synced_files: []
+initialization_commands: []
+setup_commands: []
+head_setup_commands: []
+worker_setup_commands: []
+head_start_ray_commands: []
+worker_start_ray_commands: []
+rsync_exclude: []
+rsync_filter: []
 """
 SCRIPT = """
 import json, os, sys, threading, time

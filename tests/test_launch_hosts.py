@@ -35,7 +35,7 @@ cluster_name: bench
 provider: {{type: local, head_ip: HEAD, worker_ips: [WORKER]}}
 auth: {{ssh_user: root, ssh_private_key: KEY}}
 idle_timeout_minutes: 60
-metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 1}}
+metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 0.5}}
 setup_commands:
   - test -x ~/venv/bin/python || {sys.prefix}/bin/python -m venv --without-pip ~/venv
   - printf '{SITES}\\n' > ~/venv/{LIB}/leaning.pth
@@ -50,7 +50,8 @@ head_start_ray_commands:
     --object-store-memory=300000000 --autoscaling-config=~/ray_bootstrap_config.yaml
 worker_start_ray_commands:
   - ~/venv/bin/ray stop
-  - ~/venv/bin/ray start --address=$RAY_HEAD_IP:6379 --num-cpus=1 --disable-usage-stats
+  - export RAY_gcs_rpc_server_reconnect_timeout_s=5;
+    ~/venv/bin/ray start --address=$RAY_HEAD_IP:6379 --num-cpus=1 --disable-usage-stats
     --object-store-memory=300000000
 """
 SWEEP = textwrap.dedent("""\

@@ -326,7 +326,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch)
     batches = count(len(plan.batches), "batch", "batches")
     ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
     if cluster.own_machines or "://" in results:
-        ends += f", or {cluster.lease_minutes} min after anything runs"
+        ends += f", or {duration(cluster.lease)} after anything runs"
     else:
         ends += "; what is not fetched by then is lost"
     rows: list[tuple[str, object]] = [

@@ -74,9 +74,9 @@ class ClusterFile:
         return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")
 
     @property
-    def lease_minutes(self) -> int:
-        """Whole minutes after which a host ends that nobody pushes; a rented one lets nobody in for the last five."""
-        return max(1 if self.hosts else 10, math.ceil(self.idle_minutes))
+    def lease(self) -> int:
+        """Seconds after which a host ends that nobody pushes; a rented one lets nobody in for the last five minutes."""
+        return max(20 if self.hosts else 600, math.ceil(60 * self.idle_minutes))
 
     @property
     def old(self) -> int:

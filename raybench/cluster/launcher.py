@@ -80,7 +80,7 @@ def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> st
     """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
     kind = "own" if cluster.own_machines else "rented"
-    words = [launch, str(cluster.lease_minutes), str(int(deadline)), kind, owner]
+    words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
     return (
         f"f=$(mktemp) && echo {script} | base64 -d >$f && sh $f take {shlex.join(words)}; c=$?; rm -f $f; "
         '[ "$c" = 0 ] || exit "$c"'
@@ -126,7 +126,7 @@ def _ending_by_itself(
     """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so."""
     if provider["type"] == "aws":
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
-        node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease_minutes))
+        node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease // 60))
         image = str(node.get("ImageId", ""))
         if image.startswith(SSM):
             node["ImageId"] = image_id(image.removeprefix(SSM), str(provider["region"]))

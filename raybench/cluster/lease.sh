@@ -3,8 +3,8 @@
 # runs out unless somebody pushes it forward: a rented host is then shut down by its operating system, and on a machine
 # of the user's own Ray and all processes of the launch are ended, and the machine stays.
 #
-#   lease.sh take LAUNCH MINUTES DEADLINE rented|own OWNER   exit code 3 where somebody else has the host
-#   lease.sh push       not before so many MINUTES from now
+#   lease.sh take LAUNCH SECONDS DEADLINE rented|own OWNER   exit code 3 where somebody else has the host
+#   lease.sh push       not before so many SECONDS from now
 #   lease.sh hold       not before the deadline: results wait here; `lease.sh release` when they were fetched
 #   lease.sh serve      push for as long as a worker's raylet runs
 #   lease.sh end        end the launch's processes on this host now
@@ -43,7 +43,7 @@ push() { # SECONDS from now
   put armed "$until"
 }
 
-take() { # LAUNCH MINUTES DEADLINE KIND OWNER, under the lock
+take() { # LAUNCH SECONDS DEADLINE KIND OWNER, under the lock
   [ "$3" -gt "$(now)" ] || say "the hours of this launch are over" 5
   if [ -d "$dir" ] && [ "$(get launch)" != "$1" ]; then
     if [ "$(get until)" -ge "$(now)" ] || alive; then
@@ -55,12 +55,12 @@ take() { # LAUNCH MINUTES DEADLINE KIND OWNER, under the lock
     busy=$(pgrep -u "$(id -u)" -f 'ray/core/src/ray/|ray/dashboard/|ray/_private/' | tr '\n' ' ')
     [ "$4" = rented ] || [ -z "$busy" ] || say "Ray runs on $(hostname) already (processes $busy)" 3
     mkdir -m 700 "$dir" || exit 1
-    for pair in "launch $1" "minutes $2" "deadline $3" "kind $4" "owner $5"; do
+    for pair in "launch $1" "seconds $2" "deadline $3" "kind $4" "owner $5"; do
       put "${pair%% *}" "${pair#* }"
     done
   fi
   [ "$0" = "$dir/lease.sh" ] || cp "$0" "$dir/lease.sh"
-  push $((60 * $2))
+  push "$2"
   [ "$4" = rented ] || alive || {
     setsid sh "$dir/lease.sh" keep "$1" >/dev/null 2>&1 </dev/null 9>&- &
     put keeper $!
@@ -91,9 +91,9 @@ end() { # first as Ctrl-C would, so that what is being written is whole
 
 case ${1:-} in
   take) exec 9>"$HOME/.raybench-lease.lock"; flock 9; shift; take "$@" ;;
-  push) push $((60 * $(get minutes 1))) ;;
+  push) push "$(get seconds 60)" ;;
   hold) [ ! -d "$dir" ] || { touch "$dir/held"; push 0; } ;;
-  release) rm -f "$dir/held"; push $((60 * $(get minutes 1))) ;;
+  release) rm -f "$dir/held"; push "$(get seconds 60)" ;;
   serve)
     launch=$(get launch)
     while [ "$(get launch)" = "$launch" ] && pgrep -u "$(id -u)" -f raylet/raylet >/dev/null; do
