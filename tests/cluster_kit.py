@@ -199,10 +199,18 @@ class Hosts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def packages() -> list[str]:
+    """Return the folders from which this Python has its packages."""
+    return [path for path in sys.path if path.endswith("site-packages")]
+
+
 @contextmanager
-def hosts(count: int, folder: Path) -> Iterator[Hosts]:
-    """Yield running hosts that see this Python and its packages."""
+def hosts(count: int, folder: Path, *more: Path) -> Iterator[Hosts]:
+    """Yield running hosts that see this Python and its packages, and more folders."""
     seen = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr"), Path("/")}
+    seen |= {
+        p for p in (*map(Path, packages()), *more) if not any(p.is_relative_to(s) for s in seen)
+    }
     made = Hosts(count, folder, sorted(seen))
     try:
         made.start()

@@ -13,7 +13,6 @@ from cli_kit import call
 from cluster_kit import free_port, head, without_token, write_token
 
 from raybench import store
-from raybench.cluster.states import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 JOIN = """
@@ -106,27 +105,22 @@ def test_a_job_of_a_cluster_that_is_there(tmp_path: Path) -> None:
 
 
 def check_jobs(url: str, shown: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "near.yaml").write_text(SWEEP)
-    out = tmp_path / "shared"
-
-    def launch(**env: str) -> tuple[int, str]:
-        args = ("launch", "near.yaml", "--address", url, "--out", f"file://{out}", "--yes")
-        command = (sys.executable, "-m", "raybench", *args)
-        done = call(*command, cwd=tmp_path, env=without_token(**env), timeout=400)
-        return done.returncode, done.stderr
-
-    code, said = launch(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
-    assert code == 2, said
-    assert "--address" in said
-    assert "RAY_AUTH" in said
-    assert "Traceback" not in said
-    code, said = launch(**shown)
-    assert code == 0, said
+    """Call Ray's own command, as docs/cluster.md has it."""
+    folder, out = tmp_path / "folder", tmp_path / "shared"
+    folder.mkdir()
+    (folder / "near.yaml").write_text(SWEEP)
+    sweep = f"python -m raybench sweep near.yaml --address auto --out file://{out}"
+    ray = (sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", url)
+    command = (
+        *ray,
+        "--working-dir",
+        folder,
+        "--",
+        *sweep.replace("python", sys.executable).split(),
+    )
+    done = call(*command, env=without_token(**shown), timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
     cells = store.cells(str(out))
     assert set(cells["status"]) == {"ok"}
     assert len(cells) == 4
-    assert Launch(tmp_path / "results/near").state == "down"
     urllib.request.urlopen(f"{url}/api/gcs_healthz", timeout=5)  # it is there still
-    code, said = launch(**shown)
-    assert code == 0, said
-    assert "nothing is missing" in said

@@ -77,8 +77,8 @@ def test_ray_and_the_launcher_take_the_file(name: str) -> None:
     types = prepared(given)["available_node_types"]
     assert all(node["min_workers"] <= node["max_workers"] for node in types.values())
     launched = file.read(str(ROOT / name))
-    assert launched.head is not None
-    assert launched.workers
+    assert launched.nodes[0].name == "head"
+    assert len(launched.nodes) > 1
     assert all(node.cpus is not None and node.price is not None for node in launched.nodes)
     there = f"/home/{given['auth']['ssh_user']}/raybench-launch/"
     assert given["file_mounts"] == {there: "dist/"}
@@ -112,10 +112,14 @@ def test_a_head_on_demand_and_spot_workers_with_bounds_and_dated_prices(name: st
     assert set(prices) == {"currency", "as_of", "per_hour"}
     assert prices["currency"] == "USD"
     assert datetime.date.fromisoformat(prices["as_of"]) <= datetime.datetime.now().date()
-    assert set(prices["per_hour"]) == set(types)
-    for kind, price in prices["per_hour"].items():
-        assert set(price) == ({"list", "spot"} if SPOT[kind] else {"list"})
-        assert 0 <= price.get("spot", 0) <= price["list"]
+    launched = file.read(str(ROOT / name))
+    assert list(prices["per_hour"]) == [launched.region]
+    assert set(prices["per_hour"][launched.region]) == {node.machine for node in launched.nodes}
+    for node in launched.nodes:
+        assert node.spot is SPOT[node.name]
+        assert node.price is not None
+        assert node.listed is not None
+        assert 0 < node.price < node.listed or not node.spot
 
 
 def test_a_silent_node_is_given_up_after_twenty_seconds_everywhere() -> None:
@@ -128,12 +132,18 @@ def test_a_silent_node_is_given_up_after_twenty_seconds_everywhere() -> None:
     assert {setting["name"]: setting["value"] for setting in container["env"]} == HEALTH
 
 
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("name", UP)
-def test_set_up_closes_the_token_and_installs_the_newest_wheel(name: str, tmp_path: Path) -> None:
-    """The commands themselves, run by bash in a home of their own; only pip is a stand-in."""
+def test_set_up_closes_the_token_and_installs_the_newest_wheel(
+    name: str, gpu: bool, tmp_path: Path
+) -> None:
+    """The commands themselves, run by bash in a home of their own; only pip is a stand-in.
+
+    A node without a GPU gets the build of torch for CPUs.
+    """
     given = read(name)
     venv = re.search(r"~/(\S+)/bin/ray start", given["head_start_ray_commands"][1])[1]
-    for folder in (f"{venv}/bin", "raybench-launch"):
+    for folder in (f"{venv}/bin", "raybench-launch", "tools"):
         (tmp_path / folder).mkdir(parents=True)
     token = tmp_path / "raybench-launch" / "token"
     token.write_text("secret")
@@ -142,20 +152,23 @@ def test_set_up_closes_the_token_and_installs_the_newest_wheel(name: str, tmp_pa
         file = tmp_path / "raybench-launch" / f"raybench-{version}-py3-none-any.whl"
         file.touch()
         os.utime(file, (1000 - number, 1000 - number))
-    for tool in ("python", "pip"):
-        stand_in = tmp_path / venv / "bin" / tool
+    for tool in (f"{venv}/bin/python", f"{venv}/bin/pip", *["tools/nvidia-smi"] * gpu):
+        stand_in = tmp_path / tool
         stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> ~/called\n')
         stand_in.chmod(0o755)
+    home = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/tools:/usr/bin:/bin"}
+    if not gpu and call("bash", "-c", "command -v nvidia-smi", env=home).returncode == 0:
+        pytest.skip("this machine has a GPU")
     for _ in range(2):  # a second `ray up` runs them again
         for command in given["setup_commands"]:
-            home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
             call("bash", "-c", command, env=home, check=True)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert (tmp_path / ".bashrc").read_text() == f"export PATH=$HOME/{venv}/bin:$PATH\n"
-    words = ["constraints.txt", "raybench-0.2.0-py3-none-any.whl[cluster]"]
-    paths = [f"{tmp_path}/raybench-launch/{word}" for word in words]
-    called = (tmp_path / "called").read_text().split()
-    assert called == 2 * ["install", "--quiet", "--constraint", *paths]
+    there = f"{tmp_path}/raybench-launch"
+    words = ["install", "--quiet", "--constraint", f"{there}/constraints.txt"]
+    words += [] if gpu else ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+    words += [f"{there}/raybench-0.2.0-py3-none-any.whl[cluster]"]
+    assert (tmp_path / "called").read_text().split() == 2 * words
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +182,7 @@ def test_kuberay_takes_the_job() -> None:
     check = jsonschema.Draft7Validator(json.loads(text, object_hook=closed))
     misspelt = kuberay("RayJob")
     check.validate(misspelt)
+    assert "KubeRay operator 1.6 or newer" in (ROOT / "cluster/kuberay.yaml").read_text()
     misspelt["spec"]["rayClusterSpec"]["authOption"] = {"mode": "token"}
     with pytest.raises(jsonschema.ValidationError):
         check.validate(misspelt)
@@ -213,7 +227,13 @@ def test_skypilot_takes_the_task() -> None:
     assert "--dashboard-host=127.0.0.1" in task["run"]
 
 
-@pytest.mark.parametrize("name", ["cluster/slurm.sh", ".ci/run"])
+def test_skypilot_reads_the_task() -> None:
+    """Its own parser, where it is installed."""
+    task = pytest.importorskip("sky").Task.from_yaml(str(ROOT / "cluster/sky.yaml"))
+    assert task.num_nodes == 3
+
+
+@pytest.mark.parametrize("name", ["cluster/slurm.sh", "raybench/cluster/lease.sh", ".ci/run"])
 def test_shell_scripts_are_clean(name: str) -> None:
     done = call(Path(sys.executable).with_name("shellcheck"), ROOT / name)
     assert done.returncode == 0, done.stdout

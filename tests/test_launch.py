@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import json
-import lzma
 import os
 import re
 import shutil
@@ -26,11 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import fetch, file, kuberay, render, stage, states, switch, wheel
+from raybench.cluster import file, follow, launcher, stage, states, wheel
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError
+from raybench.spec.model import Resources
 
 pytestmark = pytest.mark.thorough
 
@@ -42,16 +41,16 @@ auth: {ssh_user: ubuntu}
 max_workers: 4
 head_node_type: head
 available_node_types:
-  head: {resources: {CPU: 0}, node_config: {}}
-  worker: {resources: {}, node_config: {}, max_workers: 4}
-  gpu: {resources: {}, node_config: {}, max_workers: 2}
+  head: {resources: {CPU: 0}, node_config: {InstanceType: small}}
+  worker: {resources: {}, node_config: {InstanceType: large, InstanceMarketOptions: {MarketType: spot}}, max_workers: 4}
+  gpu: {resources: {}, node_config: {InstanceType: gpus}, max_workers: 2}
 metadata:
   prices:
     currency: USD
     as_of: "2026-11-01"
-    per_hour: {head: {list: 0.1}, worker: {list: 1.0, spot: 0.4}, gpu: {list: 2}}
-  cpus: {worker: 16, gpu: 4}
-  gpus: {gpu: 1}
+    per_hour: {us-west-2: {small: {list: 0.1}, large: {list: 1.0, spot: 0.4}, gpus: {list: 2}}}
+  cpus: {large: 16, gpus: 4}
+  gpus: {gpus: 1}
 """)
 SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
@@ -79,7 +78,11 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
         ({"metadata": {"prices": {"as_of": "2026-13-01"}}}, "2026-13-01"),
         ({"metadata": {"idle_minute": 3}}, "idle_minutes"),
         ({"metadata": {"idle_minutes": -1}}, "is no amount"),
-        ({"metadata": {"cpus": {"workers": 3}}}, "worker"),
+        ({"metadata": {"cpus": {"larg": 3}}}, "large"),
+        (
+            {"metadata": {"prices": {"as_of": "2026-11-01", "per_hour": {"head": {"list": 1}}}}},
+            "by region",
+        ),
         ({"head_node_type": "had"}, "head_node_type"),
         ({"provider": {}}, "provider.type"),
         ({"unknown_key": 1}, "unknown_key"),
@@ -117,34 +120,84 @@ def refused(folder: Path, cluster_file: str, *args: str) -> str:
 # -- price -------------------------------------------------------------------------------------
 
 
+ONE, AWS = Resources(), {"provider": {"type": "aws"}}
+
+
 def test_price_of_a_cloud(tmp_path: Path) -> None:
     """Nodes with GPUs are not counted where none is asked for; the most is at list prices."""
     rented = cluster(tmp_path)
-    made = price(rented, 3600 * 640, 1000, 1, 0, 20, None)
+    made = price(rented, (3600 * 320, 3600 * 640), 1000, ONE, 20, None)
     assert made.slots == 4 * 16
-    hours = 640 / 64 + 0.15
+    hours = (320 / 64 + 0.15, 640 / 64 + 0.15)
     assert made.hours == pytest.approx(hours)
-    assert made.cost == pytest.approx((0.1 + 4 * 0.4) * hours)
+    assert made.cost == pytest.approx([(0.1 + 4 * 0.4) * h for h in hours])
     assert made.most == pytest.approx((0.1 + 4 * 1.0) * 20)
-    with_gpus = price(rented, 3600, 1000, 1, 1, 20, None)
+    with_gpus = price(rented, (3600, 3600), 1000, Resources(gpus_per_worker=1), 20, None)
     assert with_gpus.slots == 2
     assert with_gpus.most == pytest.approx((0.1 + 2 * 2) * 20)
+
+
+def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Path) -> None:
+    """Whatever a node type is called: another machine has another price, or none, and then --max-cost is refused."""
+
+    def changed(worker: dict[str, object], region: str = "us-west-2") -> file.ClusterFile:
+        types = {
+            **CLOUD["available_node_types"],
+            "worker": {"resources": {}, "node_config": worker},
+        }
+        provider = {"type": "aws", "region": region}
+        return cluster(tmp_path, available_node_types=types, provider=provider)
+
+    def prices(given: file.ClusterFile) -> dict[str, float | None]:
+        return {node.name: node.price for node in given.nodes}
+
+    spot = {"InstanceType": "large", "InstanceMarketOptions": {"MarketType": "spot"}}
+    assert prices(changed(spot)) == {"head": 0.1, "worker": 0.4, "gpu": 2.0}
+    assert prices(changed({"InstanceType": "large"}))["worker"] == 1.0
+    for rented in (changed({"InstanceType": "p5.48xlarge"}), changed(spot, "eu-north-1")):
+        assert price(rented, (36, 36), 10, ONE, 20, None).cost is None
+        with pytest.raises(InputError, match=r"per_hour: \{(us-west-2|eu-north-1): \{.*list: 1.23"):
+            price(rented, (36, 36), 10, ONE, 20, 5.0)
+
+
+def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
+    """A worker that a file starts at once is paid for by a sweep on GPUs, too."""
+    types = {**CLOUD["available_node_types"]}
+    types["worker"] = {**types["worker"], "min_workers": 1}
+    rented = cluster(tmp_path, available_node_types=types)
+    made = price(rented, (36, 36), 10, Resources(gpus_per_worker=1), 20, None)
+    assert made.most == pytest.approx((0.1 + 1.0 + 2 * 2) * 20)
+
+
+def test_no_limit_is_promised_where_a_machine_that_is_off_costs_on(tmp_path: Path) -> None:
+    """Azure bills it until it is deleted: --max-cost is refused."""
+    azure = file.read(str(ROOT / "cluster/azure.yaml"))
+    assert price(azure, (36, 36), 10, ONE, 20, None).cost is not None
+    with pytest.raises(InputError, match="costs on until it is deleted"):
+        price(azure, (36, 36), 10, ONE, 20, 5.0)
+
+
+def test_groups_larger_than_a_node(tmp_path: Path) -> None:
+    """A group of workers may lie on several nodes; one that all of them cannot hold is refused."""
+    rented = cluster(tmp_path)
+    group = Resources(mode="train", workers=2, gpus_per_worker=1)
+    assert price(rented, (36, 36), 10, group, 20, None).slots == 1
+    assert price(rented, (36, 36), 10, Resources(mode="train", workers=48), 20, None).slots == 1
+    with pytest.raises(InputError, match=r"all nodes of c\.yaml hold 64"):
+        price(rented, (36, 36), 10, Resources(mode="train", workers=65), 20, None)
 
 
 def test_limits_of_a_launch(tmp_path: Path) -> None:
     """What is expected to be dearer or longer than allowed is refused; a limit on cost shortens the hours."""
     rented = cluster(tmp_path)
+    long = (3600 * 320.0, 3600 * 640.0)
     with pytest.raises(InputError, match="max-cost"):
-        price(rented, 3600 * 640, 1000, 1, 0, 20, 1.0)
+        price(rented, long, 1000, ONE, 20, 1.0)
     with pytest.raises(InputError, match="max-hours"):
-        price(rented, 3600 * 640, 1000, 1, 0, 2, None)
+        price(rented, long, 1000, ONE, 2, None)
     with pytest.raises(InputError, match="no node"):
-        price(rented, 60, 10, 32, 0, 2, None)
-    assert price(rented, 36, 1000, 1, 0, 20, 8.2).most_hours == pytest.approx(2.0)
-    unpriced = cluster(tmp_path, metadata={"cpus": {"worker": 16}})
-    assert price(unpriced, 36, 10, 1, 0, 20, None).cost is None
-    with pytest.raises(InputError, match="has no price"):
-        price(unpriced, 36, 10, 1, 0, 20, 5.0)
+        price(rented, (60, 60), 10, Resources(cpus_per_worker=32), 2, None)
+    assert price(rented, (36, 36), 1000, ONE, 20, 8.2).most_hours == pytest.approx(2.0)
 
 
 @given(st.floats(0, 1e7), st.integers(1, 10**6), st.floats(0.1, 8), st.floats(0.3, 1e4))
@@ -152,18 +205,18 @@ def test_price_never_exceeds_what_is_allowed(
     seconds: float, batches: int, cpus: float, most: float
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
-    workers = (file.NodeType("worker", 4, 16, 0, 0.4, 1.0),)
-    head = file.NodeType("head", 1, 0, 0, 0.1, 0.1)
-    rented = file.ClusterFile(Path("c"), "ray", {}, head, workers, priced="x")
+    head = file.NodeType("head", 1, 0, 0, 0.1, 0.1, fewest=1)
+    rented = file.ClusterFile(Path("c"), AWS, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
+    asked = Resources(cpus_per_worker=cpus)
     try:
-        made = price(rented, seconds, batches, cpus, 0, 1e6, most)
+        made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)
     except InputError:
         return
     assert made.most is not None
     assert made.cost is not None
-    assert made.cost <= most
+    assert made.cost[1] <= most
     assert made.most <= most * (1 + 1e-9)
-    assert made.hours <= made.most_hours
+    assert made.hours[1] <= made.most_hours
 
 
 # -- states ------------------------------------------------------------------------------------
@@ -234,18 +287,26 @@ def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of this user, for as long as their results folders name them."""
+    """All of this user, with their cost and their end; one that is damaged, or whose folder is gone, hides no other."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert "no launch was begun here" in cli("launch", "ls", cwd=tmp_path).err
-    first, second = Launch(tmp_path / "a"), Launch(tmp_path / "b")
-    first.begin({"name": "one"})
-    second.begin({"name": "two"})
+    facts = {"deadline": time.time() + 3600, "per_hour": 2.0, "currency": "EUR"}
+    first, second, third = (Launch(tmp_path / name) for name in "abc")
+    for name, record in {"one": first, "two": second, "three": third}.items():
+        record.begin({"name": name, **facts})
+    first.amend(began=time.time() - 1800)
     first.reach("up")
+    (second.folder / "order.json").write_text('{"name": ')
+    key, third_key = (record.folder.name for record in (second, third))
+    shutil.rmtree(third.results)
     said = cli("launch", "ls", cwd=tmp_path).out
-    assert re.search(r"one +up +\S+/a\n", said)
-    assert re.search(r"two +ordered +\S+/b\n", said)
-    shutil.rmtree(second.results)
-    assert "two" not in cli("launch", "ls", cwd=tmp_path).out
+    assert re.search(r"one +up +at most 1\.00 EUR +20\d\d-\d\d-\d\d \d\d:\d\d", said)
+    assert re.search(rf"{key} .*damaged|{key} .*cannot read", said)
+    assert re.search(rf"{third_key} +three +ordered", said)
+    assert Launch.of(third_key).results == third.results, (
+        "it can be ended although its folder is gone"
+    )
+    assert Launch.of("one").results == first.results
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -287,66 +348,77 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    given = (sweep, "job-1", ["--fail-fast"], "/there/far", "~/v/bin/python", {"idle": 1})
-    made = stage.gather(tmp_path / "stage", *given)
-    moved = (made.folder / "sweep.yaml").read_text()
+    job = stage.Job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
+    folder = tmp_path / "stage"
+    assert stage.gather(folder, sweep, job) > 0
+    moved = (folder / "sweep.yaml").read_text()
     assert str(tmp_path) not in moved
     assert str(ROOT) not in moved
-    assert made.data_bytes > 0
-    monkeypatch.chdir(made.folder)
+    monkeypatch.chdir(folder)
     assert [c.id for c in spec.load(Path("sweep.yaml")).cells] == [c.id for c in sweep.cells]
-    assert (made.folder / "token").stat().st_mode & 0o077 == 0
-    token = (made.folder / "token").read_text()
+    assert (folder / "token").stat().st_mode & 0o077 == 0
+    token = (folder / "token").read_text()
     assert len(token) >= 32
-    job = (made.folder / "job.sh").read_text()
-    assert "--fail-fast" in job
-    assert "~/v/bin/python -m raybench" in job
-    again = stage.gather(tmp_path / "stage", sweep, "job-2", [], "/there/far", "python", {})
-    assert (again.folder / "token").read_text() == token  # the cluster that is up knows this one
+    script = (folder / "job.sh").read_text()
+    assert "--fail-fast" in script
+    assert "~/v/bin/python -m raybench" in script
+    stage.gather(folder, sweep, stage.Job("/kept/job-2", "/there/far"))
+    assert (folder / "token").read_text() == token  # the cluster that is up knows this one
 
 
 def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
-    """The job's script leaves the exit code behind, and the id of its process before."""
-    sweep = spec.load(SWEEP)
-    out = str(tmp_path / "results")
-    made = stage.gather(tmp_path / "stage", sweep, "job-1", ["--inline"], out, sys.executable, {})
-    script = made.folder / "job.sh"
+    """The job's script leaves the exit code behind, its words, and the id of its process before."""
+    out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
+    job = stage.Job(str(told), out, ("--inline",), sys.executable)
+    stage.gather(tmp_path / "stage", spec.load(SWEEP), job)
+    script = tmp_path / "stage/job.sh"
     script.write_text(script.read_text().replace(" --address auto", ""))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     call("bash", script, env=env, check=True)
-    assert (made.folder / "job-1/ended").read_text() == "0\n"
-    assert int((made.folder / "job-1/driver.pid").read_text()) > 1
-    told = json.loads((made.folder / "job-1/progress.json").read_text())
-    assert told["cells"] == 1
+    assert (told / "ended").read_text() == "0\n"
+    assert int((told / "driver.pid").read_text()) > 1
+    assert "1 cell run" in (told / "job.log").read_text()
+    assert json.loads((told / "progress.json").read_text())["cells"] == 1
     assert set(store.cells(out)["status"]) == {"ok"}
 
 
 def test_rendered_for_ray(tmp_path: Path) -> None:
-    """Every start of Ray asks for the token; the switch starts last; the file's own mounts and commands stay."""
+    """Every node first takes its lease; every start of Ray pushes it and asks for the token; what else the file says stays."""
     starts = {"head_start_ray_commands": ["~/v/bin/ray stop", "~/v/bin/ray start --head"]}
     mounts = {"/home/ubuntu/raybench-launch/": "dist/", "/x": "/y"}
-    rented = cluster(tmp_path, **starts, file_mounts=mounts)
-    made = render.rendered(rented, "c-1", tmp_path / "stage", render.python_of(rented))
+    more = {"initialization_commands": ["true"], "file_mounts": mounts}
+    rented = cluster(tmp_path, **starts, **more)
+    assert launcher.python_of(rented) == "~/v/bin/python"
+    given = ("c-1", tmp_path / "stage", "~/v/bin/python", "take it", time.time() + 7200)
+    made = launcher.rendered(rented, *given)
     assert made["cluster_name"] == "c-1"
     there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
     assert made["file_mounts"] == {"/x": "/y", **there}
+    assert made["initialization_commands"] == ["take it", "true"]
     commands = made["head_start_ray_commands"]
-    assert all("RAY_AUTH_MODE=token" in c and "raybench-launch/token" in c for c in commands)
+    for command in [*commands, *made["worker_start_ray_commands"][:-1]]:
+        assert 'lease.sh" push || exit 1;' in command
+        assert "RAY_AUTH_MODE=token" in command
+        assert "raybench-launch/token" in command
     assert commands[1].endswith("~/v/bin/ray start --head")
-    assert "switch.py" in commands[-1]
-    assert "~/v/bin/python" in commands[-1]
-    assert all("RAY_AUTH_MODE=token" in c for c in made["worker_start_ray_commands"])
+    assert 'lease.sh" serve' in made["worker_start_ray_commands"][-1]
+    boots = set()
+    for node in made["available_node_types"].values():
+        assert node["node_config"]["InstanceInitiatedShutdownBehavior"] == "terminate"
+        boots.add(node["node_config"]["UserData"])
+    (boot,) = boots
+    host = Leased(tmp_path / "h")  # it ends by itself before ssh answers
+    host.run(boot)
+    host.run(re.sub(r"\(\d{10}", f"({int(time.time()) + 300}", boot))
+    assert host.minutes == [60, 5]
 
 
-# -- Clusters that are there -----------------------------------------------------
+# -- what is said before anything is started ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--address", "head:6379", "--out", "file:///tmp/x"], "Jobs API"),
-        (["--address", "http://127.0.0.1:8265"], "--out"),
-        (["--address", "http://127.0.0.1:8265", "--cluster", "c.yaml"], "no --cluster file"),
         (["--cluster", "none.yaml"], "no file none.yaml"),
         (["--cluster", "c.yaml", "--yes", "--out", "memory://x"], "memory of this process"),
         (["--cluster", "c.yaml"], "--yes"),
@@ -365,60 +437,140 @@ def test_a_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP)
     done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--dry-run", cwd=tmp_path)
     assert done.code == 0, done.err
-    size = "up to 4 worker of 16 CPUs"
+    size = "up to 4 worker (large, spot) of 16 CPUs"
     for text in ("1 cell to run", size, "prices of 2026-11-01", "USD", "12 hours"):
         assert text in done.out, text
     assert not (tmp_path / "results").exists()
 
 
-# -- the switch --------------------------------------------------------------------------------
+# -- the lease ---------------------------------------------------------------------------------
 
 
-def settings(**changes: object) -> dict[str, object]:
-    """Return a switch's settings, a deadline far away."""
-    given = {"deadline": 1e12, "idle": 60, "job": "job-1", "holds_results": False}
-    return {**given, **changes}
+class Leased:
+    """A host of a few words: a home, a ``shutdown`` that notes what it is told, and the script as it comes by ssh."""
+
+    def __init__(self, home: Path, kind: str = "rented", minutes: float = 30) -> None:
+        home.mkdir()
+        self.home, self.armed = home, home / "armed"
+        (home / "bin").mkdir()
+        for name, text in {
+            "shutdown": f'echo "$@" >>{self.armed}',
+            "sudo": 'shift; exec "$@"',
+        }.items():
+            (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (home / "bin" / name).chmod(0o755)
+        hosts = ("10.0.0.1",) if kind == "own" else ()
+        self.cluster = file.ClusterFile(Path("c"), {}, hosts=hosts, idle_minutes=minutes)
+
+    def run(self, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command on it, as over ssh."""
+        env = {"HOME": str(self.home), "PATH": f"{self.home}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+        return call("sh", "-c", command, env=env, check=check)
+
+    def take(
+        self, launch: str, hours: float = 2.0, owner: str = "me@here"
+    ) -> subprocess.CompletedProcess[str]:
+        """Let a launch take it."""
+        deadline = time.time() + hours * 3600
+        return self.run(launcher.taking(self.cluster, launch, deadline, owner), check=False)
+
+    def lease(self, words: str) -> int:
+        """Call its lease, and return the exit code."""
+        return self.run(f"{stage.LEASE} {words}", check=False).returncode
+
+    @property
+    def minutes(self) -> list[int]:
+        """In how many minutes the host was told to shut itself down, each time."""
+        if not self.armed.exists():
+            return []
+        return [int(n) for n in re.findall(r"-h \+(\d+)", self.armed.read_text())]
 
 
-def test_the_switch_waits_for_a_reason(tmp_path: Path) -> None:
-    """It ends the cluster after its hours, or when nothing runs and nobody looked in; not before, not while work is done."""
-    now, job = time.time(), tmp_path / "job-1"
-    assert switch.why(tmp_path, settings(), now, now) == ""
-    assert "nothing ran" in switch.why(tmp_path, settings(), now, now - 61)
-    assert "hours" in switch.why(tmp_path, settings(deadline=now - 1), now, now)
-    (tmp_path / "lease").touch()
-    assert switch.why(tmp_path, settings(), now, now - 61) == ""
-    os.utime(tmp_path / "lease", (now - 100, now - 100))
-    job.mkdir()
-    (job / "driver.pid").write_text(str(os.getpid()))
-    assert switch.why(tmp_path, settings(), now, now - 500) == ""  # it runs
-    (job / "ended").write_text("0")
-    assert switch.why(tmp_path, settings(), now, now - 500) == ""  # just ended
-    assert "nothing ran" in switch.why(tmp_path, settings(), now + 61, now - 500)
-    assert switch.why(tmp_path, settings(holds_results=True), now + 61, now - 500) == ""
-    (job / "ended").unlink()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (job / "driver.pid").write_text(str(gone.pid))
-    assert "nothing ran" in switch.why(tmp_path, settings(), now + 61, now - 500)  # killed
+def test_a_rented_host_shuts_itself_down_unless_it_is_pushed(tmp_path: Path) -> None:
+    """The first command arms the operating system; results that wait move it to the deadline, and nothing beyond."""
+    host = Leased(tmp_path / "h")
+    assert host.take("aaaaaaaa").returncode == 0
+    assert host.minutes == [30]
+    assert host.lease("push") == 0
+    assert host.minutes == [30], "armed a moment ago"
+    (host.home / ".raybench-lease/armed").write_text("0")
+    host.lease("push")
+    assert host.minutes == [30, 30]
+    host.lease("hold")
+    assert host.minutes[-1] == 120
+    host.lease("push")
+    assert host.minutes[-1] == 120
+    host.lease("release")
+    assert host.minutes[-1] == 30
+    (host.home / ".raybench-lease/deadline").write_text(str(int(time.time()) + 90))
+    host.lease("push")
+    assert host.minutes[-1] == 2
+    (host.home / ".raybench-lease/deadline").write_text(str(int(time.time()) - 1))
+    assert host.lease("push") == 5
+    assert host.take("aaaaaaaa", hours=-1).returncode == 5, "nothing starts after the hours"
 
 
-def test_the_switch_ends_what_is_there(tmp_path: Path) -> None:
-    """Run as on a head: it calls the command that stops Ray, takes token and key away, and ends itself."""
-    folder = tmp_path / "raybench-launch"
-    folder.mkdir()
-    (folder / "switch.py").write_text(Path(switch.__file__).read_text())
-    stop = f"echo stopped > {tmp_path}/said"
-    given = settings(deadline=0, stop=stop, own_machines=True, workers=[], user="x", every=0.1)
-    (folder / "switch.json").write_text(json.dumps(given))
-    (folder / "token").write_text("secret")
-    (tmp_path / "ray_bootstrap_key.pem").write_text("secret")
-    env = {**os.environ, "HOME": str(tmp_path)}
-    call(sys.executable, "-I", folder / "switch.py", env=env, timeout=60, check=True)
-    assert (tmp_path / "said").read_text() == "stopped\n"
-    assert not (folder / "token").exists()
-    assert not (tmp_path / "ray_bootstrap_key.pem").exists()
-    assert "its hours are over" in (folder / "switch.log").read_text()
+def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
+    """What ``gather`` writes, run beside what the lease reads: from its start on the host lives to the deadline."""
+    host = Leased(tmp_path / "h")
+    host.take("aaaaaaaa")
+    assert host.minutes == [30]
+    job = stage.Job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
+    stage.gather(host.home / "raybench-launch", spec.load(SWEEP), job)
+    host.run("bash ~/raybench-launch/job.sh; sleep 2")
+    assert host.minutes[-1] == 120
+    assert (tmp_path / "kept/ended").read_text() == "0\n"
+    assert host.lease("push") == 0
+    assert host.minutes[-1] == 120, "its results were not fetched"
+
+
+def test_a_host_has_one_launch_at_a_time(tmp_path: Path) -> None:
+    """Of many that come at once one gets the host, and the others are told by whom; a lease that ran out is free."""
+    host = Leased(tmp_path / "h")
+    env = {"HOME": str(host.home), "PATH": f"{host.home}/bin:{os.environ['PATH']}"}
+    deadline = time.time() + 7200
+    many = [
+        subprocess.Popen(
+            ["sh", "-c", launcher.taking(host.cluster, f"{k:08x}", deadline, f"user{k}@x, for s")],
+            env=env, stderr=subprocess.PIPE, text=True,
+        )
+        for k in range(8)
+    ]  # fmt: skip
+    said = [(one.communicate()[1], one.returncode) for one in many]
+    assert sorted(code for _, code in said) == [0] + 7 * [3]
+    (winner,) = (k for k, (_, code) in enumerate(said) if code == 0)
+    assert all(f"is taken by user{winner}@x, for s" in text for text, code in said if code)
+    assert host.take(f"{winner:08x}").returncode == 0, "the same launch may come again"
+    (host.home / ".raybench-lease/until").write_text("0")
+    assert host.take("aaaaaaaa").returncode == 0
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux", reason="needs root for processes of its own"
+)
+def test_a_machine_of_ones_own_is_freed_and_stays(tmp_path: Path) -> None:
+    """When the lease runs out what names the launch's folder ends, and nothing else; token and key go, results stay."""
+    host = Leased(tmp_path / "h", kind="own")
+    take = launcher.taking(host.cluster, "aaaaaaaa", time.time() + 7200, "me@here")
+    script = f"""
+    mkdir -p $HOME/raybench-launch $HOME/raybench-launch-results/aaaaaaaa
+    touch $HOME/raybench-launch/token $HOME/ray_bootstrap_key.pem
+    {take}
+    setsid sh -c 'sleep 300; true raybench-launch' & ours=$!
+    RAY_AUTH_TOKEN_PATH=$HOME/raybench-launch/token setsid sleep 301 & ray=$!
+    setsid sleep 302 & other=$!
+    sleep 1; echo 0 >$HOME/.raybench-lease/until; sleep 8
+    kill -0 $ours 2>/dev/null || echo ours ended; kill -0 $ray 2>/dev/null || echo ray ended
+    kill -0 $other && echo other runs; ls -A $HOME
+    """
+    # processes of its own: what this kills can be none of this machine's
+    apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script)
+    env = {"HOME": str(host.home), "PATH": f"{host.home}/bin:{os.environ['PATH']}"}
+    said = call(*apart, env=env, timeout=100, check=True).stdout
+    assert {"ours ended", "ray ended", "other runs"} <= set(said.splitlines())
+    assert "raybench-launch-results" in said.split()
+    assert not {"raybench-launch", "ray_bootstrap_key.pem", ".raybench-lease"} & set(said.split())
+    assert host.minutes == [], "the machine itself stays"
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -426,58 +578,116 @@ def test_the_switch_ends_what_is_there(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Here(Host):
-    """This machine in place of a host: rsync copies from folder to folder."""
+    """This machine in place of a host: a shell runs what ssh would."""
 
-    @property
-    def login(self) -> str:
-        """No host before the path: ``:there`` is made local below."""
-        return ""
+    def ssh(self, *options: str) -> list[str]:
+        """A shell in place of ssh, to which a login and a command are given."""
+        return ["sh", "-c", 'eval "$1"']
 
-    def pull(self, there: str, here: Path, *options: str) -> None:
-        """Copy as ``Host.pull`` does, without ssh."""
-        here.mkdir(parents=True, exist_ok=True)
-        if Path(there).is_dir():
-            subprocess.run(["rsync", "-a", *options, f"{there}/", f"{here}/"], check=True)
+    def push(self, here: Path, there: str, *options: str) -> None:
+        """Copy as rsync does, with nothing left out."""
+        shutil.copytree(here, there, dirs_exist_ok=True)
 
 
-@pytest.mark.skipif(
-    not any(os.access(f"{p}/rsync", os.X_OK) for p in os.get_exec_path()), reason="needs rsync"
-)
 def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any step of a fetch, and fetched again: readers never see cells without curves, and all arrive."""
     text = SWEEP.replace("theory: 1", "theory: [0.5, 1]")
     text = text.replace("clients: 2", "clients: [2, 3, 4]")
     (tmp_path / "s.yaml").write_text(text)
-    assert (
-        cli_kit.cli("sweep", tmp_path / "s.yaml", "--inline", "--out", tmp_path / "far").code == 0
-    )
-    want = store.load(str(tmp_path / "far")).sort_values(["cell", "round"], ignore_index=True)
-    host, there = Here("", ""), str(tmp_path / "far")
-    real, steps = os.link, [0]
+    far = tmp_path / "kept/far"
+    assert cli_kit.cli("sweep", tmp_path / "s.yaml", "--inline", "--out", far).code == 0
+    (tmp_path / "kept/launch").touch()
+    want = store.load(str(far)).sort_values(["cell", "round"], ignore_index=True)
+    real, steps = Path.replace, [0]
     for stop_after in range(12):
-        launch = Launch(tmp_path / f"home{stop_after}")
-        launch.begin({})
-        store.Store(launch.results).claim((tmp_path / "far/sweep.yaml").read_text())
+        home, listing = tmp_path / f"home{stop_after}", tmp_path / f"listing{stop_after}"
+        store.Store(home).claim((far / "sweep.yaml").read_text())
         steps[0] = 0
 
-        def link(source: Path, target: Path, most: int = stop_after) -> None:
+        def replace(source: Path, target: Path, most: int = stop_after) -> Path:
             steps[0] += 1
             if steps[0] > most:
                 raise KeyboardInterrupt  # as a kill at this step
-            real(source, target)
+            return real(source, target)
 
-        monkeypatch.setattr(os, "link", link)
-        try:
-            fetch.fetch(launch, host, there)
-        except KeyboardInterrupt:
-            if list(launch.results.glob("cells/*")):
-                half, cells = store.load(launch.results), store.cells(launch.results)
-                assert set(cells["cell"]) == set(half["cell"])
-        monkeypatch.setattr(os, "link", real)
-        fetch.fetch(launch, host, there)
-        got = store.load(str(launch.results)).sort_values(["cell", "round"], ignore_index=True)
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(Path, "replace", replace)
+            follow.fetch(Here("", ""), home, str(far), listing)
+        if list(home.glob("cells/*")):
+            half, cells = store.load(home), store.cells(home)
+            assert set(cells["cell"]) == set(half["cell"])
+        follow.fetch(Here("", ""), home, str(far), listing)
+        got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
-        assert not store.Store(launch.results).repair()
+        assert not store.Store(home).repair()
+
+
+def test_what_is_home_does_not_travel_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One listing says what is new; what was removed here comes again, and names that no sweep writes never do."""
+    far, home, listing = tmp_path / "kept/far", tmp_path / "home", tmp_path / "listing"
+    for name in (
+        "cells/a.parquet",
+        "curves/a.parquet",
+        "plan/cells.json",
+        "plan/lock",
+        "cells/.b.tmp",
+    ):
+        (far / name).parent.mkdir(parents=True, exist_ok=True)
+        (far / name).write_text(name)
+    travelled: list[list[str]] = []
+    copied = follow._copied
+
+    def noted(host: Host, out: str, names: list[str], target: Path) -> None:
+        travelled.append(sorted(names))
+        copied(host, out, names, target)
+
+    monkeypatch.setattr(follow, "_copied", noted)
+    given = (Here("", ""), home, str(far), listing)
+    assert follow.fetch(*given) == 1
+    assert travelled == [["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]]
+    assert follow.fetch(*given) == 1
+    (far / "plan/cells.json").write_text("changed")
+    (home / "cells/a.parquet").unlink()
+    follow.fetch(*given)
+    assert travelled[1:] == [["cells/a.parquet", "plan/cells.json"]]
+    assert (home / "plan/cells.json").read_text() == "changed"
+
+
+def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
+    """A folder on the head with a sweep that this launch did not bring is neither gone on from nor fetched."""
+    far, home = tmp_path / "kept/far", tmp_path / "home"
+    (far / "cells").mkdir(parents=True)
+    home.mkdir()
+    (far / "sweep.yaml").write_text("name: another\n")
+    (far / "cells/a.parquet").write_text("foreign")
+    for use in (
+        lambda: follow.send(Here("", ""), home, str(far)),
+        lambda: follow.fetch(Here("", ""), home, str(far), tmp_path / "listing"),
+    ):
+        with pytest.raises(RuntimeError, match="of another launch"):
+            use()
+    assert list(home.iterdir()) == []
+    one, other = (launcher.kept_there(file.ClusterFile(Path(), {}), k) for k in ("a", "b"))
+    assert one != other, "no two launches share a folder"
+
+
+def test_a_follower_that_is_cut_off_leaves_no_shell_behind(tmp_path: Path) -> None:
+    """The head answers what it is asked, a line each; where nobody asks for half a minute its shell ends."""
+    (tmp_path / "kept/job").mkdir(parents=True)
+    (tmp_path / "kept/job/progress.json").write_text('{"now": {}}')
+    host = Here("", "")
+    with follow.Line(
+        host, str(tmp_path / "kept"), str(tmp_path / "kept/job"), str(tmp_path)
+    ) as line:
+        assert line.ask()
+        assert line.told.progress == {"now": {}}
+        assert line.told.code is None
+        (tmp_path / "kept/job/ended").write_text("3\n")
+        assert line.ask()
+        assert line.told.code == 3
+    assert "read -r -t 30" in follow.TELL
 
 
 # -- Kubernetes: documents, and a wheel that a ConfigMap can hold ---------------------------------
@@ -514,29 +724,3 @@ def test_a_pod_installs_the_wheel_that_was_packed(tmp_path: Path) -> None:
     call("bash", "-c", line, env=path, check=True)
     assert called.read_text().split()[-1] == f"{there}/{whole.name}[cluster]"
     assert files_in((there / whole.name).read_bytes()) == files_in(before)
-
-
-def test_a_rayjob_with_all_it_needs(tmp_path: Path) -> None:
-    """The documents hold the wheel, the sweep and the token; the RayJob bears the launch's names."""
-    made = stage.gather(
-        tmp_path / "stage", spec.load(SWEEP), "job-1", [], "/results/far", "python", {}
-    )
-    text = kuberay.rendered(ROOT / "cluster/kuberay.yaml", made.folder, "raybench-abc", "job-1")
-    parts = [p for p in yaml.safe_load_all(text) if p]
-    by_kind = {p["kind"]: p for p in parts}
-    job = by_kind["RayJob"]
-    assert job["metadata"]["name"] == "raybench-abc"
-    assert job["spec"]["jobId"] == "job-1"
-    assert job["spec"]["shutdownAfterJobFinishes"] is True
-    held = {k: base64.b64decode(v) for k, v in by_kind["ConfigMap"]["binaryData"].items()}
-    assert b"raybench sweep sweep.yaml" in held["job.sh"]
-    (name,) = (key for key in held if key.endswith(".whl.xz"))
-    (whole,) = made.folder.glob("*.whl")
-    assert name == f"{whole.name}.xz"
-    assert files_in(lzma.decompress(held[name])) == files_in(whole.read_bytes())
-    assert not any("token" in key for key in held)
-    secret = base64.b64decode(by_kind["Secret"]["data"]["auth_token"])
-    assert secret == (made.folder / "token").read_bytes()
-    mounted = yaml.safe_dump(job)
-    assert by_kind["ConfigMap"]["metadata"]["name"] in mounted
-    assert by_kind["Secret"]["metadata"]["name"] in mounted

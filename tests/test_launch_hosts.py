@@ -1,14 +1,16 @@
-"""A sweep launched onto two hosts of this machine: it works there, comes home, and nothing is left."""
+"""A sweep launched onto two hosts of this machine: it works there, comes home, and nothing is left, whoever dies."""
 
 from __future__ import annotations
 
-import json
+import os
+import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cluster_kit
@@ -24,20 +26,23 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=f"hosts: {WHY_NOT}"),
     pytest.mark.timeout(900),
 ]
-SITE = f"{sys.prefix}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+SITES = "\\n".join(cluster_kit.packages())
+MOMENTS = int(os.environ.get("RAYBENCH_MOMENTS", "3"))  # at which the laptop is killed for good
 # The hosts have no way out, so their environments lean on this one for all but raybench, which comes by the wheel.
 CLUSTER = f"""\
 cluster_name: bench
 provider: {{type: local, head_ip: HEAD, worker_ips: [WORKER]}}
 auth: {{ssh_user: root, ssh_private_key: KEY}}
 idle_timeout_minutes: 60
-metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: IDLE}}
+metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 0.5}}
 setup_commands:
   - test -x ~/venv/bin/python || {sys.prefix}/bin/python -m venv --without-pip ~/venv
-  - echo {SITE} > ~/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/leaning.pth
+  - printf '{SITES}\\n' > ~/venv/{LIB}/leaning.pth
   - {sys.prefix}/bin/python -m pip --python ~/venv/bin/python install -q --no-deps --no-index --force-reinstall
     ~/raybench-launch/raybench-*.whl
-  - sed "1c \\#!$HOME/venv/bin/python" {sys.prefix}/bin/ray > ~/venv/bin/ray; chmod +x ~/venv/bin/ray
+  - echo "#!$HOME/venv/bin/python" > ~/venv/bin/ray; chmod +x ~/venv/bin/ray
+  - echo "from ray.scripts.scripts import main; main()" >> ~/venv/bin/ray
 head_start_ray_commands:
   - ~/venv/bin/ray stop
   - export RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=3000 RAY_health_check_failure_threshold=5;
@@ -45,7 +50,8 @@ head_start_ray_commands:
     --object-store-memory=300000000 --autoscaling-config=~/ray_bootstrap_config.yaml
 worker_start_ray_commands:
   - ~/venv/bin/ray stop
-  - ~/venv/bin/ray start --address=$RAY_HEAD_IP:6379 --num-cpus=1 --disable-usage-stats
+  - export RAY_gcs_rpc_server_reconnect_timeout_s=5;
+    ~/venv/bin/ray start --address=$RAY_HEAD_IP:6379 --num-cpus=1 --disable-usage-stats
     --object-store-memory=300000000
 """
 SWEEP = textwrap.dedent("""\
@@ -58,21 +64,23 @@ SWEEP = textwrap.dedent("""\
     rounds: ROUNDS
     record: {every: 100}
     """)
+RAY = r"ps -eo args | grep -E '[r]aylet/raylet|[g]cs_server|^ray::|[r]aybench-launch|[r]aybench-lease|[d]ashboard' || true"
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts, a cluster file of them, and a sweep with data of its own, in the working directory."""
+    """Two hosts."""
     with cluster_kit.hosts(2, tmp_path / "hosts") as running:
         yield running
 
 
-def written(folder: Path, bench: Hosts, rounds: int, idle: float = 30.0) -> None:
-    """Write the files that a user would have."""
-    text = CLUSTER.replace("HEAD", bench.address(1)).replace("WORKER", bench.address(2))
-    text = text.replace("RAY_" + bench.address(1), "RAY_HEAD").replace("KEY", str(bench.key))
-    (folder / "cluster.yaml").write_text(text.replace("IDLE", str(idle)))
-    (folder / "far.yaml").write_text(SWEEP.replace("ROUNDS", str(rounds)))
+def written(folder: Path, bench: Hosts, rounds: int, more: str = "") -> None:
+    """Write the files that a user would have: a cluster file, a sweep, its data."""
+    folder.mkdir(exist_ok=True)
+    text = re.sub(r"\bHEAD\b", bench.address(1), CLUSTER).replace("WORKER", bench.address(2))
+    text = text.replace("KEY", str(bench.key))
+    (folder / "cluster.yaml").write_text(text)
+    (folder / "far.yaml").write_text(SWEEP.replace("ROUNDS", str(rounds)) + more)
     rows = [
         f"{1 if i % 3 else -1} 1:{(i * 7) % 11} 2:{(i * 5) % 13} 3:{i % 4} 4:{i % 7}"
         for i in range(60)
@@ -88,8 +96,13 @@ def launched(folder: Path, *args: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def launch(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """Start a launch of the sweep in a folder."""
+    return launched(folder, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes", *more)
+
+
 def all_there(folder: Path) -> None:
-    """Check that every cell has ended once, and equals what a run here gives."""
+    """Check that every cell has ended once, and equals what a run here gives; and no other cell is there."""
     subprocess.run(
         [sys.executable, "-m", "raybench", "sweep", "far.yaml", "--inline", "--out", "here"],
         cwd=folder, check=True, capture_output=True,
@@ -105,44 +118,99 @@ def all_there(folder: Path) -> None:
     assert set(cells["status"]) <= {"ok", "skipped"}
 
 
-def free(bench: Hosts, *which: int) -> None:
-    """Check that hosts run nothing of Ray's, and that nothing secret lies there."""
+def free(bench: Hosts, *which: int, results: bool = False) -> None:
+    """Check that hosts run nothing of the launch, and hold no secret of it and no results."""
     for k in which:
-        said = bench.run(
-            k, "ps -eo args | grep -E 'raylet|gcs_server|ray::' | grep -v grep; ls -a ~; true"
-        ).stdout
-        assert "raylet" not in said
-        assert "gcs_server" not in said
-        assert "bootstrap_key" not in said
-        assert "raybench-launch" not in said.split()
+        assert bench.run(k, RAY).stdout == ""
+        there = set(bench.run(k, "ls -A ~").stdout.split())
+        assert not there & {"raybench-launch", ".raybench-lease", "ray_bootstrap_key.pem"}
+        if not results:
+            assert bench.run(k, "ls -A ~/raybench-launch-results; true").stdout == ""
 
 
-def test_both_hosts_work_and_nothing_is_left(bench: Hosts, tmp_path: Path) -> None:
-    """Launch: both hosts work, the results come home, both are down."""
-    written(tmp_path, bench, 12000)  # long enough for the second host to join
-    run = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
+def wait_for(
+    true: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 400
+) -> None:
+    """Wait until a thing is true, and fail where the process that should make it so has ended."""
+    until = time.monotonic() + seconds
+    while not true():
+        if process is not None and process.poll() is not None:
+            raise AssertionError(process.communicate()[0])
+        assert time.monotonic() < until, "in vain"
+        time.sleep(0.3)
+
+
+def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Path) -> None:
+    """Both hosts work, a second launch meanwhile is refused, and all comes home; the next one gets its own cells alone.
+
+    The next one has a worker group of both hosts, larger than any: its messages cross the link between them.
+    """
+    first, second = tmp_path / "first", tmp_path / "second"
+    written(first, bench, 12000)  # long enough for the second host to join
+    written(second, bench, 300, "resources: {mode: train, workers: 2}\n")
+    text = (second / "far.yaml").read_text().replace("seed: 0..2", "seed: 3")
+    (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
+    run = launch(first, "--notify", "cat >said")
+    record = Launch(first / "results/far")
+    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
+    other = launch(second)  # which plans while the first one starts its cluster
+    said, _ = other.communicate(timeout=300)
+    assert other.returncode == 2, said
+    assert re.search(r"is taken by \S+@\S+, for far", said), said
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
-    all_there(tmp_path)
-    hosts = set(store.cells(str(tmp_path / "results/far"))["host"].dropna())
+    assert re.match(r"far: exit code 0, cost nothing, results in \S+", (first / "said").read_text())
+    all_there(first)
+    hosts = set(store.cells(str(first / "results/far"))["host"].dropna())
     assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
-    launch = Launch(tmp_path / "results/far")
-    assert launch.state == "down"
-    assert not (launch.place("stage") / "token").exists()
+    assert record.state == "down"
+    assert not (record.place("stage") / "token").exists()
+    before = sent(2)
+    run = launch(second)
+    said, _ = run.communicate(timeout=800)
+    assert run.returncode == 0, said
+    all_there(second)
+    cells = store.cells(str(second / "results/far"))
+    assert set(cells["seed"].dropna()) == {3}
+    packed = store.load(str(second / "results/far")).groupby("cell")["bytes_up"].max().sum()
+    assert sent(2) - before > packed > 0
+    free(bench, 1, 2)
+
+
+def sent(k: int) -> int:
+    """Return how many bytes have come over the link of host k."""
+    return int(Path(f"/sys/class/net/rb-v{k}/statistics/rx_bytes").read_text())
+
+
+def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
+    """The sweep cannot be read on the head: exit code 2, its words are shown, and nothing stays up."""
+    plugin = (Path(__file__).parent.parent / "examples/rand_block.py").read_text()
+    plugin += "\nimport socket\nif socket.gethostname()[:7] == 'rb-host':\n    raise OSError('not here')\n"
+    (tmp_path / "only_here.py").write_text(plugin)
+    written(tmp_path, bench, 100, "plugins: [only_here.py]\n")
+    run = launch(tmp_path)
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode == 2, said
+    assert "not here" in said
+    assert "no cell has ended well" in said
+    free(bench, 1, 2)
+    assert Launch(tmp_path / "results/far").state == "down"
 
 
 def test_a_killed_launcher_and_a_killed_host(bench: Hosts, tmp_path: Path) -> None:
     """The launching process is killed, a worker host vanishes, and attach brings everything home."""
     written(tmp_path, bench, 20000)
-    first = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
-    launch = Launch(tmp_path / "results/far")
-    wait_for(lambda: launch.reached("running") is not None, first)
-    wait_for(lambda: '"ok": 0' not in progress(bench, launch), first)
+    first = launch(tmp_path)
+    record = Launch(tmp_path / "results/far")
+    wait_for(lambda: record.reached("running") is not None, first)
+    out = record.ordered()["out"]
+    wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true").stdout, first)
     first.send_signal(signal.SIGKILL)
     first.wait()
     bench.lose(2)
-    again = launched(tmp_path, "attach", "results/far")
+    wait_for(lambda: "read -r -t" not in bench.run(1, "ps -eo args").stdout, None, 60)
+    again = launched(tmp_path, "attach", "far")
     said, _ = again.communicate(timeout=800)
     # the sweep itself is whole; of the host that vanished nobody can say what runs there
     all_there(tmp_path)
@@ -154,44 +222,31 @@ def test_a_killed_launcher_and_a_killed_host(bench: Hosts, tmp_path: Path) -> No
     assert attempts.max() <= 2
 
 
-def test_the_switch_ends_what_nobody_looks_after(bench: Hosts, tmp_path: Path) -> None:
-    """The launcher is killed and never comes back: when the sweep has ended, the cluster ends by itself."""
-    written(tmp_path, bench, 300, idle=0.5)
-    run = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
-    launch = Launch(tmp_path / "results/far")
-    wait_for(lambda: launch.reached("submitted") is not None, run)
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
+    """The laptop is killed for good at any moment from the first second of ``ray up`` on.
+
+    When the lease has run out nothing of the launch runs on either host; what ``attach`` brings home later is whole.
+    """
+    written(tmp_path, bench, 300)
+    run = launch(tmp_path)
+    record = Launch(tmp_path / "results/far")
+    wait_for(lambda: record.order() is not None and record.place("cluster.yaml").exists(), run)
+    # of the first minute: hosts are set up, Ray is started, the sweep runs, it has ended
+    seconds = random.Random(moment).uniform(moment, moment + 1) * 60 / MOMENTS
+    time.sleep(seconds)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    # the launcher's connection ends with it, when it is next told something: nobody reads that
-    until = time.monotonic() + 400
-    while time.monotonic() < until:
-        busy = bench.run(1, "pgrep -f '[r]aylet/raylet|[g]cs_server'; true").stdout.split()
-        busy += bench.run(2, "pgrep -f '[r]aylet/raylet'; true").stdout.split()
-        # Ray goes first, token and key a moment later: over it is when the switch itself has ended.
-        busy += bench.run(1, "pgrep -f '[s]witch.py'; true").stdout.split()
-        if not busy:
-            break
-        time.sleep(3)
-    assert not busy
-    left = bench.run(1, "cat raybench-launch/switch.log; ls -a ~ raybench-launch").stdout
-    assert "ending the cluster" in left
-    assert "token" not in left.split()
-    assert "ray_bootstrap_key.pem" not in left.split()
-
-
-def progress(bench: Hosts, launch: Launch) -> str:
-    """Return what the sweep on the head tells of its progress."""
-    job = json.loads(launch.place("order.json").read_text())["job"]
-    return bench.run(
-        1, f"cat raybench-launch/{job}/progress.json 2>/dev/null || echo '\"ok\": 0'"
-    ).stdout
-
-
-def wait_for(true: object, process: subprocess.Popen[str], seconds: float = 500) -> None:
-    """Wait until a thing is true, and fail where the process that should make it so has ended."""
-    until = time.monotonic() + seconds
-    while not true():  # type: ignore[compressor]
-        if process.poll() is not None:
-            raise AssertionError(process.communicate()[0])
-        assert time.monotonic() < until, "in vain"
-        time.sleep(0.3)
+    print(f"killed {seconds:.1f} s after ray up began, in the state {record.state}")
+    leased = "test -e ~/.raybench-lease && echo yes; true"
+    assert "yes" in bench.run(1, leased).stdout or record.state == "fetched"
+    wait_for(lambda: not any(bench.run(k, leased + ";" + RAY).stdout for k in (1, 2)), None, 420)
+    free(bench, 1, 2, results=True)
+    again = launched(tmp_path, "attach", "results/far")
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode in (0, 137), said
+    if again.returncode == 0:
+        all_there(tmp_path)
+    else:  # it was ended by its lease: what is here is whole, and the same command goes on
+        assert not store.Store(tmp_path / "results/far").repair()
+    free(bench, 1, 2)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
+from cli_kit import cli
 
 import raybench
 from raybench import spec, store
-from raybench.cluster import begin, end, file, steps
+from raybench.cluster import begin, file, steps
 from raybench.cluster.follow import Told
 from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.provider import LaunchFailed
+from raybench.cluster.launcher import LaunchFailed
 from raybench.cluster.states import Launch
-from raybench.cluster.steps import HeadLost, Steps
+from raybench.cluster.steps import HeadLost, NotDown, Steps
 
 pytestmark = pytest.mark.thorough
 
@@ -30,11 +30,18 @@ algorithm: gd
 step_size: {theory: [0.5, 1]}
 rounds: 5
 """
-FILE = {
+OWN = {
     "cluster_name": "c",
     "provider": {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2"]},
     "auth": {"ssh_user": "me"},
     "metadata": {"cpus": {"head": 1, "worker": 1}},
+}
+RENTED = {
+    "cluster_name": "c",
+    "provider": {"type": "aws", "region": "us-west-2"},
+    "auth": {"ssh_user": "ubuntu"},
+    "head_node_type": "head",
+    "available_node_types": {"head": {"resources": {"CPU": 2}, "node_config": {}}},
 }
 
 
@@ -46,7 +53,8 @@ class Killed(BaseException):
 class World:
     """A cluster as the steps see it; each thing they do to it is a step at which they may be killed.
 
-    before: whether the kill comes before the thing is done, or after.
+    before: whether the kill comes before the thing is done, or after. ends: what the head says of the sweep's end.
+    gone: hosts that do not answer. empty: whether the sweep leaves no results.
     """
 
     home: Path
@@ -56,6 +64,9 @@ class World:
     alive: bool = False
     jobs: set[str] = field(default_factory=set)
     gone: tuple[str, ...] = ()
+    ends: int | None = 0
+    empty: bool = False
+    leased: dict[str, str] = field(default_factory=dict)
 
     def step(self, what: str, do: Any = None) -> Any:
         """Do a thing, and be killed before or after it if it is its turn."""
@@ -79,63 +90,84 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     def run(self: Host, command: str, **_: Any) -> str:
         if self.address in made.gone:
             raise Unreachable(f"{self.address}: gone")
-        made.step(f"ssh {command[:20]}")
-        return "me 1 2" if "pgrep" in command else ""
+        made.step(f"ssh {command[:20]}", partial(lease, self.address, command))
+        return ""
 
-    def pull(self: Host, there: str, here: Path, *options: str) -> None:
+    def lease(address: str, command: str) -> None:
+        if " take " in command:
+            made.leased[address] = "taken"
+        if command.endswith(" end"):
+            made.leased.pop(address, None)
+            made.alive = False
+
+    def fetched(host: Host, results: Path, out: str, listing: Path) -> int:
         def copy() -> None:
-            here.mkdir(parents=True, exist_ok=True)
-            source = far / Path(there).name
-            for one in source.iterdir() if source.is_dir() else ():
-                if one.name != "lock":
-                    (here / one.name).write_bytes(one.read_bytes())
+            for name in ("plan", "curves", "cells"):
+                (results / name).mkdir(parents=True, exist_ok=True)
+                for one in () if made.empty else (far / name).iterdir():
+                    if one.name != "lock":
+                        (results / name / one.name).write_bytes(one.read_bytes())
 
-        made.step(f"pull {Path(there).name}", copy)
+        if host.address in made.gone:
+            raise Unreachable(f"{host.address}: gone")
+        made.step("fetch", copy)
+        return 1
 
     monkeypatch.setattr(Host, "run", run)
-    monkeypatch.setattr(Host, "pull", pull)
+    monkeypatch.setattr(steps, "fetch", fetched)
     monkeypatch.setattr(Host, "push", lambda *a: made.step("push"))
     up, down = (partial(setattr, made, "alive", on) for on in (True, False))
-    monkeypatch.setattr(steps.provider, "up", lambda *a: made.step("ray up", up))
-    monkeypatch.setattr(steps.provider, "head", lambda *a: made.step("head", lambda: host))
-    monkeypatch.setattr(steps.provider, "down", lambda *a: made.step("ray down", down))
+    monkeypatch.setattr(steps.launcher, "up", lambda *a: made.step("ray up", up))
+    monkeypatch.setattr(steps.launcher, "head", lambda *a: made.step("head", lambda: host))
+    monkeypatch.setattr(steps.launcher, "down", lambda *a: made.step("ray down", down))
+    monkeypatch.setattr(steps.launcher, "alive", lambda *a: ["i-1"] if made.alive else [])
 
-    def ask(env: Any, action: str, url: str, job: str, **more: Any) -> dict[str, Any]:
-        made.step(action, lambda: made.jobs.add(job))
-        return {"job": job}
+    def submit(url: str, job: str, *more: Any) -> None:
+        made.step("submit", lambda: made.jobs.add(job))
 
-    monkeypatch.setattr(steps.jobs, "ask", ask)
+    class Tunnel:
+        kill = wait = staticmethod(lambda: None)
 
-    class Listening:
-        def __init__(self, *what: Any) -> None:
-            self.told = Told(progress={"now": {}}, code=None)
-
-        def __enter__(self) -> Listening:
-            made.step("listen")
-            self.told.code = 0
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-    monkeypatch.setattr(steps, "Listener", Listening)
-
-    @contextmanager
-    def tunnel(self: Steps, head: Host) -> Iterator[str]:
-        yield "http://127.0.0.1:1"
-
-    monkeypatch.setattr(Steps, "_jobs", tunnel)
+    monkeypatch.setattr(steps.launcher, "submit", submit)
+    monkeypatch.setattr(steps, "forwarded", lambda *a: (Tunnel, 1))
+    monkeypatch.setattr(steps, "Line", partial(Listening, made))
+    monkeypatch.setattr(steps.time, "sleep", lambda seconds: None)
     return made
 
 
-def ordered(home: Path) -> Launch:
-    """Return a launch that is ordered, and nothing more."""
-    (home / "c.yaml").write_text(yaml.safe_dump(FILE))
+class Listening:
+    """In place of a connection to the head: it answers at once, or, where the head is gone, after ever more minutes."""
+
+    def __init__(self, world: World, *what: Any) -> None:
+        self.world, self.silence = world, 0.0
+        said = {"name": "far", "cells": 2, "rounds": 10.0, "before": 0, "stage": "running"}
+        self.told = Told(progress={**said, "seconds": 1.0, "now": {}}, code=None)
+
+    def __enter__(self) -> Listening:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def ask(self) -> bool:
+        self.world.step("ask")
+        if "10.0.0.1" in self.world.gone:
+            self.silence += 120
+            return False
+        self.told.code = self.world.ends
+        return True
+
+
+def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
+    """Return a launch that is ordered, and nothing more; ``began`` so many hours ago."""
+    (home / "c.yaml").write_text(yaml.safe_dump(given))
     cluster = file.read(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
     made = begin.offer(sweep, cluster, launch.results, "", 12.0, None)
-    begin.order(launch, sweep, cluster, made, [], "", False, "python3")
+    begin.order(launch, sweep, cluster, made, [], "", False)
+    said = launch.ordered()
+    launch.amend(**{key: said[key] - 3600 * began for key in ("began", "deadline")})
     return launch
 
 
@@ -150,17 +182,18 @@ def through(launch: Launch) -> int:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_killed_at_every_step(world: World, before: bool) -> None:
+@pytest.mark.parametrize("given", [OWN, RENTED], ids=["own", "rented"])
+def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
     """Wherever the launching process is killed, the next one ends with the same: one job, all cells once, nothing up."""
-    launch = ordered(world.home)
+    launch = ordered(world.home, given)
     through(launch)
     count = len(world.did)
-    assert count >= 15
+    assert count >= 12
     want = store.load(str(launch.results))
     for number in range(count):
         home = world.home / f"{before}-{number}"
         home.mkdir()
-        launch = ordered(home)
+        launch = ordered(home, given)
         world.did, world.jobs, world.alive = [], set(), False
         world.kill_at, world.before = number, before
         with pytest.raises(Killed):
@@ -170,6 +203,7 @@ def test_killed_at_every_step(world: World, before: bool) -> None:
             assert through(Launch(launch.results)) == 0
         assert launch.state == "down"
         assert not world.alive, number
+        assert not world.leased, number
         assert len(world.jobs) <= 1, number
         assert store.load(str(launch.results)).equals(want), number
 
@@ -190,45 +224,166 @@ def test_down_from_every_state(world: World) -> None:
         assert not (launch.place("stage") / "token").exists()
 
 
+def attached(launch: Launch) -> Any:
+    """Call ``raybench attach`` on a launch."""
+    return cli("attach", str(launch.results))
+
+
+@pytest.mark.parametrize("code", [0, 2])
+@pytest.mark.parametrize("given", [OWN, RENTED], ids=["own", "rented"])
+def test_a_sweep_that_ends_without_results_ends_its_cluster(
+    world: World, code: int, given: Any
+) -> None:
+    """There is nothing to print a table of, and the cluster is down all the same."""
+    world.empty, world.ends = True, code
+    launch = ordered(world.home, given)
+    said = attached(launch)
+    assert said.code == code
+    assert "no cell has ended well" in said.err
+    assert launch.state == "down"
+    assert not world.alive
+
+
+def test_a_table_that_cannot_be_made_does_not_keep_the_cluster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is raised after the sweep's end, the cluster ends."""
+
+    def broken(*a: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("raybench.report.table", broken)
+    launch = ordered(world.home)
+    with contextlib.suppress(ZeroDivisionError):
+        attached(launch)
+    assert launch.state == "down"
+    assert not world.alive
+
+
+def test_the_follower_ends_the_cluster_when_its_hours_are_over(world: World) -> None:
+    """Shortly before the deadline the sweep is stopped, what there is comes home, and the cluster ends."""
+    world.ends = None  # it would run for ever
+    launch = ordered(world.home, RENTED, began=11.999)
+    said = attached(launch)
+    assert said.code == 1
+    assert "the hours of this launch are over" in said.err
+    assert "fetch" in world.did
+    assert launch.state == "down"
+    assert not world.alive
+
+
+def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> None:
+    """After a quarter of an hour, while the provider still has it; at once where the provider has no node any more."""
+    launch = ordered(world.home, RENTED)
+    one = Steps(launch, say=lambda text: None)
+    one.up()
+    one.submit()
+    world.gone = ("10.0.0.1",)
+    said = attached(launch)
+    assert said.code == 1
+    assert "no answer for 960 s" in said.err
+    assert launch.state == "down"
+    assert not world.alive
+    (world.home / "next").mkdir()
+    world.gone, launch = (), ordered(world.home / "next", RENTED)
+    one = Steps(launch, say=lambda text: None)
+    one.up()
+    one.submit()
+    world.gone, world.alive, world.did = ("10.0.0.1",), False, []
+    assert "is gone: the provider knows no node" in attached(launch).err
+    assert world.did.count("ask") == 1
+
+
+def test_a_follower_without_a_network_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither the head nor the provider answers it is this machine that is cut off: nothing is given up."""
+    asked = []
+
+    def cut(*a: Any) -> list[str]:
+        asked.append(1)
+        if len(asked) == 20:  # forty minutes later
+            world.gone = ()
+        raise LaunchFailed("no route to the provider")
+
+    launch = ordered(world.home, RENTED)
+    one = Steps(launch, say=lambda text: None)
+    one.up()
+    one.submit()
+    world.gone = ("10.0.0.1",)
+    monkeypatch.setattr(steps.launcher, "alive", cut)
+    assert one.follow() == 0
+
+
+def test_results_that_cannot_be_fetched_keep_a_rented_head(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk here does not cost the results there: the head stays until its deadline, unless it is told."""
+    launch = ordered(world.home, RENTED)
+
+    def full(*a: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "fetch", full)
+        said = attached(launch)
+    assert said.code == 1
+    assert "NOT DOWN: the head holds results" in said.err
+    assert world.alive
+    assert cli("down", "--no-fetch", str(launch.results)).code == 0
+    assert not world.alive
+
+
 def test_a_host_that_is_gone_is_not_called_down(world: World) -> None:
     """A machine that does not answer may still run: it is named, and the launch is not down."""
     launch = ordered(world.home)
     one = Steps(launch, say=lambda text: None)
     one.up()
     world.gone = ("10.0.0.2",)
-    with pytest.raises(end.NotDown, match=r"10\.0\.0\.2"):
+    with pytest.raises(NotDown, match=r"10\.0\.0\.2"):
         one.down()
     assert launch.state != "down"
     world.gone = ()
     assert any("10.0.0.2" in line for line in one.down())
 
 
+def test_a_machine_that_is_taken_frees_the_others(world: World) -> None:
+    """All machines or none: where one is not to be had, those taken before are let go, and nothing is started."""
+    world.gone = ("10.0.0.2",)
+    launch = ordered(world.home)
+    said = attached(launch)
+    assert said.code == 2
+    assert "10.0.0.2: gone" in said.err
+    assert not world.leased
+    assert launch.state == "down"
+    assert "ray up" not in world.did
+
+
 def test_a_cluster_that_does_not_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed start the cluster can be ended, although its head was never known."""
+    """After a failed start the cluster is ended, although its head was never known."""
 
     def fail(*a: Any) -> None:
+        world.alive = True
         raise LaunchFailed("no such image")
 
-    monkeypatch.setattr(steps.provider, "up", fail)
-    launch = ordered(world.home)
-    one = Steps(launch, say=lambda text: None)
-    with pytest.raises(LaunchFailed):
-        one.up()
+    monkeypatch.setattr(steps.launcher, "up", fail)
+    launch = ordered(world.home, RENTED)
+    said = attached(launch)
+    assert said.code == 1
+    assert "no such image" in said.err
     with pytest.raises(HeadLost):
-        one.head()
-    one.down()
+        Steps(launch).head()
     assert "ray down" in world.did
     assert launch.state == "down"
 
 
 def test_a_provider_that_still_has_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """``ray down`` that says all is well proves nothing: the provider is asked, and its nodes are named."""
-    monkeypatch.setattr(end, "GONE_SECONDS", 0.0)
-    left = ["i-123"]
-    monkeypatch.setattr(end.provider, "alive", lambda *a: left)
-    rented = file.ClusterFile(Path("c"), "ray", {}, file.NodeType("head", 1, 1, 0, 1.0, 1.0))
-    given = (rented, Path("c"), Path("log"), {}, None, "/there", "python3")
-    with pytest.raises(end.NotDown, match="i-123"):
-        end.take_down(*given)
-    left.clear()
-    assert end.take_down(*given) == ["the provider knows no node of this cluster"]
+    monkeypatch.setattr(steps, "GONE_SECONDS", 0.0)
+    launch = ordered(world.home, RENTED)
+    one = Steps(launch, say=lambda text: None)
+    one.up()
+    nodes = ["i-123"]
+    monkeypatch.setattr(steps.launcher, "alive", lambda *a: nodes)
+    with pytest.raises(NotDown, match="i-123"):
+        one.down()
+    nodes.clear()
+    assert one.down() == ["the provider knows no node of this cluster"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -52,6 +54,8 @@ def test_cpus_are_asked_for_as_they_are():
     assert shared(cpus=0.5).per_worker() == {"CPU": 0.5}
     assert shared("simulate", cpus=3.0).per_trial() == {"CPU": 3.0}
     assert shared(cpus=3.0).per_trial() == {"CPU": 0.01}
+    waits = replace(shared(cpus=3.0), place="node:10.0.0.1")
+    assert waits.per_trial() == {"node:10.0.0.1": 0.001}, "a group may need every CPU there is"
     assert shared().device == "cpu"
 
 

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from raybench.cli.advise import advise
 from raybench.cli.bench import bench, study
 from raybench.cli.check import check, doctor
-from raybench.cli.launch import attach, down, launch
+from raybench.cli.launch import attach, down, launch, logs
 from raybench.cli.lookup import cp, ls, schema, show
 from raybench.cli.reproduce import reproduce
 from raybench.cli.results import audit, compare, merge, plot, rank, report, status, table, verify
@@ -29,7 +29,7 @@ from raybench.core.terminal import terminal
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (run, plan, sweep, reproduce),
-    "On a cluster": (launch, attach, down),
+    "On a cluster": (launch, attach, down, logs),
     "Read results": (status, table, rank, compare, report, plot, audit, merge, verify),
     "Look up": (ls, show, cp, schema),
     "Measure compressors": (bench, study, advise),

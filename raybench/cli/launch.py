@@ -1,13 +1,16 @@
-"""raybench launch, attach, down: a sweep on a cluster that is started for it, and ended."""
+"""raybench launch, attach, down, logs: a sweep on a cluster that is started for it, and ended."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
@@ -16,23 +19,22 @@ from raybench.core.errors import InputError
 if TYPE_CHECKING:
     from raybench.cluster.begin import Offer
     from raybench.cluster.file import ClusterFile, NodeType
+    from raybench.cluster.price import Price
     from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
-    from raybench.spec import Sweep
 
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
+Which = Annotated[
+    str, Argument(metavar="DIR", help="A results folder, a sweep's name or a launch's id.")
+]
+Notify = Annotated[
+    str, Option(metavar="CMD", help="Run at the end by the shell, with what happened on its input.")
+]
 
 
 def launch(
     file: shared.File,
-    cluster: Annotated[
-        str | None,
-        Option("--cluster", metavar="FILE", help="A cluster file. [default: cluster.yaml]"),
-    ] = None,
-    address: Annotated[
-        str | None,
-        Option(metavar="URL", help="A cluster that is there: http://HOST:8265, its Jobs API."),
-    ] = None,
+    cluster: Annotated[str, Option(metavar="FILE", help="A cluster file.")] = "cluster.yaml",
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
@@ -46,6 +48,7 @@ def launch(
         float, Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
+    notify: Notify = "",
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
 ) -> None:
@@ -59,8 +62,8 @@ def launch(
     `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
-    from raybench.cluster import begin, jobs
-    from raybench.cluster.render import python_of
+    from raybench.cluster import begin, launcher
+    from raybench.cluster import file as files
     from raybench.cluster.states import Launch
 
     if file == "ls":
@@ -71,93 +74,71 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
-    cluster_file = _cluster(cluster, address, remote)
-    best = BestSteps(remote or folder)
-    made = begin.offer(sweep, cluster_file, folder, remote, max_hours, max_cost, retry_failed, best)
+    nodes = files.read(cluster)
+    launcher.check_installed()
     record = Launch(folder)
-    if record.order() is not None and record.state not in ("fetched", "down"):
+    before = record.order()
+    if before is not None and record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    _show_offer(made, cluster_file, str(remote or folder), record)
+    if (
+        before is not None and record.state == "fetched"
+    ):  # its cluster was kept, and its hours go on
+        max_hours = min(max_hours, (float(before["deadline"]) - time.time()) / 3600)
+    best = BestSteps(remote or folder)
+    made = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    _show_offer(made, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
     if not made.plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
-    if cluster_file.kind == "rayjob":
-        raise typer.Exit(_rayjob(record, sweep, cluster_file, made, flags, remote))
     if not yes:
         if not sys.stdin.isatty():
             raise InputError.of("launch", "nobody is there to say yes", "give --yes")
         if not typer.confirm("Start it?", default=False):
             raise typer.Exit(0)
-    jobs.check_installed()
-    begin.order(record, sweep, cluster_file, made, flags, remote, keep, python_of(cluster_file))
+    begin.order(record, sweep, nodes, made, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
 def _list() -> None:
-    """Print the launches that this user began on this machine, with the last state that each has reached."""
-    from raybench.cluster.states import Launch
+    """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
+    from raybench.cluster.states import STATES, ordered
 
-    rows = [
-        (record.ordered().get("name", ""), record.state, str(record.results))
-        for record in Launch.all()
-    ]
+    rows = []
+    for key, facts in ordered():
+        state = next((s for s in reversed(STATES) if s in facts), "ordered")
+        ends = "" if state == "down" else _clock(facts.get("deadline"))
+        state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
+        name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
+        rows.append((key, name, state, _spent(facts), ends, folder))
     if not rows:
         note("no launch was begun here")
         return
-    Screen().print(shared.listing(("sweep", "state", "folder"), rows))
+    head = ("id", "sweep", "state", "cost so far", "ends by", "folder")
+    Screen().print(shared.listing(head, rows, fold="folder"))
 
 
-def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:
-    """Return the cluster that is meant: of a file, or one that is there at an address."""
-    from raybench.cluster import file
+def _spent(facts: Mapping[str, Any]) -> str:
+    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
+    from raybench.cluster.price import money
 
-    if address is None:
-        return file.read(path or "cluster.yaml")
-    if path is not None:
-        raise InputError.of(
-            "--address", "a cluster that is there has no --cluster file", "give one"
-        )
-    if not address.startswith(("http://", "https://")):
-        fix = "a Ray of a node is joined by `raybench sweep --address`"
-        raise InputError.of("--address", f"{address} is no Jobs API: http://HOST:8265", fix)
-    if not remote:
-        what = "results of a cluster that is there go where it and this machine both see them"
-        raise InputError.of("--out", what, "give s3://..., gs://... or file:///a/shared/folder")
-    return file.ClusterFile(Path(), "existing", {}, address=address)
+    try:
+        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
+        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
+        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
+    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
+        return "unknown"
 
 
-def _rayjob(
-    record: Launch,
-    sweep: Sweep,
-    cluster_file: ClusterFile,
-    made: Offer,
-    flags: list[str],
-    remote: str,
-) -> int:
-    """Write the documents of a RayJob, and say how they are created; Kubernetes does the rest."""
-    from raybench.cluster import begin, kuberay
-
-    begin.order(record, sweep, cluster_file, made, flags, remote, keep=False, python="python")
-    name = f"raybench-{record.ordered()['id']}"
-    text = kuberay.rendered(cluster_file.path, record.place("stage"), name, record.ordered()["job"])
-    target = record.place("rayjob.yaml")
-    target.write_text(text)
-    target.chmod(0o600)  # it holds the token
-    record.reach("down", sure=["it is Kubernetes that starts and ends it"])
-    rows: list[tuple[str, object]] = [
-        ("written", str(target)),
-        ("start", f"kubectl apply --server-side -f {target}"),
-        ("follow", f"kubectl get rayjob {name}, kubectl logs -l job-name={name} -f"),
-        ("results", remote or f"{kuberay.RESULTS}/{sweep.name}, on the volume raybench-results"),
-    ]
-    Screen().print(pairs(rows))
-    return 0
+def _clock(when: object) -> str:
+    if not isinstance(when, (int, float)):
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
-def attach(folder: shared.Folder, keep: Keep = False) -> None:
+def attach(folder: Which, keep: Keep = False) -> None:
     """Follow a launch again, to its end.
 
     Goes on from whatever state it is in: its own process may have been killed.
@@ -168,7 +149,7 @@ def attach(folder: shared.Folder, keep: Keep = False) -> None:
 
 
 def down(
-    folder: shared.Folder,
+    folder: Which,
     fetch: Annotated[
         bool, Option("--fetch/--no-fetch", help="Bring home what is there first.")
     ] = True,
@@ -185,6 +166,16 @@ def down(
         raise typer.Exit(_ended(_steps(record), fetch))
 
 
+def logs(folder: Which) -> None:
+    """Print what the sweep of a launch has said on its cluster, so far or until its end."""
+    from raybench.cluster.states import Launch
+
+    said = _steps(Launch.of(folder)).log()
+    if not said:
+        note("nothing was heard of it yet")
+    print(said, end="")
+
+
 def _go_on(record: Launch, keep: bool) -> int:
     """Take the steps that are left of a launch, as the only process that does; return the exit code."""
     from raybench.store import Store
@@ -195,51 +186,82 @@ def _go_on(record: Launch, keep: bool) -> int:
         return 0
     steps = _steps(record)
     with Store(record.results).held():
-        code = _run(steps)
-        if code is None:  # it goes on there without us
-            return 1
-        if keep or steps.order.get("keep"):
-            until = f"until raybench down {record.results}, or its hours are over"
-            note(f"the cluster stays up (--keep) {until}")
-            return code
-        return _ended(steps) or code
+        return _to_the_end(steps, keep or bool(steps.order.get("keep")))
 
 
-def _run(steps: Steps) -> int | None:
-    """Start, submit and follow; return the sweep's exit code, or None where the sweep was lost from sight."""
-    from raybench.cluster.hosts import Unreachable
-    from raybench.cluster.jobs import JobFailed
-    from raybench.cluster.provider import LaunchFailed
-    from raybench.cluster.shown import Far
+def _to_the_end(steps: Steps, keep: bool) -> int:
+    """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
     from raybench.cluster.steps import HeadLost
 
-    record = steps.launch
-    again = (
-        f"raybench attach {record.results} follows it again, raybench down {record.results} ends it"
-    )
+    record, code, stays, away, lost = steps.launch, 1, False, False, False
     try:
-        steps.up()
-        steps.submit()
-        with Far() as far:
-            steps.show = far.show
+        with steps.pushing():
+            steps.up()
+            steps.submit()
+        with _progress(steps):
             code = steps.follow()
+        stays = keep
+        _close(steps, code)
     except KeyboardInterrupt:
+        stays = away = True
         if record.reached("submitted") is not None:
             note("the sweep goes on there, and its cluster ends by itself when its hours are over")
-        note(again)
+        where = record.results
+        note(f"raybench attach {where} follows it again, raybench down {where} ends it")
         raise
-    except InputError:
-        if record.state == "ordered":  # nothing was started
-            record.reach("down", sure=["nothing was started"])
-        raise
-    except (HeadLost, LaunchFailed, JobFailed, Unreachable, RuntimeError, OSError) as error:
+    except HeadLost as error:
+        lost = True
         complain([str(error)])
-        if record.reached("submitted") is None:
-            return 1  # nothing runs there: the cluster ends
-        note(again)
-        return None
-    _close(steps, code)
+    except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
+        complain([str(error)])
+    finally:
+        if stays:
+            ends = _clock(steps.order.get("deadline"))
+            note(f"the cluster stays up until raybench down {record.results}, {ends} at the latest")
+        else:
+            code = _ended(steps, lost=lost) or code
+        if not away:
+            _notify(steps, code)
     return code
+
+
+def _notify(steps: Steps, code: int) -> None:
+    """Say in one line how it ended, also to the command that the user gave."""
+    import subprocess
+
+    facts = {**steps.order, "down": steps.launch.reached("down") or {}}
+    up = "" if facts["down"] else ", its cluster is up"
+    where = facts.get("remote_out") or steps.launch.results
+    line = f"{facts['name']}: exit code {code}, cost {_spent(facts)}{up}, results in {where}"
+    note(line)
+    if facts.get("notify"):
+        with suppress(OSError):
+            subprocess.run(facts["notify"], shell=True, input=f"{line}\n", text=True, check=False)
+
+
+@contextmanager
+def _progress(steps: Steps) -> Iterator[None]:
+    """Show the progress of the sweep there in the same block as one that runs here."""
+    from raybench.execution.execute import Progress
+    from raybench.runtime.progress import View
+
+    views: list[View] = []
+
+    def show(said: dict[str, Any], remark: str) -> None:
+        if said and not views:
+            views.append(View(said["name"], said["cells"], said["rounds"], said["before"]))
+            views[0].__enter__()
+        for view in views if said else ():
+            view.began = time.monotonic() - said["seconds"]  # when the driver did, not this process
+            now = Progress(**said["now"])
+            view.update(now, remark or said["stage"], said.get("silent", ()))
+
+    steps.show = show
+    try:
+        yield
+    finally:
+        for view in views:
+            view.__exit__(None, None, None)
 
 
 def _close(steps: Steps, code: int) -> None:
@@ -247,30 +269,35 @@ def _close(steps: Steps, code: int) -> None:
     from raybench import report, store
     from raybench.analysis import frames
 
-    out, folder = Screen(), str(steps.order.get("remote_out") or steps.launch.results)
+    folder = str(steps.order.get("remote_out") or steps.launch.results)
     if code:
-        log = steps.log()
-        note(*([f"the sweep ended with exit code {code}; its last lines:", log] if log else []))
-    if "ok" not in set(store.cells(folder)["status"]):
-        return
-    results = frames(folder)
-    out.print(report.table(results))
-    rows: list[tuple[str, object]] = [
-        ("report", str(report.html(results))),
-        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
-    ]
-    out.print(pairs(rows, indent=0))
-
-
-def _ended(steps: Steps, fetching: bool = True) -> int:
-    """End the cluster, and say how it is known that nothing is left; return the exit code."""
-    from raybench.cluster.end import NotDown
-
+        said = steps.log().rstrip().splitlines()[-12:]
+        note(f"the sweep ended with exit code {code}; its last lines:", *said)
     try:
-        sure = steps.down(fetching)
-    except NotDown as error:
+        statuses = set(store.cells(folder)["status"])
+    except InputError:  # it ended before its first cell
+        statuses = set()
+    if "ok" not in statuses:
+        note(f"no cell has ended well: nothing is in {folder}")
+        return
+    results, out = frames(folder), Screen()
+    out.print(report.table(results))
+    tables = f"{folder}/cells, {folder}/curves  (Parquet)"
+    out.print(pairs([("report", str(report.html(results))), ("tables", tables)], indent=0))
+
+
+def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
+    """End the cluster, and say how it is known that nothing is left; return the exit code."""
+    from raybench.cluster.steps import NotDown
+
+    record = steps.launch
+    if record.state == "ordered" and not steps.config.exists():
+        record.reach("down", sure=["nothing was started"])
+    try:
+        sure = steps.down(fetching, lost)
+    except (NotDown, RuntimeError, OSError) as error:
         complain([f"NOT DOWN: {error}"])
-        note(f"raybench down {steps.launch.results} tries again")
+        note(f"raybench down {record.results} tries again")
         return 1
     for line in sure:
         note(f"down: {line}")
@@ -278,56 +305,71 @@ def _ended(steps: Steps, fetching: bool = True) -> int:
 
 
 def _steps(record: Launch) -> Steps:
-    from raybench.cluster.existing import OnExisting
     from raybench.cluster.steps import Steps
 
-    kind = OnExisting if record.ordered().get("address") else Steps
-    return kind(record, say=lambda text: print(text, file=sys.stderr, flush=True))
+    return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
     """Print what the launch would take."""
-    from raybench.cluster.price import money
     from raybench.core.limits import duration
 
     plan, cost, screen = made.plan, made.price, Screen()
     stage = " in the next stage of a search" if plan.stage else ""
-    said = f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
-    screen.head(plan.sweep.name, said)
+    missing = count(plan.missing, "cell")
+    screen.head(plan.sweep.name, f"  {missing} to run{stage}, {len(plan.done):,} there")
+    low, high, soon, late = (duration(s) for s in (*made.seconds, *(3600 * h for h in cost.hours)))
+    group = plan.sweep.resources.workers
+    slots = f"{cost.slots}" + f" groups of {group} workers" * (group > 1)
+    if cost.slots is None:
+        slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
     batches = count(len(plan.batches), "batch", "batches")
-    unknown = "unknown: the file does not say how many CPUs nodes have"
-    rows: list[tuple[str, object]] = [
-        ("work", f"{cost.cell_hours:.3g} hours on one slot of this machine, in {batches}"),
-        ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
-        ("slots", unknown if cost.slots is None else str(cost.slots)),
-        ("time", f"about {duration(cost.hours * 3600)}, as fast as this machine per slot"),
-    ]
-    if cluster.kind != "ray":
-        rows.append(("cost", "that of the cluster, which this file does not tell"))
-    elif cost.cost is None:
-        rows.append(("cost", "unknown: the cluster file has no prices (metadata.prices)"))
-    elif cluster.own_machines:
-        rows.append(("cost", "your own machines"))
+    ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
+    if cluster.own_machines or "://" in results:
+        ends += f", or {duration(cluster.lease)} after anything runs"
     else:
-        said = f"about {money(cost.cost, cluster.currency)} at prices of {cluster.priced}"
-        if cost.most is not None:
-            said += f"; at most {money(cost.most, cluster.currency)}, all nodes at list prices"
-        rows.append(("cost", said))
-    if cluster.kind == "ray":
-        hours = f"after {cost.most_hours:.3g} hours by itself"
-        idle = f", or {cluster.idle_minutes:g} minutes after anything runs"
-        left = "; what is not fetched by then is lost"
-        safe = cluster.own_machines or "://" in results
-        rows.append(("ends", hours + (idle if safe else left)))
-    rows.append(("results", results))
+        ends += "; what is not fetched by then is lost"
+    rows: list[tuple[str, object]] = [
+        ("work", f"{low} to {high} on one slot of this machine, in {batches}"),
+        ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
+        ("slots", slots),
+        ("time", f"{soon} to {late} with the start, as fast as this machine per slot"),
+        *_costs(cost, cluster),
+        ("ends", ends),
+        ("results", results),
+    ]
     if record.order() is not None and record.state == "fetched":
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 
 
+def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
+    """Return lines on what it costs: expected, at most, and how old the prices are."""
+    from raybench.cluster.price import money
+
+    if cluster.own_machines:
+        return [("cost", "your own machines")]
+    if cost.cost is None or cost.most is None:
+        bare = ", ".join(n.machine or n.name for n in cluster.nodes if n.listed is None)
+        where = cluster.region or "this region"
+        return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
+    cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
+    rows: list[tuple[str, object]] = [
+        ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),
+        ("", f"at most {most}, if all nodes run to the end at list prices"),
+    ]
+    if not cluster.ends_by_itself:
+        rows[1] = ("", "without a limit if this machine is lost: see docs/cluster.md, What ends it")
+    if cluster.old:
+        rows.append(("", f"these prices are {cluster.old} days old: look at the provider's"))
+    return rows
+
+
 def _node(node: NodeType) -> str:
-    """Return ``up to 4 worker, each 16 CPUs``."""
+    """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
     parts = [] if node.cpus is None else [count(int(node.cpus), "CPU")]
     parts += [count(int(node.gpus), "GPU")] if node.gpus else []
     size = f" of {' and '.join(parts)}" if parts and (node.cpus or node.gpus) else ""
-    return f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}{size}"
+    kind = ", ".join([node.machine] * bool(node.machine) + ["spot"] * node.spot)
+    kind = f" ({kind})" if kind else ""
+    return f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}{kind}{size}"

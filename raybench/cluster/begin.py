@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from raybench.cluster import kuberay, stage
+from raybench.cluster import launcher, stage
 from raybench.cluster.file import ClusterFile
 from raybench.cluster.price import Price, price
-from raybench.cluster.render import folder_there
 from raybench.cluster.states import Launch
 from raybench.execution.costs import admit, estimate
 from raybench.execution.plan import Plan, as_booked, make_plan
@@ -25,10 +25,10 @@ from raybench.store.files import check_reachable
 
 @dataclass(frozen=True)
 class Offer:
-    """What is to be launched: the plan, the seconds of its work on one slot of this machine, the price."""
+    """What is to be launched: the plan, the seconds of its work on one slot of this machine (from, to), the price."""
 
     plan: Plan
-    seconds: float
+    seconds: tuple[float, float]
     price: Price
 
 
@@ -54,25 +54,17 @@ def offer(
     store.claim(sweep.text, write=False)
     plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
     admit(plan, store.folder)
-    seconds = 0.0
+    low = high = 0.0
     if plan.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
-        known = estimate(plan.batches, options)
+        tried = estimate(plan.batches, options)
         work = {batch.name: plan.work(batch) for batch in plan.batches}
-        tried = sum(work[name] for name in known)
-        seconds = sum(e.seconds for e in known.values()) * sum(work.values()) / max(tried, 1e-30)
-        seconds *= plan.ahead
+        more = sum(work.values()) / max(sum(work[name] for name in tried), 1e-30) * plan.ahead
+        low = more * sum(e.seconds * e.spread[0] for e in tried.values())
+        high = more * sum(e.seconds * e.spread[1] for e in tried.values())
     asked = plan.sweep.resources
-    cost = price(
-        cluster,
-        seconds,
-        len(plan.batches),
-        asked.cpus_per_worker * asked.workers,
-        asked.gpus_per_worker * asked.workers,
-        max_hours,
-        max_cost,
-    )
-    return Offer(plan, seconds, cost)
+    cost = price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
+    return Offer(plan, (low, high), cost)
 
 
 def order(
@@ -83,53 +75,34 @@ def order(
     flags: Sequence[str],
     remote_out: str,
     keep: bool,
-    python: str,
+    notify: str = "",
 ) -> None:
-    """Write down what a launch is to do, and gather what travels. A cluster that is kept takes the next job."""
+    """Write down what a launch is to do, and gather what travels. A cluster that is kept takes the next job.
+
+    It ends at the hour that was said when it was started.
+    """
     again = launch.order() is not None and launch.state != "down"
     if again:
         launch.leave("submitted", "running", "fetched")
         launch.amend(number=int(launch.ordered()["number"]) + 1)
     else:
-        launch.begin({"number": 1})
-    said = launch.ordered()
-    name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[
-        :40
-    ]  # a slash would break the Jobs API
+        owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
+        deadline = time.time() + made.price.most_hours * 3600
+        launch.begin({"number": 1, "owner": owner, "deadline": deadline})
+    said, python = launch.ordered(), launcher.python_of(cluster)
+    # a slash would break the Jobs API
+    name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
     job = f"raybench-{name}-{said['id']}-{said['number']}"
-    launch.amend(
-        job=job, name=sweep.name, keep=keep, remote_out=remote_out, python=python,
-        max_hours=made.price.most_hours,
-        cost=made.price.cost, currency=cluster.currency, flags=list(flags),
-    )  # fmt: skip
-    if not again and cluster.kind == "ray":
+    kept = launcher.kept_there(cluster, said["id"])
+    out = remote_out or f"{kept}/{name}"
+    lease = "push" if cluster.own_machines or remote_out else "hold"
+    if not again:
         launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
-    if cluster.kind == "existing":
-        launch.amend(address=cluster.address)
-    there = kuberay.RESULTS if cluster.kind == "rayjob" else f"{folder_there(cluster)}-results"
-    out = remote_out or f"{there}/{sweep.name}"
+    launch.amend(
+        job=job, name=sweep.name, keep=keep, notify=notify, remote_out=remote_out, python=python, kept=kept,
+        out="" if remote_out else out, lease=lease, per_hour=made.price.per_hour, currency=cluster.currency,
+    )  # fmt: skip
     stage.gather(
-        launch.place("stage"),
-        sweep,
-        job,
-        flags,
-        out,
-        python,
-        _switched(launch, cluster, made.price, python),
+        launch.place("stage"), sweep, stage.Job(f"{kept}/{job}", out, tuple(flags), python, lease)
     )
     Store(launch.results).claim(sweep.text)
-
-
-def _switched(launch: Launch, cluster: ClusterFile, cost: Price, python: str) -> dict[str, Any]:
-    """Return the settings of the switch that ends the cluster when nobody else does."""
-    up = launch.reached("up")
-    began = up["at"] if up else time.time()
-    return {
-        "deadline": began + cost.most_hours * 3600,
-        "idle": cluster.idle_minutes * 60,
-        "own_machines": cluster.own_machines,
-        "holds_results": not (cluster.own_machines or launch.ordered()["remote_out"]),
-        "workers": list(cluster.hosts[1:]),
-        "user": str((cluster.config.get("auth") or {}).get("ssh_user", "root")),
-        "stop": f"{python} -m ray.scripts.scripts stop --force",
-    }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,22 @@ from raybench.core.errors import InputError, nearest
 
 OWN = "metadata"  # Ray reads nothing there
 OWN_KEYS = ("prices", "cpus", "gpus", "home", "idle_minutes")
-PRICE_KEYS = ("as_of", "currency", "per_hour")
-KINDS = ("list", "spot")
-IDLE_MINUTES = 60.0
+PRICE_KEYS, KINDS = ("as_of", "currency", "per_hour"), ("list", "spot")
+BY = "by region and machine: {us-west-2: {m7i.large: {list: 0.1, spot: 0.04}}}"
+OLD_DAYS = 90  # of prices, which are then said to be old
+# Where a provider says where its machines are, and nodes which machine they are and whether it may be taken away.
+CLOUDS: Mapping[str, tuple[str, str, str]] = {
+    "aws": ("region", "InstanceType", "InstanceMarketOptions.MarketType"),
+    "gcp": ("region", "machineType", "scheduling.provisioningModel"),
+    "azure": ("location", "azure_arm_parameters.vmSize", "azure_arm_parameters.priority"),
+}
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes of one kind: how many there may be, CPUs and GPUs of each, and its price per hour.
+    """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
-    price: what it usually is, the spot price where there is one. listed: what it is at most. None where the file
+    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. None where the file
     does not say; so with cpus.
     """
 
@@ -32,165 +40,172 @@ class NodeType:
     gpus: float
     price: float | None
     listed: float | None
+    machine: str = ""
+    spot: bool = False
+    fewest: int = 0
 
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """A cluster file as read: Ray's part as it stands, and what raybench knows of the nodes.
+    """A cluster file as read: Ray's part as it stands, and what raybench knows of the nodes, the head first.
 
-    kind: ``ray`` for Ray's launcher, ``rayjob`` for a RayJob of KubeRay, ``existing`` for a cluster that is there,
-    at ``address``. own_machines: the hosts are there
-    before and after, and cost nothing (provider ``local``). priced: the day of the prices, None without.
+    hosts: the addresses of the user's own machines, which are there before and after, and cost nothing (provider
+    ``local``); empty where machines are rented. priced: the day of the prices, None without.
     """
 
     path: Path
-    kind: str
     config: Mapping[str, Any]
-    head: NodeType | None = None
-    workers: tuple[NodeType, ...] = ()
-    currency: str = "USD"
-    priced: str | None = None
-    idle_minutes: float = IDLE_MINUTES
-    home: str = ""
-    own_machines: bool = False
+    nodes: tuple[NodeType, ...] = ()
     hosts: tuple[str, ...] = ()
-    address: str = ""
+    region: str = ""
+    home: str = ""
+    idle_minutes: float = 60.0
+    currency: str = "USD"
+    priced: datetime.date | None = None
 
     @property
-    def nodes(self) -> tuple[NodeType, ...]:
-        """The head and all types of workers."""
-        return (*((self.head,) if self.head else ()), *self.workers)
+    def own_machines(self) -> bool:
+        """Whether the machines are the user's own."""
+        return bool(self.hosts)
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
+        return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")
+
+    @property
+    def lease(self) -> int:
+        """Seconds after which a host ends that nobody pushes; a rented one lets nobody in for the last five minutes."""
+        return max(20 if self.hosts else 600, math.ceil(60 * self.idle_minutes))
+
+    @property
+    def old(self) -> int:
+        """Days since the prices were asked for, 0 as long as they count as new."""
+        days = (datetime.datetime.now().date() - self.priced).days if self.priced else 0
+        return days if days > OLD_DAYS else 0
 
 
 def read(path: str) -> ClusterFile:
     """Return the cluster file at ``path``.
 
-    Raises InputError, which names the key, for a file that neither Ray's launcher nor KubeRay would take, and for
-    keys under ``metadata`` that there are not.
+    Raises InputError, which names the key, for a file that Ray's launcher would not take, and for keys under
+    ``metadata`` that there are not.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
+    config = _parsed(file)
+    own = config.get(OWN) or {}
+    _allowed(OWN, own, OWN_KEYS)
+    _valid(path, config)
+    prices = own.get("prices") or {}
+    _allowed(f"{OWN}.prices", prices, PRICE_KEYS)
+    user = str((config.get("auth") or {}).get("ssh_user", "root"))
+    provider: Mapping[str, Any] = config["provider"]
+    hosts = tuple(map(str, (provider.get("head_ip", ""), *(provider.get("worker_ips") or ()))))
+    local = provider["type"] == "local"
+    if local and not hosts[0]:
+        raise InputError.of("provider", "no head_ip", "name the machines: head_ip and worker_ips")
+    return ClusterFile(
+        file,
+        config,
+        _own_machines(own, hosts) if local else _rented(config, own, prices.get("per_hour") or {}),
+        hosts if local else (),
+        str(provider.get(CLOUDS.get(provider["type"], ("",))[0], "")),
+        str(own.get("home") or ("/root" if user == "root" else f"/home/{user}")),
+        _number(f"{OWN}.idle_minutes", own.get("idle_minutes", 60.0)),
+        str(prices.get("currency", "USD")),
+        _day(prices.get("as_of")) if prices else None,
+    )
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    """Return the keys of a file for Ray's launcher."""
     import yaml  # the one that Ray reads it with, which knows merge keys
 
     try:
         parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError.of("--cluster", f"{path} is no YAML", str(error)) from error
+        raise InputError.of("--cluster", f"{file} is no YAML", str(error)) from error
     except RecursionError as error:
-        raise InputError.of("--cluster", f"{path} is nested too deeply", "look at it") from error
-    jobs = [part for part in parts if isinstance(part, dict) and part.get("kind") == "RayJob"]
-    if jobs:
-        return ClusterFile(file, "rayjob", jobs[0])
+        raise InputError.of("--cluster", f"{file} is nested too deeply", "look at it") from error
     config = parts[0] if len(parts) == 1 else None
-    if not isinstance(config, dict):
-        raise InputError.of("--cluster", f"{path} holds no keys", "give a cluster file")
-    provider = config.get("provider")
-    if not isinstance(provider, dict) or "type" not in provider:
-        fix = "give a file for `ray up`, such as cluster.yaml, or a RayJob of KubeRay"
-        raise InputError.of("--cluster", f"{path} has no provider.type", fix)
-    own = config.get("metadata") or {}
-    _known(OWN, own, OWN_KEYS)
-    _valid(path, config)
-    prices = own.get("prices") or {}
-    _known(f"{OWN}.prices", prices, PRICE_KEYS)
-    user = str((config.get("auth") or {}).get("ssh_user", "root"))
-    home = str(own.get("home") or ("/root" if user == "root" else f"/home/{user}"))
-    idle = _number(f"{OWN}.idle_minutes", own.get("idle_minutes", IDLE_MINUTES))
-    common = {
-        "currency": str(prices.get("currency", "USD")),
-        "priced": _day(prices.get("as_of")) if prices else None,
-        "idle_minutes": idle,
-        "home": home,
-    }
-    if provider["type"] == "local":
-        return _own_machines(file, config, provider, own, common)
-    return _rented(file, config, own, prices, common)
+    provider = config.get("provider") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(provider, dict) or "type" not in provider:
+        fix = "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
+        raise InputError.of("--cluster", f"{file} has no provider.type", fix)
+    return config
 
 
-def _own_machines(
-    file: Path,
-    config: Mapping[str, Any],
-    provider: Mapping[str, Any],
-    own: Mapping[str, Any],
-    common: Mapping[str, Any],
-) -> ClusterFile:
-    """Return the file of machines that are there anyway: one head, and the workers by address."""
-    if "head_ip" not in provider:
-        fix = "name the machines: head_ip and worker_ips"
-        raise InputError.of("provider", "no head_ip", fix)
-    workers = tuple(str(ip) for ip in provider.get("worker_ips") or ())
-    cpus, gpus = own.get("cpus") or {}, own.get("gpus") or {}
-    _known(f"{OWN}.cpus", cpus, ("head", "worker"))
-    _known(f"{OWN}.gpus", gpus, ("head", "worker"))
-
-    def kind(name: str, most: int) -> NodeType:
-        size = cpus.get(name)
-        each = None if size is None else _number(f"{OWN}.cpus.{name}", size)
-        return NodeType(
-            name, most, each, _number(f"{OWN}.gpus.{name}", gpus.get(name, 0)), 0.0, 0.0
-        )
-
-    return ClusterFile(
-        file,
-        "ray",
-        config,
-        kind("head", 1),
-        (kind("worker", len(workers)),) if workers else (),
-        own_machines=True,
-        hosts=(str(provider["head_ip"]), *workers),
-        **common,
+def _own_machines(own: Mapping[str, Any], hosts: tuple[str, ...]) -> tuple[NodeType, ...]:
+    cpus, gpus = (_sizes(own, key, ("head", "worker")) for key in ("cpus", "gpus"))
+    counts = {"head": 1, "worker": len(hosts) - 1}
+    return tuple(
+        NodeType(name, n, cpus.get(name), gpus.get(name, 0.0), 0.0, 0.0, fewest=n)
+        for name, n in counts.items()
+        if n
     )
 
 
 def _rented(
-    file: Path,
-    config: Mapping[str, Any],
-    own: Mapping[str, Any],
-    prices: Mapping[str, Any],
-    common: Mapping[str, Any],
-) -> ClusterFile:
-    """Return the file of a cloud's machines, by their types."""
+    config: Mapping[str, Any], own: Mapping[str, Any], costs: Mapping[str, Any]
+) -> tuple[NodeType, ...]:
+    """Return the types of a cloud's machines, the head first."""
     types: Mapping[str, Any] = config.get("available_node_types") or {}
     head = str(config.get("head_node_type", ""))
     if head not in types:
         what = f"head_node_type {head!r} is none of available_node_types"
         raise InputError.of("head_node_type", what, nearest(head, types))
-    costs, cpus, gpus = (
-        d or {} for d in (prices.get("per_hour"), own.get("cpus"), own.get("gpus"))
-    )
-    for where, part in (("prices.per_hour", costs), ("cpus", cpus), ("gpus", gpus)):
-        _known(f"{OWN}.{where}", part, tuple(types))
+    place, machine_at, spot_at = CLOUDS.get(str(config["provider"]["type"]), ("", "", ""))
+    prices = {where: _prices(f"{OWN}.prices.per_hour.{where}", of) for where, of in costs.items()}
+    here = prices.get(str(config["provider"].get(place, "")), {})
+    machines = {name: str(_at(said.get("node_config"), machine_at)) for name, said in types.items()}
+    names = {*machines.values(), *(machine for of in prices.values() for machine in of)}
+    cpus, gpus = (_sizes(own, key, names) for key in ("cpus", "gpus"))
     bound = int(config.get("max_workers", 2))
 
     def kind(name: str) -> NodeType:
-        said = types[name]
-        given = said.get("resources") or {}
-        size = given.get("CPU", cpus.get(name))
+        said, machine = types[name], machines[name]
+        size, price = said.get("resources") or {}, here.get(machine, {})
+        spot = str(_at(said.get("node_config"), spot_at)).lower() == "spot"
+        usual = price.get("spot", price.get("list")) if spot else price.get("list")
         most = 1 if name == head else min(bound, int(said.get("max_workers", bound)))
-        where, cost = f"{OWN}.prices.per_hour.{name}", costs.get(name)
-        listed = spot = None
-        if cost is not None:
-            _known(where, cost, KINDS)
-            given_prices = {k: _number(f"{where}.{k}", v) for k, v in cost.items()}
-            listed, spot = given_prices.get("list"), given_prices.get("spot")
-        return NodeType(
-            name,
-            most,
-            None if size is None else _number(f"{OWN}.cpus.{name}", size),
-            _number(f"{OWN}.gpus.{name}", given.get("GPU", gpus.get(name, 0))),
-            listed if spot is None else spot,
-            listed,
-        )
+        fewest = 1 if name == head else min(most, int(said.get("min_workers", 0)))
+        cpu, gpu = size.get("CPU", cpus.get(machine)), size.get("GPU", gpus.get(machine, 0.0))
+        return NodeType(name, most, cpu, gpu, usual, price.get("list"), machine, spot, fewest)
 
-    workers = tuple(kind(name) for name in types if name != head)
-    return ClusterFile(file, "ray", config, kind(head), workers, **common)
+    return tuple(kind(name) for name in sorted(types, key=lambda name: name != head))
+
+
+def _prices(where: str, machines: object) -> dict[str, dict[str, float]]:
+    """Return the prices of a region's machines."""
+    if not isinstance(machines, Mapping):
+        raise InputError.of(where, f"{machines!r} has no machines", f"prices go {BY}")
+    prices: dict[str, dict[str, float]] = {}
+    for name, cost in machines.items():
+        if not isinstance(cost, Mapping):
+            raise InputError.of(f"{where}.{name}", f"{cost!r} has no keys", f"prices go {BY}")
+        _allowed(f"{where}.{name}", cost, KINDS)
+        prices[str(name)] = {k: _number(f"{where}.{name}.{k}", v) for k, v in cost.items()}
+    return prices
+
+
+def _sizes(own: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, float]:
+    """Return CPUs or GPUs by machine, or by head and worker where they are the user's own."""
+    sizes = own.get(key) or {}
+    _allowed(f"{OWN}.{key}", sizes, tuple(sorted(names)))
+    return {name: _number(f"{OWN}.{key}.{name}", value) for name, value in sizes.items()}
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return what stands at ``a.b`` of a document, empty where there is nothing."""
+    for key in path.split("."):
+        value = value.get(key, "") if isinstance(value, Mapping) else ""
+    return value
 
 
 def _valid(path: str, config: Mapping[str, Any]) -> None:
     """Raise InputError where Ray's own schema refuses the file."""
-    from copy import deepcopy
-
     import jsonschema
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -205,7 +220,7 @@ def _valid(path: str, config: Mapping[str, Any]) -> None:
         raise InputError.of("--cluster", what, str(error).split("\n")[0]) from error
 
 
-def _known(where: str, part: object, names: tuple[str, ...]) -> None:
+def _allowed(where: str, part: object, names: tuple[str, ...]) -> None:
     if not isinstance(part, Mapping):
         raise InputError.of(where, f"{part!r} has no keys", f"allowed: {', '.join(names)}")
     for key in part:
@@ -219,13 +234,10 @@ def _number(where: str, value: object) -> float:
     return float(value)
 
 
-def _day(value: object) -> str:
+def _day(value: object) -> datetime.date:
     """Return the day of the prices: without one nobody knows what they are worth."""
     try:
-        day = value if isinstance(value, datetime.date) else datetime.date.fromisoformat(str(value))
+        return datetime.date.fromisoformat(str(value)[:10])
     except ValueError:
-        what = f"{value!r} is no day"
-        raise InputError.of(
-            f"{OWN}.prices.as_of", what, "the day of the prices: 2026-11-01"
-        ) from None
-    return day.isoformat()[:10]
+        what, fix = f"{value!r} is no day", "the day of the prices: 2026-11-01"
+        raise InputError.of(f"{OWN}.prices.as_of", what, fix) from None

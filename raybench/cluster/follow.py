@@ -1,113 +1,186 @@
-"""What the head tells while a sweep runs there: its progress and its end, over one connection by ssh."""
+"""What the head tells while a sweep runs there, asked over one connection by ssh, and its results, as they come."""
 
 from __future__ import annotations
 
 import json
+import re
+import select
+import shlex
+import shutil
+import socket
 import subprocess
-import threading
+import tarfile
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from raybench.cluster.hosts import Host
+from raybench.cluster.hosts import Host, Unreachable
 from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
 
-# Told once a second; to tell is to look in, which the switch that ends the cluster takes as a sign of life.
+# One line of answer to each line that is asked, and each pushes the lease. Whoever is cut off asks nothing any more,
+# and the shell on the head ends.
 TELL = """\
-cd {folder} && while touch {lease}; do
-  [ -s {job}/{progress} ] && tr -d '\\n' <{job}/{progress} && echo
-  [ -f {job}/{ended} ] && echo "ended $(cat {job}/{ended})" && break
-  if [ -f {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
-    sleep 1
-    [ -f {job}/{ended} ] || {{ echo "ended 137"; break; }}
+cd {kept} && while read -r -t 30 _; do
+  {lease} push >/dev/null 2>&1
+  end=$(cat {job}/{ended} 2>/dev/null)
+  if [ -z "$end" ] && [ -f {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
+    sleep 1; end=$(cat {job}/{ended} 2>/dev/null || echo 137)
   fi
-  sleep 1
+  echo "$end|$(ls {out}/cells 2>/dev/null | wc -l)|$(tr -d '\\n' <{job}/{progress} 2>/dev/null)"
 done"""
-AGAIN = 3.0  # seconds between attempts to connect
+OURS = (  # what a launch has sent to has the mark beside it
+    "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
+    "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
+)
+# Cells are listed first: the curves of each were written before it, so they are among what is listed afterwards.
+LIST = (
+    f"{OURS} && cd {{out}} 2>/dev/null && find cells weights curves plan -type f ! -name '.*' ! -name 'lock*' "
+    "-printf '%p %s %T@\\n' 2>/dev/null; true"
+)
+ASKED_EVERY, AGAIN = 1.0, 3.0  # seconds between questions, and between attempts to connect
+SHARD = re.compile(
+    r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
+)
+ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
 
 
 @dataclass
 class Told:
-    """What the head told last. code: the exit code of its sweep, None while that runs."""
+    """What the head told last. code: the exit code of its sweep, None while that runs. shards: of cells, there."""
 
     progress: dict[str, Any] = field(default_factory=dict)
     code: int | None = None
-    heard: float = field(default_factory=time.monotonic)
-    trouble: str = ""
+    shards: int = 0
+
+
+class Line:
+    """A connection to the head, made again where it is lost; ``told`` is what was heard last."""
+
+    def __init__(self, host: Host, kept: str, job: str, out: str) -> None:
+        names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "lease": LEASE}
+        command = TELL.format(kept=kept, job=job, out=out or "none", **names)
+        self.command = [*host.ssh(), host.login, f"bash -c {shlex.quote(command)}"]
+        self.told = Told()
+        self.heard = time.monotonic()
+        self._ssh: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ssh is not None:
+            self._ssh.kill()
+            self._ssh.wait()
+            self._ssh = None
 
     @property
     def silence(self) -> float:
         """Seconds since the head was heard."""
         return time.monotonic() - self.heard
 
-
-class Listener:
-    """Listens to the head in a thread, and connects again where the connection is lost, until it is closed."""
-
-    def __init__(self, host: Host, folder: str, job: str) -> None:
-        self.host, self.folder, self.job = host, folder, job
-        self.told = Told()
-        self._over = threading.Event()
-        self._ssh: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Listener:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._end()
-        self._thread.join(timeout=10)
-
-    def _listen(self) -> None:
-        names = {"lease": LEASE, "progress": PROGRESS, "ended": ENDED, "pid": PID}
-        command = TELL.format(folder=self.folder, job=self.job, **names)
-        while not self._over.is_set() and self.told.code is None:
+    def ask(self) -> bool:
+        """Ask once, and return whether there was an answer; takes a second or a few."""
+        if self._ssh is None:
+            pipe = subprocess.PIPE
             self._ssh = subprocess.Popen(
-                [*self.host.ssh(), self.host.login, command],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            assert self._ssh.stdout is not None
-            assert self._ssh.stderr is not None
-            for line in self._ssh.stdout:
-                self._take(line.strip())
-            said = self._ssh.stderr.read().strip().splitlines()
-            self.told.trouble = said[-1] if said else ""
-            self._end()
-            if self.told.code is None:
-                self._over.wait(AGAIN)
+                self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+            )
+        assert self._ssh.stdin is not None
+        assert self._ssh.stdout is not None
+        with suppress(OSError):
+            self._ssh.stdin.write(b"\n")
+            self._ssh.stdin.flush()
+            if select.select([self._ssh.stdout], [], [], 20)[0]:
+                answer = self._ssh.stdout.readline().decode(errors="replace").strip()
+                if answer.count("|") >= 2:
+                    self._take(*answer.split("|", 2))
+                    time.sleep(ASKED_EVERY)
+                    return True
+        self.__exit__()
+        time.sleep(AGAIN)
+        return False
 
-    def _take(self, line: str) -> None:
-        if line.startswith("ended "):
-            with suppress(ValueError):
-                self.told.code = int(line.removeprefix("ended "))
-        elif line:
-            with suppress(ValueError):
-                self.told.progress = json.loads(line)
-        self.told.heard = time.monotonic()
-        self.told.trouble = ""
+    def _take(self, end: str, shards: str, progress: str) -> None:
+        self.heard = time.monotonic()
+        with suppress(ValueError):
+            self.told.shards = int(shards)
+            if progress:
+                self.told.progress = json.loads(progress)
+        if end.strip().isdecimal():
+            self.told.code = int(end)
 
-    def _end(self) -> None:
-        if self._ssh is not None:
-            with suppress(OSError):
-                self._ssh.kill()
-            self._ssh.wait()
+
+def send(host: Host, results: Path, out: str) -> None:
+    """Copy what the folder here holds already to the head, whose driver then goes on from it.
+
+    Raises RuntimeError where the head's folder holds a sweep of somebody else.
+    """
+    host.run(f"{OURS.format(out=out)} && mkdir -p {out} && touch {out}/../launch")
+    # the sweep's text has paths of each machine, and the locks are each machine's own
+    apart = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
+    host.push(results, out, *(f"--exclude={name}" for name in apart))
+
+
+def fetch(host: Host, results: Path, out: str, listing: Path) -> int:
+    """Copy what is new on the head into the folder here; return how many shards of cells are here then.
+
+    One listing by the head says what is there, and what ``listing`` holds of it and the folder has was copied before.
+    Files travel into a folder that nobody reads, and appear by a rename, cells last. Raises Unreachable, RuntimeError
+    and OSError.
+    """
+    names = {line: line.rsplit(" ", 2)[0] for line in host.run(LIST.format(out=out)).splitlines()}
+    names = {line: name for line, name in names.items() if SHARD.fullmatch(name)}
+    before = set(listing.read_text().splitlines()) if listing.exists() else set()
+    new = [n for line, n in names.items() if line not in before or not (results / n).exists()]
+    spare = results / "tmp"
+    if new:
+        shutil.rmtree(spare, ignore_errors=True)
+        _copied(host, out, new, spare)
+    for part in ("plan", "curves", "cells"):
+        (results / part).mkdir(parents=True, exist_ok=True)
+    for name in sorted(new, key=lambda name: ORDER.index(name.split("/")[0])):
+        if (spare / name).exists():
+            (results / name).parent.mkdir(exist_ok=True)
+            (spare / name).replace(results / name)
+    shutil.rmtree(spare, ignore_errors=True)
+    listing.write_text("\n".join(line for line, name in names.items() if (results / name).exists()))
+    return sum(1 for _ in (results / "cells").iterdir())
+
+
+def _copied(host: Host, out: str, names: list[str], target: Path) -> None:
+    """Copy files of the head's folder, as one stream. Raises Unreachable where it ends too early."""
+    call = [*host.ssh(), host.login, f"cd {out} && tar cf - --ignore-failed-read -T -"]
+    with tempfile.TemporaryFile() as asked:
+        asked.write("\n".join(names).encode())
+        asked.seek(0)
+        ssh = subprocess.Popen(call, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        with tarfile.open(fileobj=ssh.stdout, mode="r|") as archive:
+            for member in archive:
+                data = archive.extractfile(member) if member.isreg() else None
+                if data is None or not SHARD.fullmatch(member.name):
+                    continue
+                (target / member.name).parent.mkdir(parents=True, exist_ok=True)
+                with (target / member.name).open("wb") as file:
+                    shutil.copyfileobj(data, file)
+    except tarfile.TarError as error:
+        raise Unreachable(f"{host.address}: the results stopped coming: {error}") from error
+    finally:
+        ssh.kill()
+        ssh.wait()
 
 
 def forwarded(host: Host, port: int) -> tuple[subprocess.Popen[bytes], int]:
     """Return a running tunnel to a port on the head's loopback, and the port here. Raises OSError."""
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         here = free.getsockname()[1]
-    tunnel = subprocess.Popen(
-        [*host.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{here}:127.0.0.1:{port}"),
-         host.login],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    way, none = f"127.0.0.1:{here}:127.0.0.1:{port}", subprocess.DEVNULL
+    call = [*host.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-L", way), host.login]
+    tunnel = subprocess.Popen(call, stdin=none, stdout=none, stderr=none)
     until = time.monotonic() + 30
     while time.monotonic() < until and tunnel.poll() is None:
         with suppress(OSError):

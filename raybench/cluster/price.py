@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from raybench.cluster.file import OWN, ClusterFile, NodeType
 from raybench.core.errors import InputError
+from raybench.spec.model import Resources
 
 START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; paid for, too
 
@@ -16,81 +17,98 @@ START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; 
 class Price:
     """What is expected of a launch, and the most that it can come to.
 
-    slots: how many trials run at once on the whole cluster, None where the file does not say how many CPUs
-    nodes have. hours: expected. per_hour: of the whole cluster. cost: expected; None without prices. most_hours: after
-    which the cluster ends by itself, whatever happens. most: the cost of the whole cluster for that long.
+    slots: how many trials run at once on the whole cluster, None where the file does not say how many CPUs nodes have.
+    hours: expected, from and to. cost: in these hours, None without prices. most_hours: after which the cluster ends by
+    itself, whatever happens. most: the cost of the whole cluster for that long. per_hour: of the whole cluster, at list
+    prices.
     """
 
-    cell_hours: float
     slots: int | None
-    hours: float
-    cost: float | None
+    hours: tuple[float, float]
+    cost: tuple[float, float] | None
     most_hours: float
     most: float | None
+    per_hour: float | None
 
 
 def price(
     cluster: ClusterFile,
-    seconds: float,
+    seconds: tuple[float, float],
     batches: int,
-    cpus: float,
-    gpus: float,
+    asked: Resources,
     max_hours: float,
     max_cost: float | None,
 ) -> Price:
-    """Return the price of ``seconds`` of work, on one slot of this machine, that falls into so many batches.
+    """Return the price of so many seconds of work (from, to), on one slot of this machine, that fall into batches.
 
-    cpus, gpus: of a slot, all its workers together. max_cost shortens ``max_hours`` to what it pays for.
-    Raises InputError where the expected cost or time is above what is allowed, no node could ever hold a
-    slot, or ``max_cost`` is given and a node has no price.
+    A slot is a trial: one worker, or a group of them, which may lie on several nodes. max_cost shortens ``max_hours`` to
+    what it pays for. Raises InputError where the expected cost or time is above what is allowed, the cluster can never
+    hold a slot, or ``max_cost`` is given and a node has no price.
     """
+    cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
     # Ray starts nodes with GPUs for what asks for them alone
-    fits = [_slots(n.cpus, n.gpus, cpus, gpus) if gpus or not n.gpus else 0 for n in cluster.nodes]
-    if fits and all(f == 0 for f in fits):
-        what = f"no node of {cluster.path.name} has {cpus:g} CPUs" + f" and {gpus:g} GPUs" * (
-            gpus > 0
-        )
-        raise InputError.of("resources", what, "ask for less, or name larger nodes")
-    known = None if None in fits else sum(f * n.most for f, n in zip(fits, cluster.nodes) if f)
-    nodes = [n for n, f in zip(cluster.nodes, fits) if n is cluster.head or f != 0]
-    slots = None if known is None else max(1, int(known))
-    hours = seconds / 3600 / max(1, min(slots or 1, batches))
-    hours += 0.02 if cluster.own_machines else START_HOURS
-    usual, listed = _sum([n.price for n in nodes], nodes), _sum([n.listed for n in nodes], nodes)
-    cost = None if usual is None else usual * hours
+    fits = [_places(n, cpus, gpus) if gpus or not n.gpus else 0 for n in cluster.nodes]
+    places = None if None in fits else sum(f * n.most for f, n in zip(fits, cluster.nodes) if f)
+    if cluster.nodes and places is not None and places < asked.workers:
+        each = f"{cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
+        what = f"no node of {cluster.path.name} has {each}"
+        if places:
+            what = f"{asked.workers} workers of {each}: all nodes of {cluster.path.name} hold {places:g}"
+        raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
+    slots = None if places is None else max(1, int(places // asked.workers))
+    # what is started whether it is of use or not costs as much
+    counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
+    usual = _sum([n.price for n in cluster.nodes], counts)
+    listed = _sum([n.listed for n in cluster.nodes], counts)
+    start = 0.02 if cluster.own_machines else START_HOURS
+    at_once = 3600 * max(1, min(slots or 1, batches))
+    hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
+    cost = None if usual is None else (usual * hours[0], usual * hours[1])
     if max_cost is not None:
+        if not cluster.ends_by_itself:
+            what = "a machine of this provider that shuts itself down costs on until it is deleted"
+            raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
         if listed is None or cost is None:
-            bare = ", ".join(n.name for n in nodes if n.listed is None)
-            raise InputError.of(
-                "--max-cost", f"{bare} has no price", f"{OWN}.prices.per_hour names it"
-            )
-        if cost > max_cost:
-            what = f"{money(cost, cluster.currency)} are expected, {max_cost:g} allowed"
+            _refuse_unpriced(cluster, counts)
+        elif cost[1] > max_cost:
+            what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
             raise InputError.of(
                 "--max-cost", what, "fewer cells (raybench plan shows which cost most)"
             )
-        if listed > 0:
+        if listed:
             max_hours = min(max_hours, max_cost / listed)
-    if hours > max_hours:
-        what = f"{hours:.3g} hours are expected, {max_hours:.3g} allowed"
+    if hours[1] > max_hours:
+        what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
     most = None if listed is None else listed * max_hours
-    return Price(seconds / 3600, slots, hours, cost, max_hours, most)
+    return Price(slots, hours, cost, max_hours, most, listed)
 
 
-def _sum(prices: Sequence[float | None], nodes: Sequence[NodeType]) -> float | None:
+def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
+    """Raise InputError that says how the missing prices are given."""
+    bare = [n for n, count in zip(cluster.nodes, counts) if count and n.listed is None]
+    names = ", ".join(dict.fromkeys(n.machine or n.name for n in bare))
+    where = f" in {cluster.region}" if cluster.region else ""
+    fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, "
+    fix += f"per_hour: {{{cluster.region or 'REGION'}: {{{bare[0].machine or 'MACHINE'}: {{list: 1.23}}}}}}"
+    raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
+
+
+def _sum(prices: Sequence[float | None], counts: Sequence[int]) -> float | None:
     """Return the price of all nodes together, None where one is unknown."""
-    known = [p * n.most for p, n in zip(prices, nodes) if p is not None]
-    return sum(known) if len(known) == len(prices) else None
-
-
-def _slots(has: float | None, gpus: float, cpus: float, needs: float) -> float | None:
-    if needs and gpus < needs:
-        return 0
-    if has is None:
+    if any(p is None for p, count in zip(prices, counts) if count):
         return None
-    fits = has / cpus if cpus else math.inf
-    return math.floor(min(fits, gpus / needs if needs else math.inf) + 1e-9)
+    return sum(p * count for p, count in zip(prices, counts) if p is not None)
+
+
+def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
+    """Return how many workers a node holds; None where nobody knows."""
+    if gpus and node.gpus < gpus:
+        return 0
+    if node.cpus is None:
+        return None
+    fits = node.cpus / cpus if cpus else math.inf
+    return math.floor(min(fits, node.gpus / gpus if gpus else math.inf) + 1e-9)
 
 
 def money(amount: float, currency: str) -> str:

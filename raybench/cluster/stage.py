@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster import switch, wheel
+from raybench.cluster import wheel
 from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.data import catalogue
 from raybench.spec import Sweep
 
 THERE = "raybench-launch"  # the folder on every host, in the home of the user who runs Ray
-TOKEN, PROGRESS, ENDED, LEASE, PID = "token", "progress.json", "ended", "lease", "driver.pid"
+TOKEN, PROGRESS, ENDED, PID, LOG = "token", "progress.json", "ended", "driver.pid", "job.log"
+LEASE = 'sh "$HOME/.raybench-lease/lease.sh"'
 MOST_BYTES = 8 << 30
 JOB = """\
 #!/bin/bash
-# What the cluster's job runs: the sweep's driver, on the head. It leaves its exit code behind.
-cd "$(dirname "$0")" && mkdir -p {job} || exit 2
-echo $$ > {job}/{pid}
-export RAYBENCH_DATA="$PWD/data" RAYBENCH_PROGRESS="$PWD/{job}/{progress}"
-{command}
-code=$?
-echo $code > {job}/{ended}.new && mv {job}/{ended}.new {job}/{ended}
-exit $code
+# What the cluster's job runs: the sweep's driver, on the head. It leaves its exit code behind, and keeps the lease.
+job={job}
+cd "$(dirname "$0")" && mkdir -p "$job" || exit 2
+rm -f "$job/{ended}"
+echo $$ >"$job/{pid}"
+({lease}; while kill -0 $$ 2>/dev/null; do {push}; sleep 10; done) >/dev/null 2>&1 &
+export RAYBENCH_DATA="$PWD/data" RAYBENCH_PROGRESS="$job/{progress}"
+{command} 2>&1 | tee "$job/{log}"
+code=${{PIPESTATUS[0]}}
+echo "$code" >"$job/{ended}.new" && mv "$job/{ended}.new" "$job/{ended}"
+exit "$code"
 """
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The folder of what travels, and how many bytes of it are data."""
+class Job:
+    """A job of the cluster: the folder of what it tells, where its results go, flags of ``raybench sweep``.
 
-    folder: Path
-    data_bytes: int
+    python: the interpreter there. lease: ``push`` while it runs, or ``hold`` until its results are fetched.
+    """
+
+    folder: str
+    out: str
+    flags: tuple[str, ...] = ()
+    python: str = "python3"
+    lease: str = "push"
+
+    def script(self) -> str:
+        """Return the script that the job runs."""
+        words = [self.python, "-m", "raybench", "sweep", "sweep.yaml", "--out", self.out]
+        words += ["--address", "auto", *self.flags]
+        command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in words)
+        names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "log": LOG}
+        job = shlex.quote(self.folder)
+        return JOB.format(
+            command=command, job=job, lease=f"{LEASE} {self.lease}", push=f"{LEASE} push", **names
+        )
 
 
-def gather(
-    folder: Path,
-    sweep: Sweep,
-    job: str,
-    flags: Iterable[str],
-    out: str,
-    python: str,
-    switched: Mapping[str, Any],
-) -> Stage:
-    """Fill ``folder`` with all that a host needs; a token that is there stays, else one is made.
+def gather(folder: Path, sweep: Sweep, job: Job) -> int:
+    """Fill ``folder`` with all that a host needs, and return the bytes of data in it.
 
-    job: the id of the cluster's job, and the name of the folder of what it tells. flags: of ``raybench sweep`` on the head. out: where its results go there. python: the interpreter there.
-    switched: settings of the switch that ends the cluster. Raises InputError for files that are too large.
+    A token that is there stays, else one is made. Raises InputError for files that are too large.
     """
     token = (folder / TOKEN).read_text() if (folder / TOKEN).exists() else secrets.token_hex(32)
     shutil.rmtree(folder, ignore_errors=True)
@@ -70,13 +81,8 @@ def gather(
         for file in catalogue.files_of(name):
             data.copy(file, Path("data") / file.relative_to(catalogue.folder().absolute()))
     (folder / "data").mkdir(exist_ok=True)
-    words = [python, "-m", "raybench", "sweep", "sweep.yaml", "--out", out, "--address", "auto"]
-    command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in [*words, *flags])
-    job = JOB.format(command=command, job=job, ended=ENDED, pid=PID, progress=PROGRESS)
-    (folder / "job.sh").write_text(job)
-    (folder / "switch.py").write_text(Path(switch.__file__).read_text())
-    (folder / "switch.json").write_text(json.dumps({**switched, "job": job}))
-    return Stage(folder, data.bytes)
+    (folder / "job.sh").write_text(job.script())
+    return data.bytes
 
 
 def data_sets(sweep: Sweep) -> set[str]:

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,33 +43,35 @@ class Launch:
         self.results = Path(results)
 
     @classmethod
-    def of(cls, results: str | os.PathLike[str]) -> Launch:
-        """Return the launch that a folder holds. Raises InputError where it holds none."""
-        found = cls(results)
-        if found.order() is None:
-            what = f"{results} holds no launch"
-            raise InputError.of("DIR", what, "give the results folder of a sweep that was launched")
-        return found
+    def of(cls, name: str | os.PathLike[str]) -> Launch:
+        """Return the launch that a folder holds, or that of an id or of a sweep's name, the last begun.
 
-    @classmethod
-    def all(cls) -> Iterator[Launch]:
-        """Yield the launches that this user began, the oldest first, whose results folders still name them."""
-        orders = sorted(launches().glob(f"*/{ORDER}"), key=lambda path: path.stat().st_mtime)
-        for path in orders:
-            found = cls(json.loads(path.read_text())["results"])
-            if found._id() == path.parent.name:
-                yield found
+        Raises InputError where there is none.
+        """
+        launch = cls(name)
+        if launch.order() is not None:
+            return launch
+        for key, order in reversed(ordered()):
+            if str(name) in (key, order.get("name")) and "results" in order:
+                launch = cls(order["results"])
+                if launch._id() is None:  # the folder is gone; the cluster may be up all the same
+                    launch.results.mkdir(parents=True, exist_ok=True)
+                    _write(launch.results / NAME, key)
+                if launch._id() == key:
+                    return launch
+        what = f"{name} holds no launch, and no launch has that name"
+        raise InputError.of("DIR", what, "`raybench launch ls` lists yours")
 
     @property
     def folder(self) -> Path:
         """The folder of what is kept of this launch. Raises InputError where this user did not begin it here."""
         name = self._id()
-        found = launches() / (name or "")
-        if not name or not found.is_dir():
+        folder = launches() / (name or "")
+        if not name or not folder.is_dir():
             what = f"{self.results} was launched from another machine or by another user"
             fix = f"follow it there; to launch it from here as well, remove {self.results / NAME} first"
             raise InputError.of("DIR", what, fix)
-        return found
+        return folder
 
     def _id(self) -> str | None:
         """Return the id in the results folder; None where there is none, empty where what is there is no id."""
@@ -92,7 +94,8 @@ class Launch:
         (launches() / name).mkdir(mode=0o700)  # it will hold the cluster's token
         self.results.mkdir(parents=True, exist_ok=True)
         _write(self.results / NAME, name)
-        self._write(ORDER, {"id": name, "results": str(self.results.absolute()), **order})
+        results = str(self.results.absolute())
+        self._note(ORDER, {"id": name, "results": results, "began": time.time(), **order})
 
     def order(self) -> dict[str, Any] | None:
         """Return what this launch is to do, None where there is none."""
@@ -100,18 +103,16 @@ class Launch:
 
     def ordered(self) -> dict[str, Any]:
         """Return what this launch is to do. Raises InputError where there is none."""
-        found = Launch.of(self.results).order()
-        assert found is not None
-        return found
+        return Launch.of(self.results).order() or {}
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
-        self._write(ORDER, {**self.ordered(), **facts})
+        self._note(ORDER, {**self.ordered(), **facts})
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
         assert state in STATES
-        self._write(f"{state}.json", {"at": time.time(), **facts})
+        self._note(f"{state}.json", {"at": time.time(), **facts})
 
     def leave(self, *states: str) -> None:
         """Forget states, as when a job is submitted anew."""
@@ -131,7 +132,7 @@ class Launch:
         """Return the path of a file of this launch."""
         return self.folder / name
 
-    def _write(self, name: str, facts: Mapping[str, Any]) -> None:
+    def _note(self, name: str, facts: Mapping[str, Any]) -> None:
         _write(self.folder / name, json.dumps(facts, indent=1))
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -139,13 +140,34 @@ class Launch:
             return None
         path = self.folder / name
         try:
-            found = json.loads(path.read_text())
+            facts = json.loads(path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             what = f"cannot read {path}: {error}"
             raise InputError.of("DIR", what, "is the file whole?") from error
-        return found if isinstance(found, dict) else None
+        return facts if isinstance(facts, dict) else None
+
+
+def ordered() -> list[tuple[str, dict[str, Any]]]:
+    """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached).
+
+    Each is read by itself: what is damaged of one has the key ``damaged``, and hides no other.
+    """
+    rows = []
+    for folder in launches().glob("*"):
+        facts: dict[str, Any] = {}
+        for name in (ORDER, *(f"{state}.json" for state in STATES)):
+            try:
+                read = dict(json.loads((folder / name).read_text()))
+                facts |= read if name == ORDER else {name.removesuffix(".json"): read}
+            except (OSError, ValueError, TypeError) as error:
+                if name == ORDER or not isinstance(error, FileNotFoundError):
+                    facts["damaged"] = f"cannot read {name}"
+        if not isinstance(facts.get("began"), float):
+            facts["began"] = folder.stat().st_mtime
+        rows.append((folder.name, facts))
+    return sorted(rows, key=lambda row: row[1]["began"])
 
 
 def _write(path: Path, text: str) -> None:

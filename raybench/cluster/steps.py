@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,25 +14,31 @@ from typing import Any
 
 import yaml
 
-from raybench.cluster import end, fetch, file, jobs, provider, render
+from raybench.cluster import file, launcher
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.follow import Listener, forwarded
+from raybench.cluster.follow import Line, fetch, forwarded, send
 from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.stage import ENDED, PID, TOKEN
-from raybench.cluster.states import LOG, Launch
+from raybench.cluster.stage import LEASE, LOG, PID, TOKEN
+from raybench.cluster.states import LOG as LAUNCHER_LOG
+from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 
 JOBS_PORT = 8265
-FETCH_EVERY = 30.0
-PATIENCE = 900.0  # seconds without a word from the head, until the follower gives up; the sweep goes on there
-RUNNING = ("PENDING", "RUNNING")
-
-Say = Callable[[str], None]
-Show = Callable[[dict[str, Any], str], None]
+PUSH_EVERY = 10.0
+FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
+ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
+PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
+LAST_SECONDS = 120.0  # before the deadline, for what comes home then
+GONE_SECONDS = 90.0  # that a provider may take to forget a node
+OVER = 1  # exit code of a sweep whose hours are over
 
 
 class HeadLost(RuntimeError):
-    """The head does not answer; the text says since when, and what can be done."""
+    """The head does not answer, for so long that it is given up."""
+
+
+class NotDown(RuntimeError):
+    """Something of the cluster is still there; the text names it and says what to do."""
 
 
 @dataclass
@@ -39,8 +46,8 @@ class Steps:
     """The steps of one launch. say: told what happens; show: given the sweep's progress and a remark."""
 
     launch: Launch
-    say: Say = print
-    show: Show = field(default=lambda progress, remark: None)
+    say: Callable[[str], None] = print
+    show: Callable[[dict[str, Any], str], None] = field(default=lambda progress, remark: None)
 
     @cached_property
     def order(self) -> dict[str, Any]:
@@ -53,19 +60,14 @@ class Steps:
         return file.read(str(self.launch.place("given.yaml")))
 
     @property
-    def python(self) -> str:
-        """The interpreter on the hosts that raybench is installed for."""
-        return str(self.order["python"])
+    def stage(self) -> Path:
+        """The folder of what travels, here."""
+        return self.launch.place("stage")
 
     @property
-    def there(self) -> str:
-        """The folder of this launch on the hosts."""
-        return render.folder_there(self.cluster)
-
-    @property
-    def results_there(self) -> str:
-        """The results' folder on the head; empty where they go to an object store."""
-        return "" if self.order.get("remote_out") else f"{self.there}-results/{self.order['name']}"
+    def config(self) -> Path:
+        """What Ray's launcher is given."""
+        return self.launch.place("cluster.yaml")
 
     @property
     def env(self) -> dict[str, str]:
@@ -73,12 +75,13 @@ class Steps:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
 
     @property
-    def stage(self) -> Path:
-        return self.launch.place("stage")
+    def job(self) -> str:
+        """The folder on the head of what the job tells."""
+        return f"{self.order['kept']}/{self.order['job']}"
 
-    @property
-    def _config(self) -> Path:
-        return self.launch.place("cluster.yaml")
+    def reached(self, state: str) -> bool:
+        """Whether a state was reached."""
+        return self.launch.reached(state) is not None
 
     def head(self) -> Host:
         """Return the head. Raises HeadLost where the cluster was never up."""
@@ -87,163 +90,201 @@ class Steps:
             raise HeadLost("the cluster is not up yet")
         return Host(**up["head"])
 
-    # -- up ----------------------------------------------------------------------------------
+    # -- up, submitted -----------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start the cluster, unless it is up already and its head answers."""
-        if self.launch.reached("up") is not None:
-            with suppress(Unreachable):
-                self.head().run("true", timeout=30)
+        """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
+        if self.reached("submitted"):
+            return  # whoever follows finds out
+        if self.reached("up"):
+            with suppress(Unreachable, RuntimeError):
+                self.head().run(f"{LEASE} push", timeout=30)
                 return
-        self._free()
-        config = render.rendered(
-            self.cluster, f"{self.cluster.config.get('cluster_name', 'raybench')}-{self.order['id']}",
-            self.stage, self.python,
-        )  # fmt: skip
-        self._config.write_text(yaml.safe_dump(config, sort_keys=False))
-        self.say(f"starting {config['cluster_name']} (ray up)")
-        provider.up(self._config, self.launch.place(LOG), self.env)
+        order, deadline = self.order, float(self.order["deadline"])
+        name = f"{self.cluster.config.get('cluster_name', 'raybench')}-{order['id']}"
+        take = launcher.taking(self.cluster, order["id"], deadline, order["owner"])
+        given = (name, self.stage, str(order["python"]), take, deadline)
+        config = launcher.rendered(self.cluster, *given)
+        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        self._take_hosts(take)
+        self.say(f"starting {name} (ray up)")
+        launcher.up(self.config, self.launch.place(LAUNCHER_LOG), self.env)
         known = str(self.launch.place("known_hosts").resolve())
-        head = provider.head(self._config, self.env, known)
-        head.run("true", timeout=60)
+        head = launcher.head(self.config, self.env, known)
+        head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         self.say(f"the head is up: {head.login}")
 
-    def _free(self) -> None:
-        """Raise InputError where a Ray runs already on a machine of the user's: ``ray up`` would end it."""
-        for address in self.cluster.hosts:
-            host = end.reached(self.cluster, address, None)
+    def _take_hosts(self, take: str) -> None:
+        """Lease the user's own machines, all or none. Raises InputError where one is taken, or Ray runs there."""
+        taken: list[Host] = []
+        for host in self._machines():
             try:
-                busy = end.processes(host, patience=0.0)
+                host.run(take)
+                taken.append(host)
             except (Unreachable, RuntimeError) as error:
-                fix = "every machine of the file must be reached by ssh without a password"
+                for one in taken:
+                    with suppress(Unreachable):
+                        one.run(f"{LEASE} end", check=False)
+                self.launch.reach("down", sure=["nothing was started"])
+                fix = "wait, or give other machines; each is reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
-            if busy:
-                what = f"Ray runs on {address} already (processes {', '.join(busy[:4])})"
-                raise InputError.of(
-                    "--cluster", what, "end it there, or join it: --address HOST:8265"
-                )
 
-    # -- submitted ---------------------------------------------------------------------------
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Push the leases of the user's own machines meanwhile: to set them up may take longer than a lease lasts."""
+        over = threading.Event()
+
+        def push() -> None:
+            while not over.wait(PUSH_EVERY):
+                for host in self._machines():
+                    with suppress(Unreachable):
+                        host.run(f"{LEASE} push", timeout=30, check=False)
+
+        threading.Thread(target=push, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _machines(self) -> list[Host]:
+        auth = self.cluster.config.get("auth") or {}
+        return [launcher.reached(address, auth) for address in self.cluster.hosts]
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
-        if self.launch.reached("submitted") is not None:
+        if self.reached("submitted"):
             return
-        job = self.order["job"]
-        head = self.head()
-        head.push(self.stage, self.there)  # the mounts of ``ray up``, where they are older
-        if self.results_there:
-            fetch.send(self.launch, head, self.results_there)
-        with self._jobs(head) as url:
-            jobs.ask(self.env, "submit", url, job, entrypoint=f"bash {self.there}/job.sh")
-        self.launch.reach("submitted", job=job)
-        self.say(f"submitted as {job}")
-
-    @contextmanager
-    def _jobs(self, head: Host) -> Iterator[str]:
-        """Yield the address of the head's Jobs API, through a tunnel."""
+        head, job, there = self.head(), self.order["job"], launcher.folder_there(self.cluster)
+        head.push(self.stage, there)  # the mounts of ``ray up``, where they are older
+        if self.order["out"]:
+            send(head, self.launch.results, self.order["out"])
+        head.run(f"mkdir -p {self.job} && {LEASE} push")
         tunnel, port = forwarded(head, JOBS_PORT)
         try:
-            yield f"http://127.0.0.1:{port}"
+            url, log = f"http://127.0.0.1:{port}", self.launch.place(LAUNCHER_LOG)
+            launcher.submit(url, job, f"bash {there}/job.sh", log, self.env)
         finally:
             tunnel.kill()
             tunnel.wait()
+        self.launch.reach("submitted", job=job)
+        self.say(f"submitted as {job}")
 
     # -- running, fetched --------------------------------------------------------------------
 
     def follow(self) -> int:
-        """Show the sweep's progress, and fetch its shards, until it ends; return its exit code.
+        """Show the sweep's progress, and fetch its shards, until it ends or its hours do; return its exit code.
 
         Raises HeadLost where nothing is heard of the head for long.
         """
         over = self.launch.reached("fetched")
         if over is not None:
             return int(over["code"])
-        head = self.head()
-        fetched = time.monotonic()
-        with Listener(head, self.there, self.order["job"]) as listener:
-            told = listener.told
-            while told.code is None:
-                if told.progress and self.launch.reached("running") is None:
-                    self.launch.reach("running")
-                remark = ""
-                if told.silence > 10:
-                    remark = f"the head is silent for {told.silence:.0f} s"
-                    self._heard_of(head, told.silence)
-                self.show(told.progress, remark)
-                if self.results_there and time.monotonic() - fetched > FETCH_EVERY:
-                    with suppress(Unreachable, RuntimeError):  # the next time will do
-                        fetch.fetch(self.launch, head, self.results_there)
-                    fetched = time.monotonic()
-                time.sleep(0.5)
-            self.show(told.progress, "")
-            code = told.code
-        self._fetch_all(head)
+        head, deadline = self.head(), float(self.order["deadline"])
+        last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
+        shards, fetched, asked = 0, time.monotonic(), 0.0
+        with Line(head, self.order["kept"], self.job, self.order["out"]) as line:
+            while line.told.code is None and time.time() < last:
+                if line.ask():
+                    asked = 0.0
+                    if line.told.progress and not self.reached("running"):
+                        self.launch.reach("running")
+                    self.show(line.told.progress, "")
+                    if line.told.shards != shards and time.monotonic() - fetched > FETCH_EVERY:
+                        fetched = time.monotonic()
+                        with suppress(Unreachable, RuntimeError):  # the next time will do
+                            self._fetch(head)
+                            shards = line.told.shards
+                elif line.silence > 10:
+                    self.show(line.told.progress, f"the head is silent for {line.silence:.0f} s")
+                    if line.silence - asked > ASK_PROVIDER:
+                        asked = line.silence
+                        self._see(head, line)
+            code = line.told.code
+        if code is None:
+            self.say("the hours of this launch are over")
+            self._stop_job(head)
+            code = OVER
+        self._come_home(head)
         self.launch.reach("fetched", code=code)
         return code
 
-    def _heard_of(self, head: Host, silence: float) -> None:
-        """Raise HeadLost where nothing was heard for long."""
-        if silence > PATIENCE:
-            raise HeadLost(
-                f"{head.address} has not answered for {silence:.0f} s. The sweep may go on there:\n"
-                f"    raybench attach {self.launch.results}, or raybench down {self.launch.results}"
-            )
-
-    def _fetch_all(self, head: Host) -> None:
-        if not self.results_there:
-            return
-        for attempt in range(3):
+    def _see(self, head: Host, line: Line) -> None:
+        """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
+        if not self.cluster.own_machines:
             try:
-                count = fetch.fetch(self.launch, head, self.results_there)
-            except Unreachable:
-                if attempt == 2:
-                    raise
-                time.sleep(5)
-            else:
-                self.say(f"{count:,} shards are in {self.launch.results}")
+                nodes = launcher.alive(self.config, self.env)
+            except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
+            if not nodes:
+                raise HeadLost(
+                    f"{head.address} is gone: the provider knows no node of this cluster"
+                )
+        if line.silence > PATIENCE:
+            try:
+                head.run("true", timeout=30)
+            except Unreachable as error:
+                raise HeadLost(f"no answer for {line.silence:.0f} s: {error}") from error
 
-    def log(self, lines: int = 12) -> str:
-        """Return the last lines of the job's log, empty where it cannot be had."""
-        with (
-            suppress(Unreachable, OSError, jobs.JobFailed, HeadLost),
-            self._jobs(self.head()) as url,
-        ):
-            said = str(jobs.ask(self.env, "logs", url, self.order["job"])["logs"])
-            return "\n".join(said.rstrip().splitlines()[-lines:])
-        return ""
+    def _fetch(self, head: Host) -> int:
+        listing = self.launch.place("listing")
+        return fetch(head, self.launch.results, self.order["out"], listing)
+
+    def _come_home(self, head: Host) -> None:
+        """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
+        for attempt in range(4):
+            try:
+                if self.order["out"]:
+                    self.say(f"{self._fetch(head):,} shards are in {self.launch.results}")
+                self.launch.place(LOG).write_text(
+                    head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
+                )
+                head.run(f"{LEASE} release", check=False)
+                return
+            except Unreachable:
+                if attempt == 3:
+                    raise
+                time.sleep(5 * attempt)
+
+    def log(self) -> str:
+        """Return the job's log: as it is on the head, or as it was when it was fetched."""
+        with suppress(Unreachable, RuntimeError):
+            if not self.reached("down"):
+                return self.head().run(f"cat {self.job}/{LOG}")
+        path = self.launch.place(LOG)
+        return path.read_text() if path.exists() else ""
 
     # -- down --------------------------------------------------------------------------------
 
-    def down(self, fetching: bool = True) -> list[str]:
+    def down(self, fetching: bool = True, lost: bool = False) -> list[str]:
         """Fetch what there is, end the cluster, and return how it is known that nothing is left.
 
-        Raises NotDown where something is, or may be.
+        lost: the head was given up. Raises NotDown where something is, or may be, left, and where a rented head holds
+        results that cannot be fetched now.
         """
         ended = self.launch.reached("down")
         if ended is not None:
             return list(ended["sure"])
-        head: Host | None = None
-        with suppress(HeadLost):
-            head = self.head()
-        if head is not None and fetching and self.launch.reached("submitted") is not None:
+        head = self.head() if self.reached("up") else None
+        home = self.reached("fetched") or not self.reached("submitted")
+        if head is not None and fetching and not home:
             self._stop_job(head)
-            if self.launch.reached("fetched") is None:
-                try:
-                    self._fetch_all(head)
-                except (Unreachable, RuntimeError) as error:
-                    self.say(f"not all results could be fetched: {error}")
-        sure = []
-        if self._config.exists():
-            self.say("ending the cluster (ray down)")
-            sure = end.take_down(
-                self.cluster, self._config, self.launch.place(LOG), self.env, head, self.there,
-                self.python,
-            )  # fmt: skip
-        for name in ("stage", "incoming"):  # the token and the data among it
-            shutil.rmtree(self.launch.place(name), ignore_errors=True)
+            try:
+                self._come_home(head)
+                home = True
+            except (Unreachable, RuntimeError, OSError) as error:
+                if self.order["lease"] == "hold" and not lost:
+                    ends = time.localtime(float(self.order["deadline"]))
+                    raise NotDown(
+                        f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
+                        f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
+                    ) from error
+                self.say(f"not all results could be fetched: {error}")
+        if self.cluster.own_machines:
+            sure = self._machines_free(home)
+        else:
+            sure = self._nodes_gone(head) if self.config.exists() else []
+        shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
 
@@ -251,6 +292,51 @@ class Steps:
         """Ask a sweep that is still running to end as by Ctrl-C: what is committed then is whole."""
         with suppress(Unreachable, RuntimeError):
             head.run(
-                f"cd {self.there}/{self.order['job']} && [ ! -f {ENDED} ] && pkill -TERM -P $(cat {PID}) && "
-                f"for i in $(seq 40); do [ -f {ENDED} ] && break; sleep 0.5; done; true"
+                f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
+                "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
             )
+
+    def _machines_free(self, home: bool) -> list[str]:
+        """End the launch on each machine, and remove what was put there; its results only where they are home."""
+        sure, left = [], []
+        # without its lease a machine was freed by itself, and may be somebody else's by now
+        mine = f'[ "$(cat ~/.raybench-lease/launch 2>/dev/null)" = {self.order["id"]} ]'
+        results = f"rm -rf {self.order['kept']}" if home else "true"
+        for host in self._machines():
+            try:
+                still = host.run(f"{results}; ! {mine} || {LEASE} end").split()
+            except (Unreachable, RuntimeError) as error:
+                left.append(f"{error} (what runs there ends by itself when its lease runs out)")
+                continue
+            if still:
+                left.append(f"{host.address}: processes {', '.join(still)}")
+            sure.append(f"{host.address}: no process of this launch, token and key removed")
+        if left:
+            raise NotDown("\n    ".join(left))
+        return sure
+
+    def _nodes_gone(self, head: Host | None) -> list[str]:
+        """End the nodes, and ask the provider until it knows none of this cluster.
+
+        Ray on the head ends first: its autoscaler would start workers while they are ended.
+        """
+        self.say("ending the cluster (ray down)")
+        trouble, until = "ray down did not", time.monotonic() + GONE_SECONDS
+        with suppress(Unreachable):
+            if head is not None:
+                head.run(f"{LEASE} end", check=False)
+        try:
+            launcher.down(self.config, self.launch.place(LAUNCHER_LOG), self.env)
+        except launcher.LaunchFailed as error:  # whether something is left is seen below
+            trouble = str(error)
+        while True:
+            try:
+                left = launcher.alive(self.config, self.env)
+            except launcher.LaunchFailed as error:
+                raise NotDown(f"the provider does not say what is left: {error}") from error
+            if not left:
+                return ["the provider knows no node of this cluster"]
+            if time.monotonic() > until:
+                end = f"the provider still has {', '.join(left)}: end them in its console"
+                raise NotDown(f"{end}; {trouble}")
+            time.sleep(5)

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import lzma
-import re
 import sys
 import zipfile
 from importlib import metadata
@@ -65,33 +64,17 @@ def _digest(data: bytes) -> str:
 
 
 def constraints() -> str:
-    """Return the versions of all that raybench needs, as they are here: one ``name==version`` a line.
+    """Return the versions of all packages that are installed here: one ``name==version`` a line.
 
     Drivers and workers must agree on them. A local part such as ``+cpu`` is left out: that is the machine's.
     """
-    found: dict[str, str] = {}
-    left = ["raybench", "ray"]
-    while left:
-        name = _normal(left.pop())
-        if name in found:
-            continue
-        try:
-            one = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # of another system or an extra that is not installed
-        found[name] = one.version.split("+")[0]
-        left += [m[0] for need in one.requires or () if (m := re.match(r"[\w.-]+", need))]
-    found.pop("raybench", None)
-    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+    versions = {one.name: one.version.split("+")[0] for one in metadata.distributions()}
+    versions.pop("raybench", None)
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-if (
-    __name__ == "__main__"
-):  # python -m raybench.cluster.wheel dist/*.whl: a packed one in the place of each
+# python -m raybench.cluster.wheel dist/*.whl: a packed one in the place of each
+if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
         path.with_suffix(".whl.xz").write_bytes(packed(path.read_bytes()))
         path.unlink()

@@ -172,20 +172,22 @@ def _arrays(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
 MOST_SHAPES_TRIED = 60  # batches beyond so many are estimated from those that were tried
 SECONDS_IN_ALL = 1.0  # for all trials together
 MOST_SECONDS_EACH = 0.1
-LONG_ROUND = 5.0  # seconds, of a round that is not run again to be timed
+LONG_ROUND = 5.0  # seconds, of a round that is run once more at most to be timed
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Of one batch: seconds for its rounds, bits up per client at their end, first error if any, and a warning.
 
-    The bits are a mean over the batch's cells and, where messages are random, over few rounds.
+    The bits are a mean over the batch's cells and, where messages are random, over few rounds. spread: by which the
+    seconds may be less and more, as those of the rounds that were tried.
     """
 
     seconds: float
     bits_up: float
     error: str = ""
     warning: str = ""
+    spread: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class _Trial:
     over: int | None = None
     error: str = ""
     warning: str = ""
+    spread: tuple[float, float] = (1.0, 1.0)
 
     def rounds(self, cell: Cell) -> float:
         """Return after how many rounds a cell ends: by its number of them, its bits or its seconds.
@@ -221,7 +224,8 @@ class _Trial:
         share = rounds_of(batch, options.prune) / sum(cell.rounds for cell in cells)
         rounds = sum(self.rounds(cell) for cell in cells)
         bits = self.start + self.each * rounds / len(cells)
-        return Estimate(self.seconds * rounds * share / self.cells, bits, self.error, self.warning)
+        seconds = self.seconds * rounds * share / self.cells
+        return Estimate(seconds, bits, self.error, self.warning, self.spread)
 
 
 def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
@@ -256,16 +260,23 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
         began = perf_counter()
         over = run.advance(1)
         first = perf_counter() - began
-        # the first round loads compiled kernels, which is nothing in one that lasts long
-        laps = [first] if first > LONG_ROUND else []
-        until = perf_counter() + seconds
-        while not over and first <= LONG_ROUND and (not laps or perf_counter() < until):
+        # the first round loads compiled kernels, for seconds: it counts where a second one takes as long
+        laps: list[float] = []
+        until = perf_counter() + (0.0 if first > LONG_ROUND else seconds)
+        while not over and (not laps or perf_counter() < until):
             began = perf_counter()
             over = run.advance(1)
             laps.append(perf_counter() - began)
+        if first > LONG_ROUND and (not laps or laps[0] > first / 2):
+            laps.append(first)
         # the median, as a lap in which a kernel is loaded would mislead
         spent = median(laps) if laps else 0.0
+        laps, few = sorted(laps), len(laps) // 10
+        spread = (laps[few] / spent, laps[-1 - few] / spent) if spent else (1.0, 1.0)
+        if len(laps) == 1:
+            spread = (0.5, 2.0)  # one round says little
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
-        return _Trial(count, spent, start, each, run.t if over else None, warning=warning)
+        ended = run.t if over else None
+        return _Trial(count, spent, start, each, ended, warning=warning, spread=spread)
     except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return _Trial(count, error=traceback.format_exception_only(error)[-1].strip())

@@ -98,6 +98,7 @@ def through_ray(
             mode=mode,
             timeout=plan.sweep.timeout,
             checkpoint_every=plan.sweep.checkpoint.every,
+            place=place_of(node),
         )
         with _as_stopped():
             stage = "starting Ray" if is_local else "waiting for a place on the cluster"
@@ -117,6 +118,14 @@ def through_ray(
     if ending.vain:
         whys = {c.id: ending.vain for b in plan.batches for c in b.cells} | dict(whys)
     return fail_fast and bool(news.progress.failed), whys
+
+
+def place_of(node: str) -> str:
+    """Return the resource that Ray gives a node by its address, ``node:10.0.0.1``, empty where there is none."""
+    import ray
+
+    names: dict[str, float] = next((n["Resources"] for n in ray.nodes() if n["NodeID"] == node), {})
+    return next((n for n in names if n.startswith("node:") and "__" not in n), "")
 
 
 def _most(

@@ -55,6 +55,7 @@ class Shared:
     mode: str
     timeout: float | None
     checkpoint_every: float = 600.0
+    place: str = ""  # a resource that the driver's node alone has
 
     @property
     def device(self) -> str:
@@ -73,10 +74,12 @@ class Shared:
     def per_trial(self) -> dict[str, float]:
         """Return what Ray is asked to set aside for a trial.
 
-        One that owns a worker group only waits for its workers: were it to take a whole CPU, they might
-        never start.
+        One that owns a worker group only waits for its workers: were it to take of their CPUs, they might
+        never start. It waits on the driver's node.
         """
-        return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
+        if self.mode != "train":
+            return self.per_worker()
+        return {self.place: 0.001} if self.place else {"CPU": 0.01}
 
 
 def store_method(shared: Shared, method: str) -> Callable[..., Any]:
@@ -249,10 +252,47 @@ def train_loop(config: dict[str, Any]) -> None:
         pass
 
 
+def linked(backend: str) -> Any:
+    """Return a ``TorchConfig`` whose ranks meet by the addresses that their nodes have in the cluster.
+
+    By itself gloo goes by what the host's name means there, which is often a loopback: ranks of two nodes then never meet.
+    """
+    from ray.train.torch import TorchConfig
+
+    base: Any = TorchConfig().backend_cls
+
+    class Linked(base):
+        def on_start(self, group: Any, config: Any) -> None:
+            group.execute(name_interface)
+            super().on_start(group, config)
+
+    class Config(TorchConfig):
+        backend_cls = property(lambda self: Linked)
+
+    return Config(backend=backend)
+
+
+def name_interface() -> None:
+    """Tell gloo which interface of this host has the address that the cluster knows (Linux)."""
+    import fcntl
+    import os
+    import socket
+    import struct
+
+    from ray.util import get_node_ip_address
+
+    address, asks = get_node_ip_address(), 0x8915  # SIOCGIFADDR
+    for _, name in socket.if_nameindex():
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe, asks, struct.pack("256s", name.encode()[:15]))
+            if socket.inet_ntoa(answer[20:24]) == address:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
 def train_trial(config: dict[str, object], shared: Shared | None = None) -> None:
     """Own one Train worker group, which serves the queue (a Tune function trial)."""
     from ray import train, tune
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     assert shared is not None
     if not wait_for_room(shared):
@@ -264,7 +304,7 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
             train_loop,
             train_loop_config={"shared": shared, "worker": worker, "run": run},
             scaling_config=train.ScalingConfig(**shared.scaling()),
-            torch_config=TorchConfig(backend=backend_of(shared.gpus)),
+            torch_config=linked(backend_of(shared.gpus)),
             run_config=train.RunConfig(name=run, storage_path=folder),
         ).fit()
     if shared.writer is None:

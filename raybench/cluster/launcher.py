@@ -1,0 +1,261 @@
+"""Ray's launcher: what it is given for one launch, and ``ray up``, ``ray down`` and its provider as programs.
+
+Programs of their own, because Ray reads its settings when it is loaded, changes signal handlers, and prints much.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from raybench.cluster.file import ClusterFile
+from raybench.cluster.hosts import Host
+from raybench.cluster.stage import LEASE, THERE, TOKEN
+from raybench.core.errors import InputError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_UP_enable_autoscaler_v2": "0",  # with it, a local provider starts no workers
+    "PYTHONWARNINGS": "ignore",
+}
+FACTS = """
+import json, sys, yaml
+from ray.autoscaler import sdk
+from ray.autoscaler._private.providers import _get_node_provider
+config = sdk.bootstrap_config(yaml.safe_load(open(sys.argv[1])), no_config_cache=True)
+said = {"auth": config["auth"]}
+if sys.argv[2] == "head":
+    said["head"] = sdk.get_head_node_ip(sys.argv[1])
+else:
+    provider = _get_node_provider(config["provider"], config["cluster_name"])
+    said["alive"] = [str(node) for node in provider.non_terminated_nodes({})]
+print("raybench:" + json.dumps(said))
+"""
+DASHBOARD_SECONDS = 90.0
+BOOT = """#!/bin/sh
+m=$((({deadline} - $(date +%s)) / 60))
+[ $m -le {most} ] || m={most}
+shutdown --no-wall -h +$((m > 1 ? m : 1))
+"""
+PLAIN = {  # how Ray is started where the cluster file does not say
+    "head": "--head --port=6379 --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
+    "worker": "--address=$RAY_HEAD_IP:6379",
+}
+SSM = "resolve:ssm:"  # in place of an image's id: a name that Amazon's parameter store knows
+
+
+class LaunchFailed(RuntimeError):
+    """Ray's launcher failed; the text is what it said last, and where the rest stands."""
+
+
+# What it is given ----------------------------------------------------------------------------
+
+
+def folder_there(cluster: ClusterFile) -> str:
+    """Return where the stage lies on every host. Absolute: the head hands the path on, and expands no ``~``."""
+    return f"{cluster.home}/{THERE}"
+
+
+def kept_there(cluster: ClusterFile, launch: str) -> str:
+    """Return the folder on the head for what one launch leaves: its jobs' words, and results. No two launches share it."""
+    return f"{folder_there(cluster)}-results/{launch}"
+
+
+def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> str:
+    """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
+    script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
+    kind = "own" if cluster.own_machines else "rented"
+    words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
+    return (
+        f"f=$(mktemp) && echo {script} | base64 -d >$f && sh $f take {shlex.join(words)}; c=$?; rm -f $f; "
+        '[ "$c" = 0 ] || exit "$c"'
+    )
+
+
+def rendered(
+    cluster: ClusterFile, name: str, stage: Path, python: str, take: str, deadline: float
+) -> dict[str, Any]:
+    """Return the configuration of one launch, whose cluster is called ``name``.
+
+    The first command of every node takes its lease, and a machine of Amazon's has one from its first second on. Every
+    start of Ray pushes the lease, and asks for the token: without its file it fails, instead of making an open cluster.
+    """
+    config = deepcopy(dict(cluster.config))
+    config["cluster_name"] = name
+    there = folder_there(cluster)
+    mounts: Mapping[str, str] = config.get("file_mounts") or {}
+    more = {to: source for to, source in mounts.items() if Path(to).name != THERE}
+    config["file_mounts"] = {**more, there: str(stage)}
+    config["initialization_commands"] = [take, *(config.get("initialization_commands") or ())]
+    # Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables by which they are ours
+    token = f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={there}/{TOKEN}"
+    ray = f"{python} -m ray.scripts.scripts"
+    for kind in PLAIN:
+        key = f"{kind}_start_ray_commands"
+        commands = config.get(key) or [f"{ray} stop", f"{ray} start {PLAIN[kind]}"]
+        config[key] = [f"{LEASE} push || exit 1; {token}; {command}" for command in commands]
+    serve = f"{LEASE} serve"
+    config["worker_start_ray_commands"].append(
+        f"setsid nohup {serve} >/dev/null 2>&1 </dev/null & sleep 0.1"
+    )
+    for node in (config.get("available_node_types") or {}).values():
+        if node.get("initialization_commands"):
+            node["initialization_commands"] = [take, *node["initialization_commands"]]
+        _ending_by_itself(config["provider"], node.get("node_config") or {}, cluster, deadline)
+    return config
+
+
+def _ending_by_itself(
+    provider: Mapping[str, Any], node: dict[str, Any], cluster: ClusterFile, deadline: float
+) -> None:
+    """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so."""
+    if provider["type"] == "aws":
+        node["InstanceInitiatedShutdownBehavior"] = "terminate"
+        node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease // 60))
+        image = str(node.get("ImageId", ""))
+        if image.startswith(SSM):
+            node["ImageId"] = image_id(image.removeprefix(SSM), str(provider["region"]))
+    limit = (node.get("scheduling") or {}).get("maxRunDuration")
+    if provider["type"] == "gcp" and limit:
+        seconds = max(600, math.ceil(deadline - time.time()))
+        node["scheduling"]["maxRunDuration"] = {"seconds": str(seconds)}
+
+
+def image_id(parameter: str, region: str) -> str:
+    """Return the id of the image that a public parameter of Amazon's names: the head, which starts workers, may not ask.
+
+    Raises InputError.
+    """
+    try:
+        import boto3
+
+        client = boto3.client("ssm", region_name=region)
+        return str(client.get_parameter(Name=parameter)["Parameter"]["Value"])
+    except ImportError as error:
+        raise InputError.of("launch", "AWS needs boto3", "pip install boto3") from error
+    except Exception as error:  # whatever Amazon's client raises, of many classes
+        fix = "name an image: ImageId: ami-..., or see whether `aws sts get-caller-identity` works"
+        raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
+
+
+def python_of(cluster: ClusterFile) -> str:
+    """Return the interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
+    for command in cluster.config.get("head_start_ray_commands") or ():
+        beside = re.search(r"([^\s;&|]*/)?ray\s+start\b", str(command))
+        if beside:
+            return f"{beside[1]}python" if beside[1] else "python3"
+    return "python3"
+
+
+# The programs --------------------------------------------------------------------------------
+
+
+def up(config: Path, log: Path, env: dict[str, str]) -> None:
+    """Start or repair the cluster of a rendered file. Raises LaunchFailed."""
+    _ray(["up", "-y", "--no-config-cache", str(config)], log, env)
+
+
+def submit(url: str, job: str, entrypoint: str, log: Path, env: dict[str, str]) -> None:
+    """Submit a job to a head; an id that is there already is the same job. Raises LaunchFailed.
+
+    The dashboard of a head that was just started comes up last.
+    """
+    call = ["job", "submit", "--address", url, "--submission-id", job, "--no-wait", "--"]
+    until = time.monotonic() + DASHBOARD_SECONDS
+    while True:
+        try:
+            return _ray([*call, *shlex.split(entrypoint)], log, env)
+        except LaunchFailed:
+            said = log.read_text(errors="replace")[-3000:]
+            if "already exists" in said:
+                return None
+            if "ConnectionError" not in said or time.monotonic() > until:
+                raise
+        time.sleep(2)
+
+
+def check_installed() -> None:
+    """Raise InputError unless what Ray's jobs need is installed."""
+    if find_spec("aiohttp") is None or find_spec("aiohttp_cors") is None:
+        fix = 'pip install "raybench[cluster]"'
+        raise InputError.of("launch", "launching needs Ray's job client", fix)
+
+
+def down(config: Path, log: Path, env: dict[str, str]) -> None:
+    """Ask Ray to end the cluster. That it says so proves nothing: see ``alive``. Raises LaunchFailed."""
+    _ray(["down", "-y", str(config)], log, env)
+
+
+def head(config: Path, env: dict[str, str], known_hosts: str) -> Host:
+    """Return the head of a cluster that is up. Raises LaunchFailed where the provider knows none."""
+    said = _facts(config, "head", env)
+    return reached(str(said["head"]), said["auth"], known_hosts)
+
+
+def reached(address: str, auth: Mapping[str, Any], known_hosts: str = "/dev/null") -> Host:
+    """Return a host as it is reached from here, by what a cluster file says under ``auth``."""
+    key = os.path.expanduser(str(auth.get("ssh_private_key") or ""))
+    proxy = str(auth.get("ssh_proxy_command") or "")
+    return Host(address, str(auth.get("ssh_user", "root")), key, proxy, known_hosts)
+
+
+def alive(config: Path, env: dict[str, str]) -> list[str]:
+    """Return the nodes of the cluster that the provider says are there. Raises LaunchFailed."""
+    return list(_facts(config, "alive", env)["alive"])
+
+
+def _facts(config: Path, what: str, env: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS, str(config), what],
+        capture_output=True, text=True, env={**os.environ, **QUIET, **env}, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("raybench:")]
+    if done.returncode or not lines:
+        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise LaunchFailed(said[-1] if said else "the provider does not answer")
+    facts: dict[str, Any] = json.loads(lines[-1].removeprefix("raybench:"))
+    return facts
+
+
+def _die_with_parent() -> None:
+    """Let this process be killed when its parent is (Linux): an orphaned ``ray up`` would meet the next one."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _ray(args: list[str], log: Path, env: dict[str, str]) -> None:
+    with log.open("ab") as out:
+        began = out.tell()
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", *args],
+            stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **QUIET, **env}, check=False,
+            preexec_fn=_die_with_parent,
+        )  # fmt: skip
+    if done.returncode:
+        said = log.read_bytes()[began:].decode(errors="replace")
+        raise LaunchFailed(f"ray {args[0]}: {told(said)}\n    all of it: {log}")
+
+
+def told(log: str) -> str:
+    """Return what went wrong on a host, out of a log of Ray's launcher: the last words before its first error."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
+    first = next((i for i, line in enumerate(lines) if re.search(r"\bERR\b", line)), len(lines))
+    noise = re.compile(r"\d{4}-\d\d-\d\d |Shared connection|sent |total size|.*\.bashrc|[<>*+ ]*$")
+    words = [line for line in lines[:first] if not noise.match(line)]
+    last = [line for line in lines if line]
+    return " / ".join(words[-2:] or last[-2:] or ["it said nothing"])

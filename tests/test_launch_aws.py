@@ -1,0 +1,185 @@
+"""A launch onto Amazon's machines as far as moto plays Amazon: all that ``ray up`` makes there, and that ``down`` ends it.
+
+Nothing is sent to the addresses that moto invents: ssh, rsync and scp are programs of the test's own, which fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster_kit import free_port
+
+from raybench.cluster import file, launcher
+from raybench.core.errors import InputError
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parent.parent
+REGION = "us-west-2"
+KNOWN = "/aws/service/ami-amazon-linux-latest/amzn2-ami-hvm-x86_64-gp2"  # to moto
+SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
+
+
+@dataclass
+class Amazon:
+    """Amazon as moto plays it. env: variables that lead there; calls: what was called of ssh and its like."""
+
+    env: dict[str, str]
+    folder: Path
+
+    @property
+    def calls(self) -> list[str]:
+        """The programs that were called in place of ssh, rsync and scp."""
+        log = self.folder / "calls"
+        return log.read_text().split() if log.exists() else []
+
+    def client(self, name: str) -> Any:
+        """Return a client of one of its services."""
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": REGION}
+        return boto3.client(name, endpoint_url=self.env["AWS_ENDPOINT_URL"], **keys)
+
+    def nodes(self, *states: str) -> list[dict[str, Any]]:
+        """Return the machines in some states."""
+        said = self.client("ec2").describe_instances()["Reservations"]
+        return [n for r in said for n in r["Instances"] if n["State"]["Name"] in states]
+
+    def raybench(self, *args: str) -> subprocess.Popen[str]:
+        """Start the command line."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "raybench", *args], cwd=self.folder, env=self.env, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def amazon(tmp_path: Path) -> Iterator[Amazon]:
+    """A server of moto's, programs in place of ssh, a home of the test's own, and the shipped file with a known image."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("ssh", "rsync", "scp"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/calls\nexit 255\n")
+        (tools / name).chmod(0o755)
+    port = free_port()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "RAY_"))}
+    env |= {
+        "PATH": f"{tools}:{env['PATH']}", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"),
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
+    }  # fmt: skip
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    for node in config["available_node_types"].values():
+        node["node_config"]["ImageId"] = f"resolve:ssm:{KNOWN}"
+    # so that a spot node is started without a head that does it
+    head = config["available_node_types"]["head"]["node_config"]
+    head["InstanceMarketOptions"] = {"MarketType": "spot"}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "far.yaml").write_text(SWEEP)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with suppress(OSError):
+                urllib.request.urlopen(env["AWS_ENDPOINT_URL"], timeout=5).close()
+                break
+            time.sleep(0.2)
+        yield Amazon(env, tmp_path)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_ray_up_is_killed_and_down_ends_all_it_started(amazon: Amazon) -> None:
+    """The head is closed by key and group, says whose it is, ends by itself from its first second on, and at ``down``."""
+    run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes", "--max-cost", "20")
+    until = time.monotonic() + 200
+    while "ssh" not in amazon.calls:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    (head,) = amazon.nodes("pending", "running")
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    ec2, node = amazon.client("ec2"), head["InstanceId"]
+    tags = {tag["Key"]: tag["Value"] for tag in head["Tags"]}
+    assert tags["ray-cluster-name"].startswith("raybench-")
+    assert tags["ray-node-type"] == "head"
+    assert head["InstanceType"] == "m7i.large"
+    assert head["ImageId"].startswith("ami-"), "resolved before ray up: the head may not ask"
+    assert head["InstanceLifecycle"] == "spot"
+    assert head["IamInstanceProfile"]["Arn"].endswith("ray-autoscaler-v1")
+    assert (amazon.folder / f".ssh/{head['KeyName']}.pem").exists()
+
+    def attribute(name: str) -> Any:
+        return ec2.describe_instance_attribute(InstanceId=node, Attribute=name)
+
+    behaviour = attribute("instanceInitiatedShutdownBehavior")["InstanceInitiatedShutdownBehavior"]
+    assert behaviour["Value"] == "terminate", "shut down is gone, not stopped"
+    boot = base64.b64decode(attribute("userData")["UserData"]["Value"]).decode()
+    assert "m=60\nshutdown --no-wall -h" in boot.replace("[ $m -le 60 ] || ", ""), (
+        "before anybody has reached it"
+    )
+    groups = ec2.describe_security_groups(GroupIds=[g["GroupId"] for g in head["SecurityGroups"]])
+    for rule in groups["SecurityGroups"][0]["IpPermissions"]:
+        world = [r["CidrIp"] for r in rule["IpRanges"]]
+        assert not world or (rule["FromPort"], rule["ToPort"]) == (22, 22), "no port but ssh"
+    listed, _ = amazon.raybench("launch", "ls").communicate(timeout=100)
+    assert "ordered" in listed
+    assert "USD" in listed
+    end = amazon.raybench("down", "far")
+    said, _ = end.communicate(timeout=200)
+    assert end.returncode == 0, said
+    assert "the provider knows no node of this cluster" in said
+    assert amazon.nodes("pending", "running", "stopping", "stopped") == []
+    assert set(amazon.calls) <= {"ssh", "rsync", "scp"}
+
+
+@pytest.mark.parametrize("moment", range(2))
+def test_killed_at_any_moment_of_ray_up(amazon: Amazon, moment: int) -> None:
+    """Wherever ``ray up`` is: what it has started is found by its tags and ended."""
+    run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes")
+    until = time.monotonic() + 200
+    while not list(amazon.folder.glob("state/raybench/launches/*/cluster.yaml")):
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(random.Random(moment).uniform(0, 8))
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    end = amazon.raybench("down", "results/far")
+    said, _ = end.communicate(timeout=200)
+    assert end.returncode == 0, said
+    assert amazon.nodes("pending", "running", "stopping", "stopped") == []
+
+
+def test_images_are_looked_up_before_anything_is_started(
+    amazon: Amazon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the store of parameters says stands in what Ray is given; a name that it does not know is an error."""
+    for name, value in amazon.env.items():
+        monkeypatch.setenv(name, value)
+    known = amazon.client("ssm").get_parameter(Name=KNOWN)["Parameter"]["Value"]
+    cluster = file.read(str(tmp_path / "c.yaml"))
+    made = launcher.rendered(cluster, "c", tmp_path, "python", "true", time.time() + 3600)
+    nodes = made["available_node_types"].values()
+    assert {node["node_config"]["ImageId"] for node in nodes} == {known}
+    with pytest.raises(InputError, match="ParameterNotFound"):
+        launcher.image_id("/aws/service/nothing", REGION)
