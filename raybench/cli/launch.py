@@ -62,7 +62,7 @@ def launch(
     `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
-    from raybench.cluster import begin, launcher
+    from raybench.cluster import begin
     from raybench.cluster import file as files
     from raybench.cluster.states import Launch
 
@@ -75,7 +75,6 @@ def launch(
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
     nodes = files.read(cluster)
-    launcher.check_installed()
     record = Launch(folder)
     before = record.order()
     if before is not None and record.state not in ("fetched", "down"):

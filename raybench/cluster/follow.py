@@ -7,7 +7,6 @@ import re
 import select
 import shlex
 import shutil
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -171,22 +170,3 @@ def _copied(host: Host, out: str, names: list[str], target: Path) -> None:
     finally:
         ssh.kill()
         ssh.wait()
-
-
-def forwarded(host: Host, port: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Return a running tunnel to a port on the head's loopback, and the port here. Raises OSError."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        here = free.getsockname()[1]
-    way, none = f"127.0.0.1:{here}:127.0.0.1:{port}", subprocess.DEVNULL
-    call = [*host.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-L", way), host.login]
-    tunnel = subprocess.Popen(call, stdin=none, stdout=none, stderr=none)
-    until = time.monotonic() + 30
-    while time.monotonic() < until and tunnel.poll() is None:
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", here), timeout=1).close()
-            return tunnel, here
-        time.sleep(0.2)
-    tunnel.kill()
-    tunnel.wait()
-    raise OSError(f"no tunnel to {host.address}: ssh does not let port {port} through")

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Mapping
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ else:
     said["alive"] = [str(node) for node in provider.non_terminated_nodes({})]
 print("raybench:" + json.dumps(said))
 """
-DASHBOARD_SECONDS = 90.0
+SUBMIT = "-m ray.scripts.scripts job submit --address http://127.0.0.1:8265 --no-wait"
 BOOT = """#!/bin/sh
 m=$((({deadline} - $(date +%s)) / 60))
 [ $m -le {most} ] || m={most}
@@ -76,6 +75,15 @@ def kept_there(cluster: ClusterFile, launch: str) -> str:
     return f"{folder_there(cluster)}-results/{launch}"
 
 
+def token(cluster: ClusterFile) -> str:
+    """Return the command by which what follows shows the launch's token, and is known as the launch's.
+
+    Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables that say whose they are.
+    """
+    path = f"{folder_there(cluster)}/{TOKEN}"
+    return f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={path}"
+
+
 def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> str:
     """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
@@ -102,13 +110,13 @@ def rendered(
     more = {to: source for to, source in mounts.items() if Path(to).name != THERE}
     config["file_mounts"] = {**more, there: str(stage)}
     config["initialization_commands"] = [take, *(config.get("initialization_commands") or ())]
-    # Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables by which they are ours
-    token = f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={there}/{TOKEN}"
     ray = f"{python} -m ray.scripts.scripts"
     for kind in PLAIN:
         key = f"{kind}_start_ray_commands"
         commands = config.get(key) or [f"{ray} stop", f"{ray} start {PLAIN[kind]}"]
-        config[key] = [f"{LEASE} push || exit 1; {token}; {command}" for command in commands]
+        config[key] = [
+            f"{LEASE} push || exit 1; {token(cluster)}; {command}" for command in commands
+        ]
     serve = f"{LEASE} serve"
     config["worker_start_ray_commands"].append(
         f"setsid nohup {serve} >/dev/null 2>&1 </dev/null & sleep 0.1"
@@ -168,32 +176,6 @@ def python_of(cluster: ClusterFile) -> str:
 def up(config: Path, log: Path, env: dict[str, str]) -> None:
     """Start or repair the cluster of a rendered file. Raises LaunchFailed."""
     _ray(["up", "-y", "--no-config-cache", str(config)], log, env)
-
-
-def submit(url: str, job: str, entrypoint: str, log: Path, env: dict[str, str]) -> None:
-    """Submit a job to a head; an id that is there already is the same job. Raises LaunchFailed.
-
-    The dashboard of a head that was just started comes up last.
-    """
-    call = ["job", "submit", "--address", url, "--submission-id", job, "--no-wait", "--"]
-    until = time.monotonic() + DASHBOARD_SECONDS
-    while True:
-        try:
-            return _ray([*call, *shlex.split(entrypoint)], log, env)
-        except LaunchFailed:
-            said = log.read_text(errors="replace")[-3000:]
-            if "already exists" in said:
-                return None
-            if "ConnectionError" not in said or time.monotonic() > until:
-                raise
-        time.sleep(2)
-
-
-def check_installed() -> None:
-    """Raise InputError unless what Ray's jobs need is installed."""
-    if find_spec("aiohttp") is None or find_spec("aiohttp_cors") is None:
-        fix = 'pip install "raybench[cluster]"'
-        raise InputError.of("launch", "launching needs Ray's job client", fix)
 
 
 def down(config: Path, log: Path, env: dict[str, str]) -> None:

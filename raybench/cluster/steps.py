@@ -16,14 +16,14 @@ import yaml
 
 from raybench.cluster import file, launcher
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.follow import Line, fetch, forwarded, send
+from raybench.cluster.follow import Line, fetch, send
 from raybench.cluster.hosts import Host, Unreachable
 from raybench.cluster.stage import LEASE, LOG, PID, TOKEN
 from raybench.cluster.states import LOG as LAUNCHER_LOG
 from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 
-JOBS_PORT = 8265
+DASHBOARD_SECONDS = 120.0
 PUSH_EVERY = 10.0
 FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
@@ -160,13 +160,15 @@ class Steps:
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
         head.run(f"mkdir -p {self.job} && {LEASE} push")
-        tunnel, port = forwarded(head, JOBS_PORT)
-        try:
-            url, log = f"http://127.0.0.1:{port}", self.launch.place(LAUNCHER_LOG)
-            launcher.submit(url, job, f"bash {there}/job.sh", log, self.env)
-        finally:
-            tunnel.kill()
-            tunnel.wait()
+        python = f"{launcher.token(self.cluster)}; {self.order['python']}"
+        ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
+        until = time.monotonic() + DASHBOARD_SECONDS
+        while True:
+            said = head.run(f"{ask} 2>&1; echo rc=$?", timeout=180).strip()
+            if said.endswith("rc=0") or "already exists" in said:
+                break  # an id that is there already is the same job
+            if time.monotonic() > until:  # the dashboard of a new head comes up last
+                raise launcher.LaunchFailed(f"the sweep could not be submitted: {said[-300:]}")
         self.launch.reach("submitted", job=job)
         self.say(f"submitted as {job}")
 
