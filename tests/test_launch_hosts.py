@@ -147,7 +147,7 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     """
     first, second = tmp_path / "first", tmp_path / "second"
     written(first, bench, 12000)  # long enough for the second host to join
-    written(second, bench, 300, "resources: {mode: train, workers: 2}\n")
+    written(second, bench, 60, "resources: {mode: train, workers: 2}\n")
     text = (second / "far.yaml").read_text().replace("seed: 0..2", "seed: 3")
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
     run = launch(first, "--notify", "cat >said")
