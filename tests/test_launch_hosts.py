@@ -235,7 +235,8 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     print(f"killed {seconds:.1f} s after ray up began, in the state {record.state}")
     leased = "test -e ~/.raybench-lease && echo yes; true"
     assert "yes" in bench.run(1, leased).stdout or record.state == "fetched"
-    wait_for(lambda: not any(bench.run(k, leased + ";" + RAY).stdout for k in (1, 2)), None, 420)
+    asked = (leased, RAY)
+    wait_for(lambda: not any(bench.run(k, a).stdout for k in (1, 2) for a in asked), None, 420)
     free(bench, 1, 2, results=True)
     again = launched(tmp_path, "attach", "results/far")
     said, _ = again.communicate(timeout=400)
