@@ -147,7 +147,7 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     """
     first, second = tmp_path / "first", tmp_path / "second"
     written(first, bench, 12000)  # long enough for the second host to join
-    written(second, bench, 300, "resources: {mode: train, workers: 2}\n")
+    written(second, bench, 60, "resources: {mode: train, workers: 2}\n")
     text = (second / "far.yaml").read_text().replace("seed: 0..2", "seed: 3")
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
     run = launch(first, "--notify", "cat >said")
@@ -166,21 +166,16 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     free(bench, 1, 2)
     assert record.state == "down"
     assert not (record.place("stage") / "token").exists()
-    before = sent(2)
     run = launch(second)
+    # a rank on each host: whatever they agree on crosses the link
+    ranks = "ps -eo args | grep '[R]ayTrainWorker'; true"
+    wait_for(lambda: all(bench.run(k, ranks).stdout for k in (1, 2)), run)
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
     all_there(second)
     cells = store.cells(str(second / "results/far"))
     assert set(cells["seed"].dropna()) == {3}
-    packed = store.load(str(second / "results/far")).groupby("cell")["bytes_up"].max().sum()
-    assert sent(2) - before > packed > 0
     free(bench, 1, 2)
-
-
-def sent(k: int) -> int:
-    """Return how many bytes have come over the link of host k."""
-    return int(Path(f"/sys/class/net/rb-v{k}/statistics/rx_bytes").read_text())
 
 
 def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
@@ -240,7 +235,8 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     print(f"killed {seconds:.1f} s after ray up began, in the state {record.state}")
     leased = "test -e ~/.raybench-lease && echo yes; true"
     assert "yes" in bench.run(1, leased).stdout or record.state == "fetched"
-    wait_for(lambda: not any(bench.run(k, leased + ";" + RAY).stdout for k in (1, 2)), None, 420)
+    asked = (leased, RAY)
+    wait_for(lambda: not any(bench.run(k, a).stdout for k in (1, 2) for a in asked), None, 420)
     free(bench, 1, 2, results=True)
     again = launched(tmp_path, "attach", "results/far")
     said, _ = again.communicate(timeout=400)

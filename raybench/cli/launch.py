@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -103,6 +102,7 @@ def launch(
 
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
+    from raybench.cluster import shown
     from raybench.cluster.states import STATES, ordered
 
     rows = []
@@ -111,24 +111,12 @@ def _list() -> None:
         ends = "" if state == "down" else _clock(facts.get("deadline"))
         state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
         name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
-        rows.append((key, name, state, _spent(facts), ends, folder))
+        rows.append((key, name, state, shown.spent(facts), ends, folder))
     if not rows:
         note("no launch was begun here")
         return
     head = ("id", "sweep", "state", "cost so far", "ends by", "folder")
     Screen().print(shared.listing(head, rows, fold="folder"))
-
-
-def _spent(facts: Mapping[str, Any]) -> str:
-    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
-    from raybench.cluster.price import money
-
-    try:
-        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
-        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
-        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
-    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
-        return "unknown"
 
 
 def _clock(when: object) -> str:
@@ -190,6 +178,7 @@ def _go_on(record: Launch, keep: bool) -> int:
 
 def _to_the_end(steps: Steps, keep: bool) -> int:
     """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
+    from raybench.cluster import shown
     from raybench.cluster.steps import HeadLost
 
     record, code, stays, away, lost = steps.launch, 1, False, False, False
@@ -197,8 +186,8 @@ def _to_the_end(steps: Steps, keep: bool) -> int:
         with steps.pushing():
             steps.up()
             steps.submit()
-        with _progress(steps):
-            code = steps.follow()
+            with shown.progress(steps):
+                code = steps.follow()
         stays = keep
         _close(steps, code)
     except KeyboardInterrupt:
@@ -228,39 +217,16 @@ def _notify(steps: Steps, code: int) -> None:
     """Say in one line how it ended, also to the command that the user gave."""
     import subprocess
 
+    from raybench.cluster import shown
+
     facts = {**steps.order, "down": steps.launch.reached("down") or {}}
     up = "" if facts["down"] else ", its cluster is up"
     where = facts.get("remote_out") or steps.launch.results
-    line = f"{facts['name']}: exit code {code}, cost {_spent(facts)}{up}, results in {where}"
+    line = f"{facts['name']}: exit code {code}, cost {shown.spent(facts)}{up}, results in {where}"
     note(line)
     if facts.get("notify"):
         with suppress(OSError):
             subprocess.run(facts["notify"], shell=True, input=f"{line}\n", text=True, check=False)
-
-
-@contextmanager
-def _progress(steps: Steps) -> Iterator[None]:
-    """Show the progress of the sweep there in the same block as one that runs here."""
-    from raybench.execution.execute import Progress
-    from raybench.runtime.progress import View
-
-    views: list[View] = []
-
-    def show(said: dict[str, Any], remark: str) -> None:
-        if said and not views:
-            views.append(View(said["name"], said["cells"], said["rounds"], said["before"]))
-            views[0].__enter__()
-        for view in views if said else ():
-            view.began = time.monotonic() - said["seconds"]  # when the driver did, not this process
-            now = Progress(**said["now"])
-            view.update(now, remark or said["stage"], said.get("silent", ()))
-
-    steps.show = show
-    try:
-        yield
-    finally:
-        for view in views:
-            view.__exit__(None, None, None)
 
 
 def _close(steps: Steps, code: int) -> None:
