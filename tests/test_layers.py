@@ -64,7 +64,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3447,
     "measure": 1260,
     "reproduce": 978,
-    "spec": 2883,
+    "spec": 2885,
     "core": 3859,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
