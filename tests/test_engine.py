@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toys import RAND, TOP, each_round, registered
 
 from raybench.algorithms.base import Algorithm, Dense, PerCell
-from raybench.core import clock as clocks
+from raybench.core import counts
 from raybench.execution import oracle as oracles
 from raybench.execution import run as engine_run
 from raybench.execution.build import mixing
@@ -183,7 +183,7 @@ def test_gradients_evaluated_for_the_record_are_not_free(monkeypatch, name, comp
         return oracle(*args, **kwargs)
 
     monkeypatch.setattr(run.problem, "oracle", slow)
-    for module in (engine_run, oracles, clocks):
+    for module in (engine_run, oracles, counts):
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     run.advance(5)
     evaluated = run.net.oracle.evals[0]  # one sample per client: evaluations are gradients

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 SITES = "\\n".join(cluster_kit.packages())
-MOMENTS = int(os.environ.get("RAYBENCH_MOMENTS", "3"))  # at which the laptop is killed for good
+MOMENTS = int(os.environ.get("RAYBENCH_MOMENTS", "1"))  # at which the laptop is killed for good
 # The hosts have no way out, so their environments lean on this one for all but raybench, which comes by the wheel.
 CLUSTER = f"""\
 cluster_name: bench
