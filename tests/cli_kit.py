@@ -1,7 +1,5 @@
 """How tests call the command line: in this process, with what it printed and its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """What all tests share: the data folder, threads, how Triton runs, and a look for stray processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A synthetic results folder of realistic curves, written through ``Store.commit``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

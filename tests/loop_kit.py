@@ -1,7 +1,5 @@
 """Tests that run on the ranks of real processes, and what those train: ``raybench.torch`` on a small network."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

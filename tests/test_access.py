@@ -1,7 +1,5 @@
 """Clusters that are there, real heads: joined with and without a token from homes with and without one; a job."""
 
-from __future__ import annotations
-
 import importlib.util
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """What cannot fit is refused before anything is allocated, with the numbers; what fits is not."""
 
-from __future__ import annotations
-
 import math
 import resource
 import time

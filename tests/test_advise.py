@@ -1,7 +1,5 @@
 """raybench advise: compressors replayed on real gradients, what is said, the sweep that is written, errors."""
 
-from __future__ import annotations
-
 import json
 import math
 

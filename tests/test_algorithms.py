@@ -1,7 +1,5 @@
 """The conformance kit on every registered method, and on methods that are wrong on purpose."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

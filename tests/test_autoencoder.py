@@ -1,7 +1,5 @@
 """The autoencoder of LGC beside torch's layers, and the supports of its messages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

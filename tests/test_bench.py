@@ -1,7 +1,5 @@
 """Measuring compressors: figures beside a copy, the gradient they are tried on, and claims drawn."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """MARINA-P: messages of their own to every client are booked, with any downlink, and what it does not go with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from toys import FAR, RAND, TOP

@@ -4,8 +4,6 @@ G, rho and B are those of the recursion E G^{t+1} <= (1 - rho) G^t + B E||x^{t+1
 stands here anew. With a nonsmooth part psi the bounds hold for the gradient mapping of f + psi, with the method's step.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any, NamedTuple

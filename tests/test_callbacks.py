@@ -1,7 +1,5 @@
 """Callbacks: told of every cell once, after its commit, in the driver; their errors end nothing; the three loggers."""
 
-from __future__ import annotations
-
 import struct
 import sys
 import threading

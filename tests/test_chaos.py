@@ -1,7 +1,5 @@
 """That benchmarks/chaos.py and disk_faults.py see what they are there to see; ``make chaos`` does the kills."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``raybench check`` finds plug-ins that use more than they book: one file of ``cheaters`` for each way to do so."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints of networks: a run that is interrupted goes on from the last one, on any number of ranks."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

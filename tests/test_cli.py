@@ -1,7 +1,5 @@
 """The command line: every verb does its work, is tidy, and reads what it should."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

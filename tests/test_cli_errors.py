@@ -1,7 +1,5 @@
 """Bad input at the command line: exit 2, a few lines that name the key, nothing written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cli_kit

@@ -1,7 +1,5 @@
 """The command line: verbs that look things up and look at the machine."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Clip21-SGD2M and normalised EF21: exact cases, noise, and the bound of normalised steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

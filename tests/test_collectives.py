@@ -1,7 +1,5 @@
 """Collectives: how the clients' messages become the one mean that all of them step along."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import jsonschema

@@ -1,7 +1,5 @@
 """Machine code kept on disk: processes that compile at the same time never get each other's."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """Compressors: the conformance kit on all of ours, roles, and exact laws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

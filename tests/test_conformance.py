@@ -1,7 +1,5 @@
 """The conformance kit's problem and metric parts: ours pass, broken ones are found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

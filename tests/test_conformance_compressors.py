@@ -1,7 +1,5 @@
 """The conformance kit finds what is broken in a compressor, whatever it is."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

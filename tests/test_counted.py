@@ -1,7 +1,5 @@
 """Gradients are counted as they are evaluated: a second count is kept beside the books."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

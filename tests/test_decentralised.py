@@ -1,7 +1,5 @@
 """Methods on a graph, and others with a point for every client: what they keep and send, where they end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The documentation keeps up: every column, method, compressor and verb that exists is described."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

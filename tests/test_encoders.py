@@ -1,7 +1,5 @@
 """Encoders of views: frozen and trained, networks, words and BERT; and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How commands end when something outside goes wrong: signals, full disks, stores out of reach."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """The engine: booking, recording, stopping, divergence, failures, batches."""
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Any

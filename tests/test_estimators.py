@@ -1,7 +1,5 @@
 """Methods are estimators: with the wire alone, given gradients by anyone's loop, they do what they do in a sweep."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ their values at x*), so E Psi+ is a quadratic form of it: that of the mean step,
 says that tau Psi - E Psi+ is never negative: an eigenvalue. Noise has its largest variance, omega times the square.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

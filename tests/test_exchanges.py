@@ -1,7 +1,5 @@
 """Local steps with compressed exchanges: what they become without compression, invariants, and their theorem's rate."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

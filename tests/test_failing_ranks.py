@@ -1,7 +1,5 @@
 """Errors on ranks of a real gloo group: on all of them the run goes on, on one it stops, never mixes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

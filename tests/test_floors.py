@@ -1,7 +1,5 @@
 """What holds of single methods beside the bounds of the generic rule: floors, exactness, rates of their own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

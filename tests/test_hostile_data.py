@@ -1,7 +1,5 @@
 """Data files from anybody: bombs, headers that lie, numbers that are none. Each is an InputError."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

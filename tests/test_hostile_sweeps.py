@@ -1,7 +1,5 @@
 """Sweep files, and saved sweeps, from anybody: a few lines of error, at once, and exit code 2."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

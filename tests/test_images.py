@@ -1,7 +1,5 @@
 """Images by name: known facts, what is fetched and what is not, and files that are not what they say."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -5,8 +5,6 @@ be in both. Here the random numbers come from splitmix64 in Python's integers al
 (seed, "round", round, purpose, client), compressors are a few lines of numpy, and bits are counted by hand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import struct

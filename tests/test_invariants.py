@@ -1,7 +1,5 @@
 """Exact identities of the methods: what must hold in every round, and special cases that are one another, to rounding."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names at the ends of lines: all of them, none over another, each at its line as far as there is room."""
 
-from __future__ import annotations
-
 import itertools
 
 import fake_store

@@ -1,7 +1,5 @@
 """LGC: its phases in numpy, and what it sends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

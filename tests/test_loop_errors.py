@@ -1,7 +1,5 @@
 """What a training loop is told when parts do not fit, and what changes of the number of ranks keep."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

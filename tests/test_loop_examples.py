@@ -1,7 +1,5 @@
 """The examples of loops train, each by the command in its head: two real processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Methods across the replicas of a model that FSDP2 shards: four real ranks, a mesh of 2 x 2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """raybench's methods in training loops of one's own: what two real ranks do with an optimizer and with a hook."""
 
-from __future__ import annotations
-
 import gc
 import io
 import math

@@ -1,7 +1,5 @@
 """Methods whose steps are matrices of norm 1: by hand, and as limits of others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

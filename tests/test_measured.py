@@ -1,7 +1,5 @@
 """What is shown and measured: step sizes with their factors, noise and heterogeneity, gradients counted."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

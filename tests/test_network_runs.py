@@ -1,7 +1,5 @@
 """Runs on networks: minibatches of the problem, batches of cells, ranks, what a row measures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Networks as problems: their gradients are torch's, samples are repeatable, small ones run stacked."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Networks on several processes, over gloo and on Ray Train's workers: the parameters of one process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

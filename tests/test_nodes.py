@@ -1,7 +1,5 @@
 """Nodes that come and go in mid-sweep: killed, silent as behind a cut link, added. Real node processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The server is moto's, in a process of its own; requests go to it through a proxy that fails as it is told.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket

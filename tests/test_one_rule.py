@@ -1,7 +1,5 @@
 """One rule picks K and step: whatever shows a tuned method shows it at the same ones."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

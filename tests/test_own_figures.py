@@ -1,7 +1,5 @@
 """Figures of one's own: the right rows under the right names, and one look per method in all of them."""
 
-from __future__ import annotations
-
 import fake_store
 import numpy as np
 import pandas as pd

@@ -1,7 +1,5 @@
 """Images of one's own: ``.npz`` files and folders of pictures, honest and not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from data_kit import forged_npz, npy

@@ -1,7 +1,5 @@
 """Metrics of one's own, kept in the map ``extra``: as axes of figures and of the page, read as far as they are asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cli_kit import cli

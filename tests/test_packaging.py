@@ -1,7 +1,5 @@
 """What ships: the wheel works outside the checkout, versions agree, texts name no hosts."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

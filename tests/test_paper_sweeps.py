@@ -1,7 +1,5 @@
 """Sweeps and scripts of reproductions: they plan, claims mean their cells and their setting, tables hold what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Threads: the kernels' work shared among the cores, torch kept to one where waking others costs more."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """When compression pays: closed forms of break-even and of a step's seconds, and the advice that follows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

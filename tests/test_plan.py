@@ -1,7 +1,5 @@
 """The plan: what K, steps and ``auto`` amount to, what is merged or skipped, and the batches."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plug-ins: the documented examples run and conform, files and entry points register, ids follow code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Methods of practice: momentum, deep gradient compression, signs, local steps, 1-bit Adam."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A user's process: importing raybench, compressing and running change nothing in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

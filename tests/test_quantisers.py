@@ -1,7 +1,5 @@
 """Quantisers: signs, dithering, rounding and casts: exact laws and errors, kernels against references."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The queue of batches, without Ray: who gets what, what a lost worker costs, and when workers are wanted."""
 
-from __future__ import annotations
-
 import errno
 import os
 from types import SimpleNamespace

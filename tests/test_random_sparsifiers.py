@@ -1,7 +1,5 @@
 """Random sparsifiers: exact laws, supports by the definition, masks that clients share."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gradients recorded in a training loop: what is written, what is read back, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

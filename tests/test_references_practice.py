@@ -3,8 +3,6 @@
 Steps follow a schedule with a warm-up, so that a step in the wrong place shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Reproductions: claims files are checked, measures are what they say, verdicts follow, the verb tells them."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What Ray is asked to set aside for workers, and how they then talk: as asked, fractions included."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

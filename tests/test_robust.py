@@ -1,7 +1,5 @@
 """Robust servers in runs: what they hold of each client, whom they resist, and what they may be combined with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

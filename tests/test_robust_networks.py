@@ -1,7 +1,5 @@
 """Wrong labels on networks: what liars send, and which networks have labels."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rules of a robust server against numpy and scipy, attacks against their definitions, kappa against the worst case."""
 
-from __future__ import annotations
-
 import itertools
 from statistics import NormalDist
 

@@ -1,7 +1,5 @@
 """Step schedules, averaged iterates, compressed and aggregated downlinks, graphs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

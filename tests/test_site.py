@@ -1,7 +1,5 @@
 """The documentation site builds without a warning and needs no network; the examples of its pages run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

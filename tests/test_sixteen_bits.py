@@ -1,7 +1,5 @@
 """Tensors of float16 and bfloat16: sent at 16 bits a value, decoded in float32, rounded at the end."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

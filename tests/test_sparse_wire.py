@@ -1,7 +1,5 @@
 """Supports on the wire: their three codes, rows of different length, decoding in place."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweep files: grids, overrides, cases, exclusions, and what is said about wrong ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/sweep-file.md: its examples load, its error is the one that is printed, no key is missing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is said about wrong sweep files: the key path, what is allowed, the nearest name."""
 
-from __future__ import annotations
-
 import pytest
 from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
 

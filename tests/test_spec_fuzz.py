@@ -1,7 +1,5 @@
 """Sweep files made up at random: garbage, and files that are nearly right."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Content ids: what changes them and what does not."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """YAML as its 1.2 core schema has it, ranges, and single values against parameters."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """What a run remembers: saved after any round, and continued as if nothing had happened."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics of costs: coverage by enumeration, tests against scipy, against all signs and all pairs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

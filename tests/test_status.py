@@ -1,7 +1,5 @@
 """raybench status: how a sweep stands by its folder alone, with a driver at work, after its end, after its death."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Streaming DiLoCo: fragments in turns, against torch's AdamW by hand; one fragment is DiLoCo."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Streams: numbers are those of the published hash, and uniform; lineage holds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The sweeps that ship: each loads, says what it asks, and plans where its data is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text as sequences of tokens: which tokens, which windows, which part, and what is refused."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -4,8 +4,6 @@ Every method's formulas stand a second time in ``formulas.py``, in plain arithme
 constant that is off by 2 % fails.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

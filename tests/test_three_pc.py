@@ -1,7 +1,5 @@
 """Three point compressors: the inequality that their theory rests on."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

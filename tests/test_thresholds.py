@@ -1,7 +1,5 @@
 """Thresholds, DGC, selection by sign and by block: against plain formulas, at their worst vectors."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

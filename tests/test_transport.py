@@ -1,7 +1,5 @@
 """Transports: virtual ranks and real processes over gloo give what one process gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a folder shows that holds cells of several versions of a sweep: those of its sweep.yaml, unless told."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

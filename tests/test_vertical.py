@@ -1,7 +1,5 @@
 """Features split over clients: identities, bounds, and what compressing products without memory costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views split over clients: the same as training the network in one place, tables, and the naive mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

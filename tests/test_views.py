@@ -1,7 +1,5 @@
 """Views of the same samples: files and folders of one's own, honest and not, and the sets known by name."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Kernels and caches warm up before the clock starts, and leave no other trace."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Small problems and helpers that the tests of the mathematics share."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

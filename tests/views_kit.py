@@ -1,7 +1,5 @@
 """Views of made samples: what tests of vertical networks share."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
