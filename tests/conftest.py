@@ -71,6 +71,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def store(tmp_path: Path):
+    """An empty store."""
+    from raybench.store import Store
+
+    return Store(tmp_path / "results")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> Iterator[None]:
     """One setting for torch, whatever was imported first."""

@@ -27,6 +27,7 @@ import raybench.torch as rt
 HERE = Path(__file__).parent
 LIMIT = 240  # seconds of all that a script does
 TOP = "top_k:k=10%"
+D = 1715  # parameters of the network
 
 
 def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -251,6 +252,11 @@ def hooked(algorithm: Any = "ef21", compressor: Any = TOP, count: int = 10, **mo
     optimizer = sgd(model)
     steps(parallel, optimizer, dist.get_rank(), range(count))
     return model, hook, parallel, optimizer
+
+
+def memory(opt: Any, name: str) -> Tensor:
+    """Return what this rank's method remembers under a name, (1, 1, d)."""
+    return opt.state_dict()["raybench"]["parts"][0]["exchanges"][0]["c"][name]
 
 
 def plain(count: int = 10) -> nn.Module:

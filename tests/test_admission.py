@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import cli_kit
 import psutil
 import pytest
 from cli_kit import SWEEP, cli, tree
@@ -21,6 +22,8 @@ from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive, mode_of
 from raybench.runtime.queue import Queue
 
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 TOO_LARGE = {
     "quadratic": (
         "problem: {name: quadratic, dim: 1000000}\nalgorithm: gd\n",
@@ -59,12 +62,6 @@ TOO_LARGE = {
 }
 SMALL = 30 << 20  # bytes of a machine that the small data set of these tests does not fit
 ONLY_SMALL = {"least squares", "wide", "vertical"}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def sparse_rows(file: Path, count: int) -> None:

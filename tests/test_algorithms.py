@@ -160,18 +160,8 @@ class TakesBack(Faulty):
             net.ledger.up[:] /= 3
 
 
-class WritesIntoGradients(Faulty):
-    """Computes its difference in the memory of the gradient."""
-
-    def round(a, net, s, c):
-        s.x = net.down(Dense(s.x - a.gamma * s.g))
-        m = a.C(net.grad(s.x).sub_(c.g), net.stream("up"))
-        m.add_to(c.g)
-        a.server(net, s, c, m)
-
-
 class WritesIntoGradientsAtOwnPoints(Faulty):
-    """The same with gradients at points of the clients' own, past torch's count of writes."""
+    """Writes into gradients at points of the clients' own, past torch's count of writes."""
 
     def round(a, net, s, c):
         s.x = net.down(Dense(s.x - a.gamma * s.g))
@@ -202,7 +192,6 @@ FAULTS = {
     RemembersOnItself: "goes on from its state",
     WrongAxes: "state has cells first",
     TakesBack: "counts never fall",
-    WritesIntoGradients: "gradients are left alone",
     WritesIntoGradientsAtOwnPoints: "gradients are left alone",
 }
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cli_kit
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -23,19 +24,14 @@ from raybench.runtime.driver import drive
 from raybench.store import Store
 from raybench.store.files import Local
 
-pytestmark = pytest.mark.thorough
+here = cli_kit.here
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("here")]
 
 SCRIPT = Path(sys.executable).parent / "raybench"
 LONG = (
     "problem: quadratic\nalgorithm: ef21\ncompressor: {name: top_k, k: 1..40}\nrounds: 2000\n"
     "record: {every: 100}\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def committed(here: Path) -> bool:

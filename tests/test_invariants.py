@@ -110,13 +110,6 @@ def test_ef21_plus_is_never_further_than_either_choice():
         assert (own <= anew.square().sum(-1) + 1e-12).all()
 
 
-def test_ef21_w_weighs_by_smoothness():
-    run = finished(method(("ef21_w", {}, TOP), {**P1, "heterogeneity": 0.7}, rounds=2).batch())
-    L = torch.tensor(run.problem.constants.L_i, dtype=torch.float64)
-    assert torch.allclose(run.s.w[0], L / L.sum())
-    assert float(L.max() / L.min()) > 1.5  # the weights are no equal ones
-
-
 def test_saga_knows_the_mean_of_its_table(monkeypatch):
     saga = method(("vr_diana", {"estimator": "saga", "batch": 8}, RAND), SAMPLES)  # of 12 samples
     run = started(saga.batch())

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 
 import emulated
 import hypothesis.strategies as st
@@ -13,9 +15,22 @@ from cli_kit import cli, tidy
 from hypothesis import given
 
 from raybench.analysis import links
-from raybench.analysis.links import Link, Network, parse, written
+from raybench.analysis.links import Link, Network, all_gather, all_reduce, parse, written
 from raybench.core.errors import InputError
 from raybench.measure.link import SIZES, Timing, expected, fit
+from raybench.measure.payoff import (
+    ALL_TO_ALL,
+    BUCKETS,
+    GATHER,
+    REDUCE,
+    Compute,
+    Exchange,
+    break_even,
+    case_of,
+    sparse_share,
+    step_of,
+    verdict,
+)
 
 A, B = 1e-3, 1e6  # a millisecond, a megabyte a second
 LINK = Link(A, B)
@@ -288,3 +303,124 @@ def test_predictions_hold_on_emulated_links(text, monkeypatch):
     assert len(result) == 8
     wrong = [benchmark.row(one) for one in result if abs(one["error"]) > benchmark.BOUND]
     assert not wrong, "\n".join(wrong)
+
+
+# When compression pays ----------------------------------------------------------------------------
+
+D = 10_000_000
+DENSE = 2 * D
+COMPUTE = Compute(0.05, 0.1)
+BASELINE = Exchange("bf16", (REDUCE,), DENSE, DENSE, overlaps=True)
+TOP = Exchange("top", (GATHER,), 0.001 * D * 8, DENSE, encode=0.01, decode=0.0005)
+FORMAT = Exchange("four bits", (GATHER, ALL_TO_ALL), D / 2, DENSE, encode=0.02, decode=0.01)
+LOCAL = Exchange("local", (REDUCE,), 4 * D, DENSE, every=30)
+
+
+def ring(bandwidth: float, latency: float = 0.0) -> Network:
+    return Network(Link(latency, bandwidth))
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+@pytest.mark.parametrize("c", [5.1, 8.0])
+def test_at_the_share_of_the_rule_gathering_takes_as_long_as_the_ring(n, c):
+    share = sparse_share(n, c)
+    assert share == min(1.0, 4 / (c * n))
+    if share < 1:
+        net = ring(1e9)
+        gathered = all_gather(net, n, c * share * D)
+        assert gathered == pytest.approx(all_reduce(net, n, DENSE), rel=1e-12)
+        assert all_gather(net, n, 0.99 * c * share * D) < all_reduce(net, n, DENSE)
+
+
+def test_break_even_of_two_lines_is_where_they_cross():
+    # a1 + s1/B = a2 + s2/B where B = (s2 - s1)/(a1 - a2)
+    def line(a, s):
+        return lambda bandwidth: a + s / bandwidth
+
+    assert break_even(line(0.3, 1e6), line(0.1, 4e7)) == pytest.approx(39e6 / 0.2, rel=1e-8)
+    assert break_even(line(0.3, 4e7), line(0.1, 1e6)) == 0.0
+    assert break_even(line(0.1, 1e6), line(0.1, 4e7)) > 1e12  # until rounding hides it
+    assert break_even(line(0.1, 0), line(0.2, 0)) == math.inf
+    # where a tenth is to be saved: a1 + s1/B = 0.9 (a2 + s2/B)
+    result = break_even(line(0.3, 1e6), line(0.1, 4e7), 0.1)
+    assert result == pytest.approx((0.9 * 4e7 - 1e6) / (0.3 - 0.09), rel=1e-8)
+
+
+@pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e9, 1e11])
+def test_the_baseline_has_the_best_number_of_buckets(bandwidth):
+    net, n = ring(bandwidth, 1e-4), 8
+    spent = []
+    for b in BUCKETS:
+        each = 2 * (n - 1) * 1e-4 + 2 * (n - 1) / n * DENSE / b / bandwidth
+        spent.append(0.05 + max(0.1, (b - 1) * each) + each)
+    assert step_of(BASELINE, net, n, COMPUTE).seconds == pytest.approx(min(spent), rel=1e-12)
+    assert len(spent) > 3
+    assert np.ptp(spent) > 0
+
+
+def test_the_seconds_of_a_compressed_step_add_up():
+    net, n, B, a = ring(1e9, 1e-3), 8, 1e9, 1e-3
+    gathered = 0.15 + 0.01 + n * 0.0005 + (n - 1) * (a + TOP.size / B)
+    assert step_of(TOP, net, n, COMPUTE).seconds == pytest.approx(gathered, rel=1e-12)
+    parts = 2 * ((n - 1) * a + (n - 1) / n * FORMAT.size / B)
+    shared = 0.15 + (1 + 1 / n) * 0.02 + 2 * 0.01 + parts
+    result = step_of(FORMAT, net, n, COMPUTE)
+    assert (result.seconds, result.collective) == (pytest.approx(shared, rel=1e-12), ALL_TO_ALL)
+    once = 2 * (n - 1) * a + 2 * (n - 1) / n * LOCAL.size / B
+    assert step_of(LOCAL, net, n, COMPUTE).seconds == pytest.approx(0.15 + once / 30, rel=1e-12)
+    two = replace(LOCAL, every=1, parts=2)  # the latency is paid twice
+    longer = step_of(two, net, n, COMPUTE).exchange - once
+    assert longer == pytest.approx(2 * (n - 1) * a, rel=1e-9)
+
+
+def test_a_server_sends_no_more_than_a_dense_vector():
+    net = replace(ring(1e8), form="server")
+    few = step_of(TOP, net, 2, COMPUTE)
+    assert few.exchange == pytest.approx(2 * (TOP.size + 2 * TOP.size) / 1e8, rel=1e-12)
+    many = step_of(TOP, net, 1000, COMPUTE)
+    assert many.exchange == pytest.approx(1000 * (TOP.size + DENSE) / 1e8, rel=1e-12)
+
+
+def test_within_a_node_the_inner_link_counts():
+    inner = Link(1e-6, 300e9)
+    net = Network(Link(1e-4, 1e9), "hierarchical", inner, 8)
+    assert step_of(FORMAT, net, 8, COMPUTE).exchange < 1e-3
+    own = [step_of(replace(FORMAT, collectives=(ALL_TO_ALL,)), net, 16, COMPUTE)]
+    n, a, B = 16, 1e-4, 1e9  # eight processes share a node's link
+    assert own[0].exchange == pytest.approx(2 * ((n - 1) * a + (n - 1) / n * 8 * D / 2 / B))
+    said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, FORMAT])
+    assert said.fastest is None
+    assert said.nearest is not None
+
+
+def judged(bandwidth: float, n: int = 8):
+    errors = [(TOP, 0.9), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
+    exchanges = [replace(x, error=error) for x, error in errors]
+    return case_of("ring", ring(bandwidth, 1e-4), n, COMPUTE, BASELINE, exchanges)
+
+
+def test_the_advice_turns_with_the_bandwidth():
+    slow = judged(1e7)
+    assert slow.fastest is not None
+    assert slow.gentlest is not None
+    assert (slow.fastest.name, slow.gentlest.name) == ("top", "four bits")
+    assert slow.fastest.speedup > 10
+    assert slow.local is not None
+    assert slow.local.name == "local"
+    fast = judged(1e11)
+    assert (fast.fastest, fast.gentlest, fast.local) == (None, None, None)
+    assert fast.nearest is not None
+    assert not any(v.pays for v in fast.verdicts)
+    assert fast.nearest.name == "top"  # the baseline's own format is no compression
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+def test_a_method_pays_up_to_where_it_is_said_to(n):
+    for one in judged(1e9, n).verdicts[:2]:
+        exchange = {x.name: x for x in (TOP, FORMAT)}[one.name]
+        assert 0 < one.pays_below < math.inf
+        for factor, pays in ((0.99, True), (1.01, False)):
+            net = ring(factor * one.pays_below, 1e-4)
+            assert verdict(exchange, BASELINE, net, n, COMPUTE).pays is pays
+        assert one.pays_below <= one.pays_below_free
+        assert one.speedup <= one.speedup_free

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import cli
-from fake_store import batch, put
+from fake_store import REAL, SWEEP, batch, put
 
 import raybench
 from raybench import report, spec
@@ -20,14 +20,6 @@ from raybench.core.errors import InputError
 from raybench.store import CELLS, CURVES, Store, cells, compact, encode, load, log, merge, to_table
 from raybench.store.remote import Remote
 from raybench.store.schema import SCHEMA_VERSION, version_of
-
-SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "results")
-
 
 # -- reading ---------------------------------------------------------------------------------
 
@@ -232,17 +224,6 @@ def test_what_load_says_is_what_the_files_say(tmp_path):
         assert len({id(text) for text in curves[name]}) <= curves[name].nunique() + 1
         assert curves[name].dtype == pd.Series(["a"]).dtype.name
     assert curves["compressor"].isna().any()
-
-
-REAL = {
-    "name": "old",
-    "problem": {"name": "quadratic", "dim": 200, "clients": 3},
-    "algorithm": ["gd", {"name": "ef21", "step_size": {"theory": [1, 4]}}],
-    "compressor": {"name": "top_k", "k": [2, 150]},
-    "seed": [0, 1],
-    "rounds": 5,
-    "x0": {"normal": 1.0},
-}
 
 
 # -- other versions ----------------------------------------------------------------------------

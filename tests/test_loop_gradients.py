@@ -12,6 +12,7 @@ from loop_kit import (
     everyone,
     far,
     loss,
+    memory,
     network,
     on_ranks,
     plain,
@@ -30,11 +31,6 @@ import raybench.torch as rt
 from raybench.core.errors import InputError
 
 SINGLE = torch.float32
-
-
-def memory(opt: Any, name: str) -> torch.Tensor:
-    """Return what this rank's method remembers under a name, (1, 1, d)."""
-    return opt.state_dict()["raybench"]["parts"][0]["exchanges"][0]["c"][name]
 
 
 class Gated(nn.Module):

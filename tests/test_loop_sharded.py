@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd
+from loop_kit import TOP, D, everyone, far, loss, network, on_ranks, sgd
 from torch.distributed import get_rank as rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,7 +15,6 @@ from raybench.core.errors import InputError
 
 SINGLE = torch.float32
 STEPS = 10
-D = 1715  # parameters
 
 
 def sharded(replicas: int = 2) -> tuple[Any, Any]:

@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 from loop_kit import (
     TOP,
+    D,
     everyone,
     far,
     hooked,
     loss,
+    memory,
     network,
     on_ranks,
     plain,
@@ -39,13 +41,6 @@ import raybench.torch as rt
 from raybench.algorithms.build import check_loop
 from raybench.core import registry
 from raybench.core.errors import InputError
-
-D = 1715  # parameters of the network
-
-
-def memory(opt: Any, name: str) -> torch.Tensor:
-    """Return what this rank's method remembers under a name, (1, 1, d)."""
-    return opt.state_dict()["raybench"]["parts"][0]["exchanges"][0]["c"][name]
 
 
 @on_ranks(2)

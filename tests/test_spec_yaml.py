@@ -90,13 +90,6 @@ def test_bad_text(text, where, says):
     assert len(str(caught.value)) < 500
 
 
-def test_aliases_that_explode_are_refused():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    with pytest.raises(InputError, match="too large"):
-        yaml.parse("\n".join(lines))
-
-
 @settings(max_examples=500, deadline=None)
 @given(
     st.text(
