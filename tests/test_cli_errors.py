@@ -1,4 +1,4 @@
-"""Bad input at the command line: exit 2, a few lines that name the key, nothing written."""
+"""The command line: bad input ends with exit code 2 and a few lines; verbs that look things up."""
 
 import json
 import math

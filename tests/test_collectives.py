@@ -1,4 +1,4 @@
-"""Collectives: how the clients' messages become the one mean that all of them step along."""
+"""Collectives and transports: how the clients' messages become one mean, in one process and in several."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The conformance kit's problem and metric parts: ours pass, broken ones are found."""
+"""The conformance kit: our problems, metrics and compressors pass, broken ones are found."""
 
 import math
 from dataclasses import replace

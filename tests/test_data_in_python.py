@@ -1,4 +1,4 @@
-"""Arrays and frames given to ``raybench.sweep`` and ``raybench.run``: saved by content, found again, refused."""
+"""Arrays and frames given in Python, and text as sequences of tokens."""
 
 import bz2
 import gzip

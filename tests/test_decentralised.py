@@ -1,4 +1,4 @@
-"""Methods on a graph, and others with a point for every client: what they keep and send, where they end."""
+"""Methods on a graph and others with a point for every client; schedules, averaged iterates, downlinks."""
 
 from itertools import pairwise
 

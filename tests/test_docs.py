@@ -1,4 +1,4 @@
-"""The documentation keeps up: every column, method, compressor and verb that exists is described."""
+"""The documentation keeps up: what exists is described, the examples of the sweep file load."""
 
 import inspect
 import re

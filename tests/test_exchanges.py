@@ -1,4 +1,4 @@
-"""Local steps with compressed exchanges: what they become without compression, invariants, and their theorem's rate."""
+"""Local steps with compressed exchanges, three point compressors, messages of their own: theorems and books."""
 
 import math
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Images by name: known facts, what is fetched and what is not, and files that are not what they say."""
+"""Images by name, and data files from anybody: what is fetched, files that are not what they say, bombs."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""The compiled kernels against dense torch, and one cell's independence of all others."""
+"""Compiled kernels against dense torch, one cell's independence of all others, and threads."""
 
 import threading
 

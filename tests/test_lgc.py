@@ -1,4 +1,4 @@
-"""LGC: its phases in numpy, and what it sends."""
+"""LGC and its autoencoder: phases in numpy, beside torch's layers, and what it sends."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The link model: closed forms, limits, and what texts of networks mean."""
+"""The link model: closed forms, limits, texts of networks; and when compression pays."""
 
 import contextlib
 import json

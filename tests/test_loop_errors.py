@@ -1,4 +1,4 @@
-"""What a training loop is told when parts do not fit, and what changes of the number of ranks keep."""
+"""What a training loop is told when parts do not fit, and gradients recorded in it."""
 
 import json
 import pickle

@@ -15,7 +15,6 @@ from cli_kit import cli
 from raybench import theory
 from raybench.cli import main
 from raybench.cli.show import PROVED
-from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.plan import facts_of
 from raybench.problems import build, minimum
@@ -134,15 +133,6 @@ def test_show_fits_the_screen(monkeypatch, capsys, columns):
         assert max(map(len, text.splitlines())) <= columns
 
 
-@pytest.mark.parametrize("name", registry.names("algorithm"))
-def test_every_theory_explains_itself(name):
-    """The text of a theory is what ``show`` prints under the step."""
-    steps = theory.of(registry.lookup("algorithm", name).facts.theory)
-    for rule in theory.RULES if steps is not None else ():
-        result = steps.under(rule)
-        assert result is None or len(theory.explained(result)) > 20
-
-
 # Noise and heterogeneity at x* -----------------------------------------------------------------
 
 STRONG = {
@@ -241,17 +231,6 @@ def test_minimum_of_sparse_rows_is_that_of_dense_ones():
     assert dense[0] == pytest.approx(sparse[0], rel=1e-13)
     np.testing.assert_allclose(dense[1], sparse[1], rtol=0, atol=1e-9 * np.abs(dense[1]).max())
     assert minimum.logistic_minimum(A, rows.labels, weights, 1e-12) is not None  # nearly flat
-
-
-def test_noise_is_what_the_estimate_of_a_minibatch_has():
-    """E||mean of b samples - grad f_i||^2 = C/b at x*, over draws of the engine's own minibatches."""
-    problem = build(*STRONG["logistic"])
-    best, b = problem.minimizer(), 4
-    random = np.random.default_rng(0)
-    draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
-    some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
-    have = float((some - problem.grad(best[None])).square().sum(-1).mean())
-    assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
 
 
 def test_show_says_how_noisy_and_how_different_the_clients_are():

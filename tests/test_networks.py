@@ -1,4 +1,4 @@
-"""Networks as problems: their gradients are torch's, samples are repeatable, small ones run stacked."""
+"""Networks as problems, and runs on them: gradients are torch's, samples repeatable, rows as asked for."""
 
 import copy
 import json

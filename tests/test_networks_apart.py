@@ -1,4 +1,4 @@
-"""Networks on several processes, over gloo and on Ray Train's workers: the parameters of one process."""
+"""Several processes: networks over gloo and on Ray Train's workers, and errors on some of the ranks."""
 
 import json
 import os

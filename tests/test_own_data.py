@@ -1,4 +1,4 @@
-"""Data of a user's own: CSV, Parquet and .npz files, labels of text, clients by a column, a test set."""
+"""Data of a user's own: tables and images in files and folders, labels of text, clients by a column."""
 
 import contextlib
 

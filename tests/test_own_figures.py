@@ -1,4 +1,4 @@
-"""Figures of one's own: the right rows under the right names, and one look per method in all of them."""
+"""Figures of one's own, and what the page of a report holds: rows, looks, cells, growth, K as asked for."""
 
 import json
 

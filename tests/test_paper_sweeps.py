@@ -1,4 +1,4 @@
-"""Sweeps and scripts of reproductions: they plan, claims mean their cells and their setting, tables hold what they say."""
+"""Sweeps that ship, and reproductions: they plan, claims mean their cells, tables hold what they say."""
 
 import importlib.util
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Methods of practice: momentum, deep gradient compression, signs, local steps, 1-bit Adam."""
+"""Methods of practice: momentum, DGC, signs, matrices of norm 1, clipping, streaming DiLoCo."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A user's process: importing raybench, compressing and running change nothing in it."""
+"""A user's process: nothing in it changes, kernels warm up before the clock, machine code is kept on disk."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The queue of batches, without Ray: who gets what, what a lost worker costs, and when workers are wanted."""
+"""The queue of batches, without Ray, and what Ray is asked to set aside for workers."""
 
 import errno
 import os

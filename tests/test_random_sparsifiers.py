@@ -1,4 +1,4 @@
-"""Random sparsifiers: exact laws, supports by the definition, masks that clients share."""
+"""Sparsifiers: random ones by their exact laws, thresholds, selection by sign and by block."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Reports: tables, figures and the HTML page, for ordinary and for odd results folders."""
+"""Reports: tables, figures and the HTML page, for ordinary and odd folders; names at the ends of lines."""
 
 import io
 import itertools

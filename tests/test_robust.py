@@ -1,4 +1,4 @@
-"""Robust servers in runs: what they hold of each client, whom they resist, and what they may be combined with."""
+"""Robust servers: in runs, their rules and attacks against definitions, and on networks."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""Supports on the wire: their three codes, rows of different length, decoding in place."""
+"""Supports on the wire, and entropy coding: codes, rows of different length, the same in fewer bytes."""
 
 import math
 import sys

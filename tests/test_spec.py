@@ -1,4 +1,4 @@
-"""Sweep files: grids, overrides, cases, exclusions, and what is said about wrong ones."""
+"""Sweep files: grids, overrides, cases, exclusions, and what is said of wrong ones."""
 
 from pathlib import Path
 

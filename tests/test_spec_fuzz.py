@@ -1,4 +1,4 @@
-"""Sweep files made up at random: garbage, and files that are nearly right."""
+"""Sweep files made up at random, and from anybody: they load, or end with a few lines of error."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a run remembers: saved after any round, and continued as if nothing had happened."""
+"""What a run remembers: saved, continued as if nothing had happened; checkpoints of networks."""
 
 import errno
 import io

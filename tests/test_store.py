@@ -1,4 +1,4 @@
-"""The store: schema, tables, atomic commits, claims, locks and leases, and how long a store that fails is asked."""
+"""The store: schema, commits, claims, locks and leases, patience, and readers beside writers."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Tables in all their forms: at any width nothing is lost, LaTeX is what siunitx reads, the best is in bold."""
+"""Tables in all their forms, at any width; metrics of one's own as axes."""
 
 import io
 import math

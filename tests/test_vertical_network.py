@@ -1,4 +1,4 @@
-"""Views split over clients: the same as training the network in one place, tables, and the naive mistakes."""
+"""Features and views split over clients: the same as training in one place, tables, naive mistakes."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Views of the same samples: files and folders of one's own, honest and not, and the sets known by name."""
+"""Views of the same samples and their encoders: files and folders of one's own, networks, words, BERT."""
 
 import io
 import struct
