@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toys import title
 
 from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, zeros_like
 from raybench.core import registry
@@ -19,11 +20,6 @@ from raybench.wire.transport import on_virtual_ranks
 
 NAMES = registry.names("algorithm")
 SOUND = [m for name in NAMES for m in methods(registry.lookup("algorithm", name))]
-
-
-def title(m: Method) -> str:
-    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
-    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
 
 
 def test_every_method_of_the_first_set_is_there():

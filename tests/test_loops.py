@@ -1,7 +1,6 @@
 """raybench's methods in training loops of one's own: what two real ranks do with an optimizer and with a hook."""
 
 import gc
-import io
 import math
 import warnings
 import weakref
@@ -35,6 +34,7 @@ from loop_kit import (
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
+from toys import stored
 
 import raybench
 import raybench.torch as rt
@@ -254,14 +254,6 @@ SAVED = pytest.mark.parametrize(
 
 def operator_of(name: str) -> str | None:
     return {"dgc": "dgc:k=10%", "power_sgd": None}.get(name, TOP)
-
-
-def stored(value: Any) -> Any:
-    """Return a value as ``torch.load`` reads what ``torch.save`` has written, without pickled code."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @SAVED

@@ -26,6 +26,7 @@ from raybench.problems.networks.passes import shifted_and_flipped
 from raybench.testing.trial import Method, finished, recorded, started
 
 DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
+UNEVEN = {**DIGITS, "rows": 95, "remainder": "last", "chunk": 7}
 CNN = {**DIGITS, "model": "mnist_cnn:dropout=0.4", "rows": 60}
 NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 60, "batch": 8}
 
@@ -72,10 +73,11 @@ def test_networks_have_the_published_sizes(model, shape, classes, d):
     assert sum(p.numel() for p in NAMED[model](Seen(shape, classes)).parameters()) == d
 
 
-@pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
+@pytest.mark.parametrize("params", [DIGITS, CNN, UNEVEN], ids=["stacked", "row by row", "uneven"])
 def test_gradients_are_those_of_torch(params):
     problem = build("network", params)
-    assert problem.passes.stacks == (params is DIGITS)
+    assert problem.passes.stacks == (params is not CNN)
+    assert problem.samples == {90: (30,) * 3, 60: (20,) * 3, 95: (31, 31, 33)}[params["rows"]]
     x = point(problem)
     full, losses = problem.oracle(x)
     for b in range(2):
@@ -84,25 +86,6 @@ def test_gradients_are_those_of_torch(params):
             torch.testing.assert_close(full[b, i], want, rtol=1e-10, atol=1e-13)
             torch.testing.assert_close(losses[b, i], loss.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(problem.losses(x), losses, rtol=1e-12, atol=0)
-
-
-def test_clients_of_unequal_sizes_take_means_of_their_own():
-    problem = network(rows=95, remainder="last", chunk=7)
-    x = point(problem)
-    full, losses = problem.oracle(x)
-    assert problem.samples == (31, 31, 33)
-    for i in range(3):
-        want, loss = by_hand(problem, x[1], slice(None), i)
-        torch.testing.assert_close(full[1, i], want, rtol=1e-10, atol=1e-13)
-        torch.testing.assert_close(losses[1, i], loss.detach(), rtol=1e-12, atol=0)
-
-
-def test_a_minibatch_is_its_samples():
-    problem = network()
-    x, J = point(problem), sample(problem)
-    grads = problem.grad(x, J)
-    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
-    torch.testing.assert_close(grads[1, 2], want, rtol=1e-10, atol=1e-13)
 
 
 def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
@@ -123,9 +106,10 @@ def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
     torch.testing.assert_close(found(apart), together, rtol=1e-10, atol=1e-14)
 
 
-def test_what_cannot_be_vectorised_runs_row_by_row(own):
-    problem = network(model=f"{own}:branches")
-    assert not problem.passes.stacks
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_a_minibatch_is_its_samples(own, vectorised):
+    problem = network() if vectorised else network(model=f"{own}:branches")
+    assert problem.passes.stacks == vectorised
     x, J = point(problem), sample(problem)
     want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
     torch.testing.assert_close(problem.grad(x, J)[1, 2], want, rtol=1e-10, atol=1e-13)

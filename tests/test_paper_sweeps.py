@@ -288,15 +288,21 @@ def test_a_sweep_explains_itself_and_plans_without_skipping(
     assert all(cell.step_size > 0 for cell in plan.cells)
 
 
-def test_ef21_a9a_is_booked_as_the_authors_do(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "ef21_a9a.yaml", request)
-    assert spec.load(FOLDER / "ef21_a9a.yaml").accounting.as_dict() == {
-        "value_bits": 32,
-        "index_bits": "none",
-        "count_init": True,
-    }
+@pytest.mark.parametrize(
+    ("name", "clients", "d"),
+    [("ef21_a9a", 20, 123), ("multimodal", 2, 10 * (128 + 10)), ("vertical", 112, 112)],
+)
+def test_sweeps_have_the_clients_of_their_sources(name, clients, d, request) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml", request)
     (facts,) = plan.facts.values()
-    assert (facts["d"], facts["clients"]) == (123, 20)
+    assert (facts["clients"], facts["d"]) == (clients, d)
+    if name == "ef21_a9a":
+        assert str(plan.sweep.accounting) == "value_bits=32, index_bits=none, count_init=true"
+    elif name == "multimodal":
+        shown = {cell.k for cell in plan.cells if cell.params.get("batch") == 100}
+        assert shown == {None, 50, 200, 1000}
+    else:
+        assert '"message_dim": 6093' in facts["constants"]
 
 
 def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest) -> None:
@@ -315,22 +321,3 @@ def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest)
         assert k is not None
         values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)
         assert values_sent == pytest.approx(30_000, rel=0.05), cell.label
-
-
-def test_multimodal_has_a_client_per_view(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "multimodal.yaml", request)
-    (facts,) = plan.facts.values()
-    assert (facts["clients"], facts["d"]) == (2, 10 * (128 + 10))
-    assert {cell.k for cell in plan.cells if cell.params.get("batch") == 100} == {
-        None,
-        50,
-        200,
-        1000,
-    }
-
-
-def test_vertical_has_a_feature_per_client(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "vertical.yaml", request)
-    (facts,) = plan.facts.values()
-    assert facts["clients"] == facts["d"] == 112
-    assert '"message_dim": 6093' in facts["constants"]

@@ -1,7 +1,6 @@
 """What a run remembers: saved, continued as if nothing had happened; checkpoints of networks."""
 
 import errno
-import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 from tiers import first_of_each
 from torch import Tensor
-from toys import RAND, TOP, handed_over, on_p1, registered
+from toys import RAND, TOP, handed_over, on_p1, registered, stored
 
 import raybench
 from raybench.core.cells import State
@@ -34,14 +33,6 @@ from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 
-def written(state: dict) -> dict:
-    """Return a state as it comes back from a file that is read without running code."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def same(run: Run, other: Run) -> None:
     """Assert that two runs ended with the same curves, bit for bit, but for the times."""
     ours, theirs = recorded(run), recorded(other)
@@ -57,7 +48,7 @@ def continued(batch: Batch, before: int) -> Run:
     """Return a run that took over after so many rounds, once it has ended as an undisturbed one."""
     once, first, second = finished(batch), started(batch), started(batch)
     first.advance(before)
-    second.load(written(first.state()))
+    second.load(stored(first.state()))
     second.advance(first.rounds)
     same(once, second)
     return second
@@ -73,7 +64,7 @@ def test_a_state_is_a_copy():
     run = started(Method("ef21", {}, TOP).batch())
     run.advance(3)
     saved = run.state()
-    before = written(saved)
+    before = stored(saved)
     run.advance(10)
     for part, name in (("s", "x"), ("c", "g"), ("ledger", "up"), ("recorder", "data")):
         assert torch.equal(saved[part][name].nan_to_num(), before[part][name].nan_to_num())
@@ -110,7 +101,7 @@ def test_first_messages_are_still_known():
     once, first, second = (Run(batch, started(batch).problem, options) for _ in range(3))
     once.advance(40)
     first.advance(3)
-    second.load(written(first.state()))
+    second.load(stored(first.state()))
     second.advance(40)
     same(once, second)
     assert 0 < second.t < 40
@@ -128,7 +119,7 @@ def test_another_number_of_ranks_takes_over():
 
 def test_only_what_can_be_read_back_safely_is_state():
     state = State.of({"g": torch.ones(2), "parts": [torch.zeros(2), None], "t": 3})
-    assert written(state.state())["t"] == 3
+    assert stored(state.state())["t"] == 3
     state.odd = {1, 2}
     with pytest.raises(TypeError, match="state odd is a set"):
         state.state()
@@ -193,11 +184,11 @@ def test_buffers_belong_to_the_run():
         mean = first.net.oracle.buffers["mean"]
         assert mean.shape == (2, 3, 4)
         assert not torch.equal(mean[0], mean[1])  # the cells' own
-        second.load(written(first.state()))
+        second.load(stored(first.state()))
         second.advance(40)
         same(once, second)
         assert torch.equal(once.net.oracle.buffers["mean"], second.net.oracle.buffers["mean"])
-        saved = written(first.state())
+        saved = stored(first.state())
 
         def go_on(transport):
             run = started(batch, transport=transport)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import views_kit
 from torch import Tensor
 from torch.nn import functional as F
 from toys import each_round, largest, path
@@ -36,13 +37,7 @@ from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import DATA, Method, finished, started
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("views") / "three.npz"
-    np.savez(path, **ARRAYS)
-    return str(path)
+file = views_kit.file
 
 
 # In one place, by automatic differentiation: knows the arrays, and the names of the tensors -----------

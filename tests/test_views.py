@@ -13,9 +13,10 @@ import pytest
 import scipy.io
 import scipy.sparse
 import torch
+import views_kit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
+from views_kit import CLASSES, DEEP, SAMPLES, TESTED, TOP, WIDTHS, made
 
 from raybench import spec
 from raybench.core import limits
@@ -26,6 +27,7 @@ from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import Method, finished
 
 pytestmark = pytest.mark.thorough
+file = views_kit.file
 
 ARRAYS = made()
 
@@ -221,16 +223,6 @@ def test_the_articles_of_wikipedia(data_folder, name, width):
 
 
 # Encoders of views --------------------------------------------------------------------------------
-
-DEEP = ["mlp:hidden=[6],activation=tanh", "identity", "mlp:hidden=[4]"]
-TOP = {"name": "top_k", "k": 5}
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("views") / "three.npz"
-    np.savez(path, **made())
-    return str(path)
 
 
 def test_a_frozen_encoder_is_features_computed_once(file):
