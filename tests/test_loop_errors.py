@@ -86,14 +86,17 @@ def test_every_estimator_runs_or_says_why_not():
     """All methods there are: estimators train alone, the others answer with a short error."""
     ran, said = [], {}
     for name in registry.names("algorithm"):
-        if not registry.lookup("algorithm", name).target.__module__.startswith("raybench."):
+        entry = registry.lookup("algorithm", name)
+        if not entry.target.__module__.startswith("raybench."):
             continue
-        facts = registry.lookup("algorithm", name).facts
+        facts = entry.facts
         operator = None
         if facts.up is not None and facts.own is None:
             operator = "rand_k:k=20%" if facts.up == "unbiased" else "top_k:k=20%"
         model = network()
-        settings = {"local": {"steps": 2}} if "local" in _presets(name) else {}
+        settings = (
+            {"local": {"steps": 2}} if "local" in getattr(entry.target, "presets", ()) else {}
+        )
         try:
             opt = rt.CompressedOptimizer(sgd(model, 0.05), operator, name, **settings)
         except InputError as error:
@@ -114,10 +117,6 @@ def test_every_estimator_runs_or_says_why_not():
     for name in ("vr_marina", "pp_marina", "lead", "scaffold", "vertical_gd", "fedprox", "ef21_p"):
         assert name in said
     assert all(len(text) < 400 for text in said.values())
-
-
-def _presets(name: str) -> tuple[str, ...]:
-    return getattr(registry.lookup("algorithm", name).target, "presets", ())
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:

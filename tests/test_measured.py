@@ -157,12 +157,10 @@ def test_minimizer_is_one(name):
     sizes = grads.mean(1).norm(dim=-1)
     assert sizes[0] < 1e-9 * sizes[1]
     assert float(losses[0].mean()) == pytest.approx(c.f_star, rel=1e-12, abs=1e-13)
-    near = best + 1e-3 * torch.randn(20, len(best), dtype=best.dtype, generator=_seeded())
+    near = best + 1e-3 * torch.randn(
+        20, len(best), dtype=best.dtype, generator=torch.Generator().manual_seed(3)
+    )
     assert (problem.oracle(near)[1].mean(1) >= c.f_star).all()
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
 
 
 def test_minimizer_where_there_is_none_or_it_takes_long(monkeypatch):

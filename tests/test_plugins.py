@@ -159,17 +159,13 @@ def test_a_file_of_another_kind_is_no_plugin(here):
         registry.load_plugin("notes.md")
 
 
-def _callback_size():
-    return opened(["mine.py:Mine"])[0][1].size
-
-
-def _network_size():
-    return _of_user("mine.py:mine", ()).model.out_features
-
-
 READERS = {
-    "class Mine(raybench.plugins.Callback):\n    size = SIZE\n": _callback_size,
-    "def mine():\n    return torch.nn.Linear(3, SIZE)\n": _network_size,
+    "class Mine(raybench.plugins.Callback):\n    size = SIZE\n": lambda: (
+        opened(["mine.py:Mine"])[0][1].size
+    ),
+    "def mine():\n    return torch.nn.Linear(3, SIZE)\n": lambda: (
+        _of_user("mine.py:mine", ()).model.out_features
+    ),
 }
 """Files of users that are run on import, and what reads SIZE from them."""
 

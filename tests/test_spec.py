@@ -169,12 +169,10 @@ seed: 0..1
     assert len(sweep.cells) == left
     assert sweep.excluded == 24 - left
     assert [note for note in sweep.notes if "matches no cell" in note] == (
-        [f"exclude {load_pattern(pattern)} matches no cell"] if left == 24 else []
+        [f"exclude {pattern.replace('step_size', 'step.value')} matches no cell"]
+        if left == 24
+        else []
     )
-
-
-def load_pattern(pattern: str) -> str:
-    return pattern.replace("step_size", "step.value")
 
 
 def test_set_overrides_file_and_cases():
