@@ -14,7 +14,7 @@ import cli_kit
 import pandas as pd
 import pyarrow as pa
 import pytest
-from cli_kit import SWEEP, cli
+from cli_kit import SWEEP, call, cli
 from process_kit import python
 
 from raybench import spec
@@ -136,7 +136,7 @@ def test_the_second_signal_ends_what_hears_none(number: int, code: int) -> None:
     ],
 )
 def test_output_that_nobody_reads(here: Path, command: str, code: int) -> None:
-    done = subprocess.run(["bash", "-c", f"{SCRIPT} {command}"], capture_output=True, text=True)
+    done = call("bash", "-c", f"{SCRIPT} {command}")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -146,11 +146,8 @@ def test_output_in_any_encoding(here: Path) -> None:
     (here / "s.yaml").write_text(SWEEP)
     assert cli("sweep", "s.yaml", "--inline").code == 0
     for form in ("terminal", "plain", "csv"):
-        done = subprocess.run(
-            [SCRIPT, "table", "results/small", "--format", form],
-            capture_output=True,
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        )
+        env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = call(SCRIPT, "table", "results/small", "--format", form, env=env, text=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.isascii()
         assert b"EF21" in done.stdout

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -11,7 +10,7 @@ import fake_store
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli
+from cli_kit import call, cli
 from fake_store import REAL, SWEEP, batch, put
 
 import raybench
@@ -151,8 +150,7 @@ def two(root):
 def test_a_merge_that_is_killed_leaves_no_folder_that_reads_as_whole(tmp_path):
     """Killed at every single thing that it does to the disk."""
     two(tmp_path)
-    words = [sys.executable, "-c", KILLED]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = call(sys.executable, "-c", KILLED, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20
     assert Store(tmp_path / "out").done() == dict(zip("1234s", STATUSES, strict=True))
@@ -256,9 +254,9 @@ def test_files_of_other_versions_are_refused_by_name(whole, tmp_path, version):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     said = f"schema version {version}, this raybench reads {SCHEMA_VERSION}"
     file.write_text(spec.load(REAL).text)
-    for call in (load, cells, lambda f: merge(f, whole, tmp_path / "c"), report.render):
+    for read in (load, cells, lambda f: merge(f, whole, tmp_path / "c"), report.render):
         with pytest.raises(InputError, match=said):
-            call(folder)
+            read(folder)
     for words in (("sweep", file, "--out", folder, "--inline"), ("plan", file, "--out", folder)):
         result = cli(*words)
         assert result.code == 2

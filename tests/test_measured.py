@@ -3,14 +3,13 @@
 import json
 import math
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from cli_kit import cli
+from cli_kit import call, cli
 
 from raybench import theory
 from raybench.cli import main
@@ -257,10 +256,7 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def test_large_arrays_reuse_the_pages_of_those_before():
     """Without it every array of 48 MiB costs 12,288 faults of a page."""
-    shown = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-    )
-    kept, faults = map(int, shown.stdout.split())
+    kept, faults = map(int, call(sys.executable, "-c", FAULTS).stdout.split())
     if not kept:
         pytest.skip("not the C library that it is for")
     assert faults < 20 * 12_288 / 4

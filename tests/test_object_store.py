@@ -6,7 +6,6 @@ The server is moto's, in a process of its own; requests go to it through a proxy
 import os
 import random
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli, tree
+from cli_kit import call, cli, tree
 
 import raybench
 from raybench import spec
@@ -140,12 +139,8 @@ def test_a_second_driver_is_refused(store: FaultyProxy, url: str) -> None:
         assert held is not None
         assert f"pid {os.getpid()} on {socket.gethostname()}" == held.who
         before = open_folder(url).filesystem.find(url)
-        again = subprocess.run(
-            [sys.executable, "-m", "raybench", "sweep", "s.yaml", "--inline", "--out", url],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ("-m", "raybench", "sweep", "s.yaml", "--inline", "--out", url)
+        again = call(sys.executable, *words)
         assert again.returncode == 2
         assert f"another sweep is running in {url} ({held.who})" in again.stderr
         lines = [line for line in again.stderr.splitlines() if not line.startswith("note:")]

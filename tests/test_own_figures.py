@@ -179,12 +179,12 @@ def test_on_the_command_line(swept, tmp_path):
 
 def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_named(tmp_path):
     """None reaches a target that low: those that end lowest are drawn, and gd, whatever it comes to."""
-    (tmp_path / "many.yaml").write_text(
+    text = (
         "name: many\nproblem: {name: quadratic, dim: 8, clients: 3}\nrounds: 30\nstep_size: {theory: 1}\n"
         "algorithm: [gd, ef21, ef14, dcgd, ef21_plus, ef21_w, clag, sgd, ef21_hb, diana, marina]\n"
         "compressor: [{name: top_k, k: 1}, {name: rand_k, k: 1}]\nallow_unproven: true\n"
     )
-    assert cli("sweep", tmp_path / "many.yaml", "--out", tmp_path / "out", "--inline").code == 0
+    raybench.sweep(text, tmp_path / "out", inline=True)
     said = cli("plot", tmp_path / "out", "--target", "1e-30", "--format", "csv")
     assert "not drawn: " in said.err
     assert "--methods A,B" in said.err

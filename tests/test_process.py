@@ -74,9 +74,7 @@ def python(code: str, *args: str) -> str:
     """Return what a process of its own prints."""
     tuned = {*process.ENVIRONMENT, "OMP_NUM_THREADS"}
     env = {name: value for name, value in os.environ.items() if name not in tuned}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env
-    )
+    done = call(sys.executable, "-c", code, *args, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -131,7 +129,7 @@ def test_sessions_start_whoever_loaded_ray_first(loaded_before):
         "    with ray_session('local') as ray:\n"
         "        print(ray.get(ray.put(7)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    done = call(sys.executable, "-c", code, timeout=200)
     assert done.stdout.split() == ["7", "7"], done.stderr[-2000:]
 
 

@@ -404,9 +404,7 @@ x0: {normal: 1.0}
 rounds: 40
 """
     for name, split in (("two", "[contiguous, sorted_by_label]"), ("third", "shuffled")):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("SPLIT", split))
-        out = tmp_path / name
-        assert cli("sweep", tmp_path / f"{name}.yaml", "--out", out, "--inline").code == 0
+        raybench.sweep(text.replace("SPLIT", split), tmp_path / name, inline=True)
     two, third = frames(tmp_path / "two"), frames(tmp_path / "third")
     own = to_target(two, 0.1, by=("facet", "step"))
     costs = own.set_index(["facet", "step"])["bits_up"].to_dict()
@@ -621,8 +619,7 @@ algorithm:
   - {name: ef21, compressor: {name: top_k, k: 3}, step_size: {theory: [2, 4]}}
 rounds: 20
 """
-    (tmp_path / "b.yaml").write_text(text)
-    assert cli("sweep", tmp_path / "b.yaml", "--out", tmp_path / "out", "--inline").code == 0
+    raybench.sweep(text, tmp_path / "out", inline=True)
     result = audit(tmp_path / "out")
     count = len(result.readings.drop_duplicates([*FACTORS]))
     (row,) = result.pairs.itertuples()
