@@ -11,7 +11,7 @@ import emulated
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from cli_kit import cli, tidy
+from cli_kit import refused, succeeds, tidy
 from hypothesis import given
 
 from raybench.analysis import links
@@ -247,8 +247,7 @@ def test_noisy_times_give_intervals_that_hold_the_link():
 @pytest.mark.thorough
 def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = cli("bench", "link", "--processes", "2", "--repeats", "2", "--json")
-    assert said.code == 0, said.err
+    said = succeeds("bench", "link", "--processes", "2", "--repeats", "2", "--json")
     result = json.loads(said.out)
     assert [(t["what"], t["size"]) for t in result["timings"]] == [
         (what, size) for what in ("pair", "gather", "all_reduce") for size in SIZES
@@ -266,8 +265,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
 def test_bench_link_prints_tables(monkeypatch):
     times = [t for what in ("pair", "gather", "all_reduce") for t in made(what, 4, noise=0.01)]
     monkeypatch.setattr("raybench.measure.link.measure_here", lambda *a, **k: times)
-    said = cli("bench", "link", "--processes", "4")
-    assert said.code == 0, said.err
+    said = succeeds("bench", "link", "--processes", "4")
     tidy(said.out)
     assert "4 processes of this machine" in said.out
     assert "16,777,216" in said.out
@@ -281,9 +279,7 @@ def test_processes_that_fail_are_an_input_error(monkeypatch):
         raise RuntimeError("no such interface")
 
     monkeypatch.setattr("raybench.measure.link.measure_here", fail)
-    said = cli("bench", "link")
-    assert (said.code, said.complaints) == (2, 1)
-    assert "no such interface" in said.err
+    refused("bench", "link", says="no such interface")
 
 
 # Emulated links --------------------------------------------------------------------------------------

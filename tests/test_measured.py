@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from cli_kit import call, cli
+from cli_kit import call, succeeds
 
 from raybench import theory
 from raybench.cli import main
@@ -25,8 +25,7 @@ RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
 
 
 def said(*words) -> str:
-    shown = cli("show", *words)
-    assert shown.code == 0, shown.err
+    shown = succeeds("show", *words)
     return shown.out
 
 

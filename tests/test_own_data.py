@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_kit import cli
+from cli_kit import succeeds
 from data_kit import forged_npz, npy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -259,8 +259,7 @@ def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     problem = (
         "softmax:dataset=./mine.parquet,clients=3,split={column: hospital},test_set=./held.csv"
     )
-    told = cli("run", "--algorithm", "gd", "--problem", problem, "--rounds", 3)
-    assert told.code == 0, told.err
+    succeeds("run", "--algorithm", "gd", "--problem", problem, "--rounds", 3)
 
 
 # Images of one's own ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
+from cli_kit import cli, succeeds
 from fake_runs import make, reaching
 from page_kit import drawn, table_rows
 
@@ -163,11 +163,10 @@ def test_what_is_wrong_is_told(swept, given, said):
 
 def test_on_the_command_line(swept, tmp_path):
     out = tmp_path / "figures"
-    said = cli(
+    succeeds(
         "plot", swept, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
         "--label", "ef21=EF21 (ours)", "--size", "column", "--format", "pdf,csv",
     )  # fmt: skip
-    assert said.code == 0, said.err
     assert sorted(p.name for p in out.iterdir()) == ["loss_vs_epoch.csv", "loss_vs_epoch.pdf"]
     table = pd.read_csv(out / "loss_vs_epoch.csv")
     told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}

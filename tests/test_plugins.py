@@ -8,7 +8,7 @@ from pathlib import Path
 import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import call, cli
+from cli_kit import call, cli, succeeds
 from tiers import first_of_each
 
 import raybench
@@ -50,8 +50,7 @@ def test_examples_are_short_and_need_one_module():
 
 @pytest.mark.parametrize(("name", "kind"), first_of_each(FILES.items()))
 def test_examples_conform(name, kind):
-    said = cli("check", EXAMPLES / name)
-    assert said.code == 0, said.out
+    said = succeeds("check", EXAMPLES / name)
     (entry,) = registry.load_plugin(EXAMPLES / name)
     lines = said.out.splitlines()
     assert lines[0] == f"{kind} {entry.name}"
@@ -82,8 +81,7 @@ def test_run_and_show_take_plugins():
     said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
     assert re.search(r"^  ω +9$", said.out, re.M)
     args = ("--algorithm", "marina", "--compressor", "rand_block:k=3", "--rounds", 10)
-    said = cli("run", "--plugin", file, *args)
-    assert said.code == 0, said.err
+    said = succeeds("run", "--plugin", file, *args)
     assert "marina rand_block(k=3)" in said.out
 
 

@@ -74,8 +74,7 @@ def python(code: str, *args: str) -> str:
     """Return what a process of its own prints."""
     tuned = {*process.ENVIRONMENT, "OMP_NUM_THREADS"}
     env = {name: value for name, value in os.environ.items() if name not in tuned}
-    done = call(sys.executable, "-c", code, *args, env=env)
-    assert done.returncode == 0, done.stderr
+    done = call(sys.executable, "-c", code, *args, env=env, check=True)
     return done.stdout.strip()
 
 
@@ -314,8 +313,7 @@ def kept(tmp_path):
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
     def run():
-        done = call(sys.executable, "-c", ONE, env=environment, timeout=240)
-        assert done.returncode == 0, done.stderr
+        done = call(sys.executable, "-c", ONE, env=environment, timeout=240, check=True)
         return done.stdout.split()
 
     assert run() == ["1.0", "0", "1"]
