@@ -236,7 +236,7 @@ PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 def bad_table(path, *words):
-    data_kit.bad_table(load, str(path), *words, file_size=path.stat().st_size)
+    data_kit.refused(load, str(path), *words, file_size=path.stat().st_size)
 
 
 @pytest.mark.parametrize("ending", PACK)
