@@ -1,7 +1,5 @@
 """How tests call the command line: in this process, with what it printed and its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -19,6 +17,7 @@ from raybench.cli import main
 from raybench.core import registry
 
 WIDE = 120
+LONGEST = 12  # lines of a refusal
 SWEEP = """
 name: small
 problem: {name: quadratic, dim: 12, clients: 4}
@@ -57,10 +56,32 @@ def cli(*args: object) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
+def succeeds(*args: object) -> Said:
+    """``cli``, and it ends well."""
+    said = cli(*args)
+    assert said.code == 0, said.out + said.err
+    return said
+
+
+def refused(*args: object, says: str | tuple[str, ...] = (), complaints: int | None = 1) -> str:
+    """Assert that the call is refused as all bad input should be; returns what it printed."""
+    said = cli(*args)
+    assert (said.code, said.out) == (2, ""), said
+    assert said.complaints == complaints if complaints else said.complaints, said
+    assert "Traceback" not in said.err
+    assert len(said.err.splitlines()) <= LONGEST
+    for text in (says,) if isinstance(says, str) else says:
+        assert text in said.err
+    return said.err
+
+
 def call(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, and return what it printed; options are those of ``subprocess.run``."""
     options = {"capture_output": True, "text": True, **options}
-    return subprocess.run([str(word) for word in command], **options)
+    check = options.pop("check", False)
+    done = subprocess.run([str(word) for word in command], **options, check=False)
+    assert not check or done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
 @contextlib.contextmanager

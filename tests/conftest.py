@@ -1,7 +1,5 @@
 """What all tests share: the data folder, threads, how Triton runs, and a look for stray processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -71,6 +69,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "results"
     raybench.sweep(SWEEP, out, inline=True)
     return out
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    """An empty store."""
+    from raybench.store import Store
+
+    return Store(tmp_path / "results")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,5 @@
 """What tests of data share: refusals in few lines, time and memory, and archives whose headers are lies."""
 
-from __future__ import annotations
-
 import io
 import time
 import zipfile

@@ -1,7 +1,5 @@
 """Curves and cells made up from a few numbers: what tests of the analysis start from."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

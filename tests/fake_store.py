@@ -1,7 +1,5 @@
 """A synthetic results folder of realistic curves, written through ``Store.commit``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -13,6 +11,16 @@ import pyarrow as pa
 from raybench.store import CELLS, CURVES, Store, shard_name, to_table
 
 D = 112  # coordinates
+SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
+REAL = {  # a sweep that is really run
+    "name": "old",
+    "problem": {"name": "quadratic", "dim": 200, "clients": 3},
+    "algorithm": ["gd", {"name": "ef21", "step_size": {"theory": [1, 4]}}],
+    "compressor": {"name": "top_k", "k": [2, 150]},
+    "seed": [0, 1],
+    "rounds": 5,
+    "x0": {"normal": 1.0},
+}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ and the step as an expression of them. Of settings stand a name and its values, 
 a line that is indented goes on. ``CASES`` are (method, rule, setting, step), ``AUTO`` (method, parameter, setting, value).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Real processes over gloo, for tests: a test file runs itself once for every rank."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import pickle

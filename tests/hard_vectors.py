@@ -1,7 +1,5 @@
 """Vectors on which selecting the largest could go wrong."""
 
-from __future__ import annotations
-
 import math
 
 import torch

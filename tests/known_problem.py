@@ -1,7 +1,5 @@
 """A problem of which all constants are known, and the generic rule by hand: what tests of step sizes share."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

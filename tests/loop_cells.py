@@ -1,7 +1,5 @@
 """Two ranks train what a sweep's cell trains, by ``CompressedOptimizer``; rank 0 compares."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

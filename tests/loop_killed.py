@@ -1,7 +1,5 @@
 """Two ranks train and save after every step; started again they go on. Prints losses."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests that run on the ranks of real processes, and what those train: ``raybench.torch`` on a small network."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -30,6 +28,7 @@ from raybench.torch.saved import opened
 HERE = Path(__file__).parent
 LIMIT = 240  # seconds of all that a script does
 TOP = "top_k:k=10%"
+D = 1715  # parameters of the network
 
 
 def on_ranks(size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

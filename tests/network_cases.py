@@ -1,7 +1,5 @@
 """Small networks whose runs remember much: what tests interrupt and continue."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Every reference is a loop over rounds and clients that yields the recorded point
 k.x0, k.n, k.grad(X, J) of every client, k.losses(X), k.steps and the round's draws; nothing of the engine.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """What the HTML report holds, its tables, loads and packed data; and Chromium, which opens it from disk and runs a script in it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

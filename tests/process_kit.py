@@ -1,7 +1,5 @@
 """How tests start Python in processes of its own that they talk to, stop or kill."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """What a reference implementation needs: a cell's data as numpy arrays, its compressors and its coins."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -3,8 +3,6 @@
 All of it is real HTTP over real sockets. ``FaultyProxy.rule`` sees every request and says what becomes of it.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

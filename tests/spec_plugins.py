@@ -1,7 +1,5 @@
 """Plug-ins registered for the tests of sweep files, so that they depend on none of the real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fake_store import batch, put
+from fake_store import REAL, batch, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,12 +20,6 @@ from raybench.spec import json_schema
 from raybench.store import CELLS, Accounting, Store, cells, load, merge, rebook, to_table
 from raybench.store.accounting import INDEX_BITS, PRESETS, dtype_bits, parse
 from raybench.store.reader import accounting_of
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "results")
-
 
 number = st.floats(0, 1e15)
 
@@ -247,15 +241,6 @@ def test_booking_anew_leaves_what_it_is_given():
     pd.testing.assert_frame_equal(ends, before[1])
 
 
-REAL = {
-    "name": "old",
-    "problem": {"name": "quadratic", "dim": 200, "clients": 3},
-    "algorithm": ["gd", {"name": "ef21", "step_size": {"theory": [1, 4]}}],
-    "compressor": {"name": "top_k", "k": [2, 150]},
-    "seed": [0, 1],
-    "rounds": 5,
-    "x0": {"normal": 1.0},
-}
 WIDER = {**REAL, "compressor": {"name": "top_k", "k": [2, 7, 150]}}
 
 

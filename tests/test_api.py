@@ -1,7 +1,5 @@
 """The Python side: compressors, one cell, a sweep, and what importing the package costs."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a large sweep costs beside its rounds: how often problems are built, files read, cells resolved."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace

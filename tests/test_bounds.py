@@ -4,8 +4,6 @@ G, rho and B are those of the recursion E G^{t+1} <= (1 - rho) G^t + B E||x^{t+1
 stands here anew. With a nonsmooth part psi the bounds hold for the gradient mapping of f + psi, with the method's step.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from tiers import first_of_each
 from toys import SaddleL1, each_round, full_gradients, registered
 
 from raybench import theory
+from raybench.core.registry import lookup
 from raybench.execution.resolve import Resolver
 from raybench.testing.trial import DATA, Method, started
 
@@ -160,38 +159,11 @@ CASES = [
     mean("three_pc_v2", {"first": "natural"}, RAND),
     mean("three_pc_v4", {"first": "rand_k:k=2"}, "scaled_sign"),
     mean("three_pc_v5", {"p": 0.2}, TOP),
-    sure("gd", {}, None, LASSO),
-    sure("heavy_ball", {"momentum": 0.8}, None, LASSO),
-    sure("ef21", {}, TOP, LASSO),
-    sure("ef21_prox", ZERO, TOP, LASSO),
-    sure("ef21_plus", {}, TOP, LASSO),
-    sure("ef21_w", FULL, TOP, LASSO),
-    mean("ef21_pp", {"p": 0.4, **FULL}, TOP, LASSO),
-    sure("ef21_p", {}, None, LASSO, TOP),
-    sure("ef21_sgdm", {"eta": 0.3, **FULL}, TOP, LASSO),
-    sure("ef21_page", {"p": 0.3, **FULL}, TOP, LASSO),
-    sure("lag", {"z": 2.0, **FULL}, None, LASSO),
-    sure("clag", {"z": 2.0, **FULL}, TOP, LASSO),
-    sure("three_pc_v1", FULL, TOP, LASSO),
-    mean("three_pc_v2", {"first": "rand_k:k=3", **FULL}, TOP, LASSO),
-    sure("three_pc_v4", {"first": "top_k:k=1", **FULL}, TOP, LASSO),
-    mean("three_pc_v5", {"p": 0.3, **FULL}, TOP, LASSO),
-    mean("marina", {}, RAND, LASSO),
-    mean("vr_marina", {}, RAND, LASSO),
-    mean("pp_marina", {"clients": 2}, RAND, LASSO),
-    mean("diana", {}, RAND, LASSO),
-    mean("vr_diana", {"p": 0.3}, RAND, LASSO),
-    mean("dasha", {}, RAND, LASSO),
-    mean("dasha_page", {"p": 0.3}, RAND, LASSO),
-    mean("dasha_mvr", {"momentum": 0.3}, RAND, LASSO),
-    mean("dasha_sync_mvr", {"p": 0.3}, RAND, LASSO),
 ]
-DERIVED = (
-    "ef_bv",
-    "econtrol",
-    "marina_p",
-    "ef21_p_diana",
-)  # their recursions are tested by themselves
+DERIVED = ("ef_bv", "econtrol", "marina_p", "ef21_p_diana")  # recursions are tested by themselves
+PROXIMAL = {c.name: c for c in reversed(CASES) if lookup("algorithm", c.name).facts.proximal}
+CASES += [c._replace(problem=LASSO) for name, c in PROXIMAL.items() if name not in DERIVED]
+CASES += [sure("ef21_prox", ZERO, TOP, LASSO)]
 OTHERWISE = {  # bounds over rounds that are not of the generic rule, or methods without a linear rate
     *("heavy_ball", "ef21_hb", "ef21_sgdm", "ef21_page", "vr_diana", "vertical_ef21"),
     *("vertical_marina", "dasha_page", "dasha_mvr", "dasha_sync_mvr"),

@@ -1,7 +1,5 @@
 """That benchmarks/chaos.py and disk_faults.py see what they are there to see; ``make chaos`` does the kills."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -30,10 +28,6 @@ def shards(folder: Path, part: str) -> list[Path]:
     return sorted((folder / part).glob("*.parquet"))
 
 
-def lose_cells(folder: Path) -> None:
-    shards(folder, "cells")[0].unlink()
-
-
 def write_twice(folder: Path) -> None:
     for part in ("cells", "curves"):
         first = shards(folder, part)[0]
@@ -52,7 +46,7 @@ def change_a_value(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lose_cells, "cells are lost"),
+        (lambda folder: shards(folder, "cells")[0].unlink(), "cells are lost"),
         (write_twice, "cells stand twice"),
         (change_a_value, "curves differ"),
     ],

@@ -1,7 +1,5 @@
 """``raybench check`` finds plug-ins that use more than they book: one file of ``cheaters`` for each way to do so."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import ClassVar
 
 import pandas as pd
 import pytest
-from cli_kit import cli, own_plugins
+from cli_kit import cli, own_plugins, refused, succeeds
 
 import raybench
 from raybench import spec
@@ -80,8 +78,7 @@ def test_what_is_not_claimed_is_not_said_to_hold(tmp_path):
     file = plain(tmp_path, "mine")
     text = file.read_text()
     file.write_text(text[: text.index("    def omega")])
-    said = cli("check", file, "--verbose")
-    assert said.code == 0
+    said = succeeds("check", file, "--verbose")
     unclaimed = (
         "unbiased",
         "second moment within omega",
@@ -103,13 +100,10 @@ def test_parameters_and_problem_of_a_check():
         ("--set", "k=0"): "--set.k: 0 is out of range",
         ("--problem", "quadratic"): "--problem: only methods and metrics are tried on one",
     }.items():
-        wrong = cli("check", file, *words)
-        assert (wrong.code, wrong.complaints) == (2, 1)
-        assert says in wrong.err
+        refused("check", file, *words, says=says)
     method = EXAMPLES / "heavy_ball.py"
     small = "quadratic:dim=4,clients=2"
-    said = cli("check", method, "--set", "momentum=0.5", "--problem", small)
-    assert said.code == 0
+    said = succeeds("check", method, "--set", "momentum=0.5", "--problem", small)
     assert said.out.count("momentum=0.5") == 3
     alone = cli("check", EXAMPLES / "largest.py", "--problem", "quadratic:dim=40")
     assert (alone.code, alone.err) == (0, "")
@@ -153,11 +147,8 @@ def test_the_name_of_a_built_in_one_is_refused(tmp_path, verb):
     file = plain(tmp_path, "natural")
     (tmp_path / "s.yaml").write_text(json.dumps(SWEEP))
     args = [file] if verb == "check" else [tmp_path / "s.yaml", "--plugin", file, "--inline"]
-    said = cli(verb, *args, *(["--out", tmp_path / "out"] if verb == "sweep" else []))
-    assert said.code == 2
-    assert said.complaints == 1
-    assert "raybench has a compressor of this name" in said.err
-    assert "override=True" in said.err
+    out = ["--out", tmp_path / "out"] if verb == "sweep" else []
+    refused(verb, *args, *out, says=("raybench has a compressor of this name", "override=True"))
     assert not (tmp_path / "out").exists()
     assert registry.lookup("compressor", "natural").ours
 
@@ -212,11 +203,8 @@ BARE = {
 def test_a_bare_number_is_one_complaint(tmp_path, way):
     head = "from raybench.plugins import Compressor, Integer, compressor, problem\n\n\n"
     (tmp_path / "p.py").write_text(head + BARE[way])
-    said = cli("check", tmp_path / "p.py")
-    assert said.code == 2
-    assert said.complaints == 1
-    assert "parameter k is a bare 5\n    declare it" in said.err
-    assert "k = Integer(5)" in said.err
+    says = ("parameter k is a bare 5\n    declare it", "k = Integer(5)")
+    refused("check", tmp_path / "p.py", says=says)
     assert "mine" not in {*registry.names("compressor"), *registry.names("problem")}
 
 

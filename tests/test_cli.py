@@ -1,7 +1,5 @@
 """The command line: every verb does its work, is tidy, and reads what it should."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil
@@ -11,7 +9,7 @@ from pathlib import Path
 import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, Said, call, cli, tidy, tree
+from cli_kit import SWEEP, Said, call, cli, refused, succeeds, tidy, tree
 
 import raybench
 from raybench import store
@@ -52,8 +50,7 @@ def test_every_verb_is_listed_and_has_help():
     listed = cli("--help").out
     for verb in (verb.__name__ for verbs in VERBS.values() for verb in verbs):
         assert re.search(rf"^  {verb}  ", listed, re.M)
-        said = cli(verb, "--help")
-        assert said.code == 0
+        said = succeeds(verb, "--help")
         assert f"Usage: raybench {verb}" in said.out
         tidy("\n".join(line.rstrip() for line in said.out.splitlines()))
 
@@ -92,8 +89,7 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
     file, out = here / "w" / "s.yaml", here / "w" / "out"
     before = tree(out / "cells")
     reads.clear()
-    said = cli("sweep", file, "--out", out)
-    assert said.code == 0
+    said = succeeds("sweep", file, "--out", out)
     assert "small  nothing was missing, 28 were there already" in said.out
     assert tree(out / "cells") == before
     assert max(reads.of("curves").values()) <= 7  # digest, table, figures, their K, own metrics
@@ -179,8 +175,7 @@ def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
 def test_plan_counts_estimates_and_writes_nothing(here, swept):
     (here / "s.yaml").write_text(SWEEP)
     before = tree(here)
-    said = cli("plan", "s.yaml")
-    assert said.code == 0
+    said = succeeds("plan", "s.yaml")
     tidy(said.out)
     assert tree(here) == before
     assert "small  36 cells: 28 to run, 8 skipped" in said.out
@@ -202,8 +197,7 @@ def test_plan_counts_estimates_and_writes_nothing(here, swept):
 
 
 def test_runs_on_one_problem_share_a_folder(here):
-    said = cli("run", "--rounds", 30)
-    assert said.code == 0
+    said = succeeds("run", "--rounds", 30)
     tidy(said.out)
     (folder,) = (here / "results").iterdir()
     assert folder.name.startswith("run-logistic-breast_cancer-")
@@ -222,11 +216,10 @@ def test_runs_on_one_problem_share_a_folder(here):
 
 
 def test_run_prints_the_saved_cell(here):
-    said = cli(
+    said = succeeds(
         *("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3"),
         *("--rounds", 20, "--seed", 4, "--set", "accounting=paper:3pc", "--out", "mine"),
     )
-    assert said.code == 0, said.err
     (row,) = store.cells("mine").to_dict("records")
     assert (row["seed"], row["rounds"], row["k"], row["clients"]) == (4, 20, 3, 3)
     assert row["bits_up"] == 21 * 3 * 64  # no indices, the first message counted
@@ -244,8 +237,7 @@ def test_table_forms_and_accounting(swept, here):
     assert rich.code == 0
     frames = {}
     for how in ("value_bits=32", "paper:ef21"):
-        said = cli("table", out, "--format", "csv", "--accounting", how, "--out", f"{how[:5]}.csv")
-        assert said.code == 0
+        succeeds("table", out, "--format", "csv", "--accounting", how, "--out", f"{how[:5]}.csv")
         frames[how] = pd.read_csv(here / f"{how[:5]}.csv").set_index("method")
     full = pd.read_csv(io.StringIO(cli("table", out, "--format", "csv").out)).set_index("method")
     one = "EF21 Rand-K"  # a message before the first round, then 20: three values, no indices
@@ -257,9 +249,7 @@ def test_table_forms_and_accounting(swept, here):
     assert cli("table", out, "--format", "markdown").out.startswith("| Method | K |")
     assert cli("table", out, "--target", 1e300).out.count("not reached") == 0
     for wrong in (["--accounting", "paper:ef12"], ["--format", "cvs"], ["--by", "methods"]):
-        said = cli("table", out, *wrong)
-        assert (said.code, said.complaints, said.out) == (2, 1, "")
-        assert "did you mean" in said.err
+        refused("table", out, *wrong, says="did you mean")
 
 
 def test_plot_and_report(swept, here):
@@ -275,8 +265,7 @@ def test_plot_and_report(swept, here):
 
 def test_merge(swept, here):
     raybench.sweep(swept[0] / "s.yaml", "b", inline=True, sets=["seed=5"])
-    said = cli("merge", swept[0] / "out", "b", "--out", "c")
-    assert said.code == 0
+    succeeds("merge", swept[0] / "out", "b", "--out", "c")
     ids = [set(store.cells(f)["cell"]) for f in (swept[0] / "out", "b", "c")]
     assert ids[2] == ids[0] | ids[1]
     before = tree(here / "c")
@@ -290,12 +279,8 @@ def test_reading_verbs_without_results(verb, folder, here):
     (here / "empty").mkdir()
     (here / "file.txt").write_text("no results")
     before = tree(here)
-    said = cli(verb, folder)
-    assert said.code == 2
-    assert said.complaints == 1
-    assert len(said.err.splitlines()) <= 2
-    assert folder in said.err
-    assert (tree(here), said.out) == (before, "")
+    assert len(refused(verb, folder, says=folder).splitlines()) <= 2
+    assert tree(here) == before
 
 
 @pytest.mark.thorough

@@ -1,7 +1,5 @@
 """Compressors made of compressors: their constants, their messages, and tensors one by one."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients are counted as they are evaluated: a second count is kept beside the books."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiers import first_of_each
-from toys import registered
+from toys import registered, title
 
 from raybench.algorithms.gd import GD
 from raybench.core import registry
@@ -81,12 +79,7 @@ COUNTED = [
 ]
 
 
-def label(m: Method) -> str:
-    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
-    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
-
-
-@pytest.mark.parametrize("method", first_of_each(COUNTED, lambda m: m.name), ids=label)
+@pytest.mark.parametrize("method", first_of_each(COUNTED, lambda m: m.name), ids=title)
 def test_gradients_are_counted_as_they_are_evaluated(method):
     if method.problem is None and "dataset" in (problem := problem_for(method.entry)):
         uneven = {**problem, "rows": 63, "remainder": "last"}  # 12 rows each, the last client 15

@@ -1,7 +1,5 @@
 """What ``k`` means: counts and shares of d."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DeMo and its compressor: cosine coefficients of chunks, against plain numpy and scipy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.fft

@@ -1,7 +1,5 @@
 """What holds of single methods beside the bounds of the generic rule: floors, exactness, rates of their own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -23,7 +21,6 @@ from toys import (
 )
 
 from raybench import theory
-from raybench.algorithms.marina import VRMarina
 from raybench.core import registry
 from raybench.core.streams import Sample
 from raybench.execution.resolve import Skip, problem_of
@@ -314,22 +311,6 @@ def test_who_has_a_floor_on_unlike_clients(convex, name, params, floor):
     assert (large > 3 * small > 3e-5) if floor else max(small, large) < 1e-18
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["ef21", "ef21_sgdm", "ef21_hb", "ef21_page", "ef14"])
-def test_scaled_rand_k_is_rescaled(name):
-    """With the factor d/K of unscaled roles the members diverge; the contractive role takes it out."""
-    params = {"ef21_sgdm": {"eta": 1.0}, "ef21_hb": {"eta": 0.5}}.get(name, {})
-    step = on("ef21", TOP, problem=P2).cell().step_size
-    one = {"name": "rand_k", "k": 1}
-    method = on(name, one, 400, P2, params=params, step=step / 4)
-    assert finished(method.batch(), every=50).status[0] == "ok"
-    assert method.cell().alpha == pytest.approx(0.1)
-    run = started(method.batch(), every=50)
-    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
-    run.advance(400)
-    assert run.status[0] == "diverged"
-
-
 @pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
 def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
@@ -440,30 +421,6 @@ def last_norm(name, **params) -> float:
 )
 def test_variance_reduction_has_no_floor(name, params):
     assert last_norm(name, **params) < 1e-5
-
-
-@pytest.mark.thorough
-def test_vr_marina_with_other_samples_at_the_old_point_stalls():
-    """A difference must be of the same samples: the classic mistake."""
-
-    class TwoSamples(VRMarina):
-        def round(a, net, s, c):
-            grad, seen = net.grad, []
-
-            def other(x, sample=None, **rest):
-                seen.append(sample)
-                apart = sample is not None and len([j for j in seen if j is not None]) == 2
-                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
-
-            net.grad = other
-            super().round(net, s, c)
-            net.grad = grad
-
-    entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**vars(entry.facts)}
-    with registered("algorithm", two_samples=TwoSamples):
-        assert last_norm("two_samples", p=0.3) > 1e-3
-    assert last_norm("vr_marina", p=0.3) < 1e-5
 
 
 @pytest.mark.thorough

@@ -1,7 +1,5 @@
 """Messages from anybody: a header with a valid checksum may claim what it likes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import time

@@ -1,7 +1,5 @@
 """Messages per tensor, per bucket, or of the whole vector: what memory belongs to stays the same."""
 
-from __future__ import annotations
-
 import jsonschema
 import pytest
 import torch

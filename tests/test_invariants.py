@@ -1,7 +1,5 @@
 """Exact identities of the methods: what must hold in every round, and special cases that are one another, to rounding."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -110,13 +108,6 @@ def test_ef21_plus_is_never_further_than_either_choice():
 
     for own, anew in each_round(run, look)[1:]:
         assert (own <= anew.square().sum(-1) + 1e-12).all()
-
-
-def test_ef21_w_weighs_by_smoothness():
-    run = finished(method(("ef21_w", {}, TOP), {**P1, "heterogeneity": 0.7}, rounds=2).batch())
-    L = torch.tensor(run.problem.constants.L_i, dtype=torch.float64)
-    assert torch.allclose(run.s.w[0], L / L.sum())
-    assert float(L.max() / L.min()) > 1.5  # the weights are no equal ones
 
 
 def test_saga_knows_the_mean_of_its_table(monkeypatch):

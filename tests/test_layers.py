@@ -4,8 +4,6 @@ The table of layers is that of docs/architecture.md. A module may import from it
 lower ones, without a circle of files; nothing private of another package; Ray in ``runtime`` and ``cluster`` alone.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

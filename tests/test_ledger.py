@@ -1,7 +1,5 @@
 """The ledger: what messages cost, per cell, as means over clients and for the largest client."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

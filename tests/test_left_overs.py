@@ -1,7 +1,5 @@
 """What a killed driver leaves behind, processes and folders, goes away; what belongs to others stays."""
 
-from __future__ import annotations
-
 import fcntl
 import ipaddress
 import os

@@ -1,21 +1,36 @@
-"""The link model: closed forms, limits, and what texts of networks mean."""
+"""The link model: closed forms, limits, texts of networks; and when compression pays."""
 
 import contextlib
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 
 import emulated
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from cli_kit import cli, tidy
+from cli_kit import refused, succeeds, tidy
 from hypothesis import given
 
 from raybench.analysis import links
-from raybench.analysis.links import Link, Network, parse, written
+from raybench.analysis.links import Link, Network, all_gather, all_reduce, parse, written
 from raybench.core.errors import InputError
 from raybench.measure.link import SIZES, Timing, expected, fit
+from raybench.measure.payoff import (
+    ALL_TO_ALL,
+    BUCKETS,
+    GATHER,
+    REDUCE,
+    Compute,
+    Exchange,
+    break_even,
+    case_of,
+    sparse_share,
+    step_of,
+    verdict,
+)
 
 A, B = 1e-3, 1e6  # a millisecond, a megabyte a second
 LINK = Link(A, B)
@@ -232,8 +247,7 @@ def test_noisy_times_give_intervals_that_hold_the_link():
 @pytest.mark.thorough
 def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = cli("bench", "link", "--processes", "2", "--repeats", "2", "--json")
-    assert said.code == 0, said.err
+    said = succeeds("bench", "link", "--processes", "2", "--repeats", "2", "--json")
     result = json.loads(said.out)
     assert [(t["what"], t["size"]) for t in result["timings"]] == [
         (what, size) for what in ("pair", "gather", "all_reduce") for size in SIZES
@@ -251,8 +265,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
 def test_bench_link_prints_tables(monkeypatch):
     times = [t for what in ("pair", "gather", "all_reduce") for t in made(what, 4, noise=0.01)]
     monkeypatch.setattr("raybench.measure.link.measure_here", lambda *a, **k: times)
-    said = cli("bench", "link", "--processes", "4")
-    assert said.code == 0, said.err
+    said = succeeds("bench", "link", "--processes", "4")
     tidy(said.out)
     assert "4 processes of this machine" in said.out
     assert ",gather" in said.out
@@ -265,9 +278,7 @@ def test_processes_that_fail_are_an_input_error(monkeypatch):
         raise RuntimeError("no such interface")
 
     monkeypatch.setattr("raybench.measure.link.measure_here", fail)
-    said = cli("bench", "link")
-    assert (said.code, said.complaints) == (2, 1)
-    assert "no such interface" in said.err
+    refused("bench", "link", says="no such interface")
 
 
 # Emulated links --------------------------------------------------------------------------------------
@@ -287,3 +298,124 @@ def test_predictions_hold_on_emulated_links(text, monkeypatch):
     assert len(result) == 8
     wrong = [benchmark.row(one) for one in result if abs(one["error"]) > benchmark.BOUND]
     assert not wrong, "\n".join(wrong)
+
+
+# When compression pays ----------------------------------------------------------------------------
+
+D = 10_000_000
+DENSE = 2 * D
+COMPUTE = Compute(0.05, 0.1)
+BASELINE = Exchange("bf16", (REDUCE,), DENSE, DENSE, overlaps=True)
+TOP = Exchange("top", (GATHER,), 0.001 * D * 8, DENSE, encode=0.01, decode=0.0005)
+FORMAT = Exchange("four bits", (GATHER, ALL_TO_ALL), D / 2, DENSE, encode=0.02, decode=0.01)
+LOCAL = Exchange("local", (REDUCE,), 4 * D, DENSE, every=30)
+
+
+def ring(bandwidth: float, latency: float = 0.0) -> Network:
+    return Network(Link(latency, bandwidth))
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+@pytest.mark.parametrize("c", [5.1, 8.0])
+def test_at_the_share_of_the_rule_gathering_takes_as_long_as_the_ring(n, c):
+    share = sparse_share(n, c)
+    assert share == min(1.0, 4 / (c * n))
+    if share < 1:
+        net = ring(1e9)
+        gathered = all_gather(net, n, c * share * D)
+        assert gathered == pytest.approx(all_reduce(net, n, DENSE), rel=1e-12)
+        assert all_gather(net, n, 0.99 * c * share * D) < all_reduce(net, n, DENSE)
+
+
+def test_break_even_of_two_lines_is_where_they_cross():
+    # a1 + s1/B = a2 + s2/B where B = (s2 - s1)/(a1 - a2)
+    def line(a, s):
+        return lambda bandwidth: a + s / bandwidth
+
+    assert break_even(line(0.3, 1e6), line(0.1, 4e7)) == pytest.approx(39e6 / 0.2, rel=1e-8)
+    assert break_even(line(0.3, 4e7), line(0.1, 1e6)) == 0.0
+    assert break_even(line(0.1, 1e6), line(0.1, 4e7)) > 1e12  # until rounding hides it
+    assert break_even(line(0.1, 0), line(0.2, 0)) == math.inf
+    # where a tenth is to be saved: a1 + s1/B = 0.9 (a2 + s2/B)
+    result = break_even(line(0.3, 1e6), line(0.1, 4e7), 0.1)
+    assert result == pytest.approx((0.9 * 4e7 - 1e6) / (0.3 - 0.09), rel=1e-8)
+
+
+@pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e9, 1e11])
+def test_the_baseline_has_the_best_number_of_buckets(bandwidth):
+    net, n = ring(bandwidth, 1e-4), 8
+    spent = []
+    for b in BUCKETS:
+        each = 2 * (n - 1) * 1e-4 + 2 * (n - 1) / n * DENSE / b / bandwidth
+        spent.append(0.05 + max(0.1, (b - 1) * each) + each)
+    assert step_of(BASELINE, net, n, COMPUTE).seconds == pytest.approx(min(spent), rel=1e-12)
+    assert len(spent) > 3
+    assert np.ptp(spent) > 0
+
+
+def test_the_seconds_of_a_compressed_step_add_up():
+    net, n, B, a = ring(1e9, 1e-3), 8, 1e9, 1e-3
+    gathered = 0.15 + 0.01 + n * 0.0005 + (n - 1) * (a + TOP.size / B)
+    assert step_of(TOP, net, n, COMPUTE).seconds == pytest.approx(gathered, rel=1e-12)
+    parts = 2 * ((n - 1) * a + (n - 1) / n * FORMAT.size / B)
+    shared = 0.15 + (1 + 1 / n) * 0.02 + 2 * 0.01 + parts
+    result = step_of(FORMAT, net, n, COMPUTE)
+    assert (result.seconds, result.collective) == (pytest.approx(shared, rel=1e-12), ALL_TO_ALL)
+    once = 2 * (n - 1) * a + 2 * (n - 1) / n * LOCAL.size / B
+    assert step_of(LOCAL, net, n, COMPUTE).seconds == pytest.approx(0.15 + once / 30, rel=1e-12)
+    two = replace(LOCAL, every=1, parts=2)  # the latency is paid twice
+    longer = step_of(two, net, n, COMPUTE).exchange - once
+    assert longer == pytest.approx(2 * (n - 1) * a, rel=1e-9)
+
+
+def test_a_server_sends_no_more_than_a_dense_vector():
+    net = replace(ring(1e8), form="server")
+    few = step_of(TOP, net, 2, COMPUTE)
+    assert few.exchange == pytest.approx(2 * (TOP.size + 2 * TOP.size) / 1e8, rel=1e-12)
+    many = step_of(TOP, net, 1000, COMPUTE)
+    assert many.exchange == pytest.approx(1000 * (TOP.size + DENSE) / 1e8, rel=1e-12)
+
+
+def test_within_a_node_the_inner_link_counts():
+    inner = Link(1e-6, 300e9)
+    net = Network(Link(1e-4, 1e9), "hierarchical", inner, 8)
+    assert step_of(FORMAT, net, 8, COMPUTE).exchange < 1e-3
+    own = [step_of(replace(FORMAT, collectives=(ALL_TO_ALL,)), net, 16, COMPUTE)]
+    n, a, B = 16, 1e-4, 1e9  # eight processes share a node's link
+    assert own[0].exchange == pytest.approx(2 * ((n - 1) * a + (n - 1) / n * 8 * D / 2 / B))
+    said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, FORMAT])
+    assert said.best() is None
+    assert said.best(paying=False) is not None
+
+
+def judged(bandwidth: float, n: int = 8):
+    errors = [(TOP, 0.9), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
+    exchanges = [replace(x, error=error) for x, error in errors]
+    return case_of("ring", ring(bandwidth, 1e-4), n, COMPUTE, BASELINE, exchanges)
+
+
+def test_the_advice_turns_with_the_bandwidth():
+    slow = judged(1e7)
+    top, gentle, local = slow.best(), slow.gentlest, slow.best(local=True)
+    assert top is not None
+    assert gentle is not None
+    assert local is not None
+    assert [v.exchange.name for v in (top, gentle, local)] == ["top", "four bits", "local"]
+    assert top.speedup > 10
+    fast = judged(1e11)
+    assert (fast.best(), fast.gentlest, fast.best(local=True)) == (None, None, None)
+    assert not any(v.pays for v in fast.verdicts)
+    nearest = fast.best(paying=False)
+    assert nearest is not None
+    assert nearest.exchange.name == "top"  # the baseline's own format is no compression
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+def test_a_method_pays_up_to_where_it_is_said_to(n):
+    for one in judged(1e9, n).verdicts[:2]:
+        assert 0 < one.pays_below < math.inf
+        for factor, pays in ((0.99, True), (1.01, False)):
+            net = ring(factor * one.pays_below, 1e-4)
+            assert verdict(one.exchange, BASELINE, net, n, COMPUTE).pays is pays
+        assert one.pays_below <= one.pays_below_free
+        assert one.speedup <= one.speedup_free

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -11,8 +10,8 @@ import fake_store
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli
-from fake_store import batch, put
+from cli_kit import call, cli, refused
+from fake_store import REAL, SWEEP, batch, put
 
 import raybench
 from raybench import report, spec
@@ -20,14 +19,6 @@ from raybench.core.errors import InputError
 from raybench.store import CELLS, CURVES, Store, cells, compact, encode, load, log, merge, to_table
 from raybench.store.remote import Remote
 from raybench.store.schema import SCHEMA_VERSION, version_of
-
-SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "results")
-
 
 # -- reading ---------------------------------------------------------------------------------
 
@@ -159,9 +150,7 @@ def two(root):
 def test_a_merge_that_is_killed_leaves_no_folder_that_reads_as_whole(tmp_path):
     """Killed at every single thing that it does to the disk."""
     two(tmp_path)
-    words = [sys.executable, "-c", KILLED]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = call(sys.executable, "-c", KILLED, cwd=tmp_path, timeout=300, check=True)
     assert int(done.stdout) > 20
     assert Store(tmp_path / "out").done() == dict(zip("1234s", STATUSES, strict=True))
 
@@ -234,17 +223,6 @@ def test_what_load_says_is_what_the_files_say(tmp_path):
     assert curves["compressor"].isna().any()
 
 
-REAL = {
-    "name": "old",
-    "problem": {"name": "quadratic", "dim": 200, "clients": 3},
-    "algorithm": ["gd", {"name": "ef21", "step_size": {"theory": [1, 4]}}],
-    "compressor": {"name": "top_k", "k": [2, 150]},
-    "seed": [0, 1],
-    "rounds": 5,
-    "x0": {"normal": 1.0},
-}
-
-
 # -- other versions ----------------------------------------------------------------------------
 
 
@@ -275,14 +253,12 @@ def test_files_of_other_versions_are_refused_by_name(whole, tmp_path, version):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     said = f"schema version {version}, this raybench reads {SCHEMA_VERSION}"
     file.write_text(spec.load(REAL).text)
-    for call in (load, cells, lambda f: merge(f, whole, tmp_path / "c"), report.render):
+    for read in (load, cells, lambda f: merge(f, whole, tmp_path / "c"), report.render):
         with pytest.raises(InputError, match=said):
-            call(folder)
+            read(folder)
     for words in (("sweep", file, "--out", folder, "--inline"), ("plan", file, "--out", folder)):
-        result = cli(*words)
-        assert result.code == 2
-        assert said in " ".join(result.err.split())
-        assert "in a new folder" in result.err
+        told = refused(*words, says="in a new folder", complaints=3)
+        assert said in " ".join(told.split())
     result = cli("verify", folder)
     assert result.code == 1
     assert "other version" in result.out

@@ -1,19 +1,22 @@
-"""What a training loop is told when parts do not fit, and what changes of the number of ranks keep."""
+"""What a training loop is told when parts do not fit, and gradients recorded in it."""
 
-from __future__ import annotations
-
+import json
+import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_kit import loss, memory, network, sgd, steps, vector
+from loop_kit import D, loss, memory, network, sgd, steps, vector
 from torch import nn
 
+import raybench.torch
 import raybench.torch as rt
 from raybench.core import registry
 from raybench.core.errors import InputError
+from raybench.data.recorded import recorded
 from raybench.torch.saved import resized
 
 SAID = {
@@ -41,6 +44,7 @@ SAID = {
         {"groups": [("x*", "identity")], "granularity": "tensor"},
         "names no tensor",
     ),
+    "comparisons": ({"check_every": -1}, "check_every"),
     "a start": ({"start_after": -1}, "an integer >= 0"),
     "an outer optimizer": ({"outer": {"optimizer": "adam"}}, "without local steps"),
     "an inner optimizer": ({"local": {"steps": 2, "optimizer": "adamw"}}, "your optimizer does"),
@@ -82,14 +86,17 @@ def test_every_estimator_runs_or_says_why_not():
     """All methods there are: estimators train alone, the others answer with a short error."""
     ran, said = [], {}
     for name in registry.names("algorithm"):
-        if not registry.lookup("algorithm", name).target.__module__.startswith("raybench."):
+        entry = registry.lookup("algorithm", name)
+        if not entry.target.__module__.startswith("raybench."):
             continue
-        facts = registry.lookup("algorithm", name).facts
+        facts = entry.facts
         operator = None
         if facts.up is not None and facts.own is None:
             operator = "rand_k:k=20%" if facts.up == "unbiased" else "top_k:k=20%"
         model = network()
-        settings = {"local": {"steps": 2}} if "local" in _presets(name) else {}
+        settings = (
+            {"local": {"steps": 2}} if "local" in getattr(entry.target, "presets", ()) else {}
+        )
         try:
             opt = rt.CompressedOptimizer(sgd(model, 0.05), operator, name, **settings)
         except InputError as error:
@@ -110,10 +117,6 @@ def test_every_estimator_runs_or_says_why_not():
     for name in ("vr_marina", "pp_marina", "lead", "scaffold", "vertical_gd", "fedprox", "ef21_p"):
         assert name in said
     assert all(len(text) < 400 for text in said.values())
-
-
-def _presets(name: str) -> tuple[str, ...]:
-    return getattr(registry.lookup("algorithm", name).target, "presets", ())
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
@@ -171,9 +174,6 @@ def test_reports_are_tables_and_lines(tmp_path):
     assert "\n" not in line
     assert "ef14 top_k:k=10%" in line
     assert "residual" in line
-
-
-D = 1715  # parameters of the network
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,6 @@ def test_random_operators_follow_the_seed():
     assert not torch.equal(ends[0], ends[2])
 
 
-def test_comparisons_are_a_number_of_steps_apart():
-    with pytest.raises(InputError, match="check_every"):
-        rt.CompressedOptimizer(sgd(network()), None, "gd", check_every=-1)
-
-
 def test_norms_of_a_watched_step_are_exact():
     """What is kept after the first step of EF14 is gamma grad - C(gamma grad)."""
     model = network()
@@ -255,3 +250,160 @@ def test_norms_of_a_watched_step_are_exact():
     size = kept.square().sum() + sum(p.grad.square().sum() for p in model.parameters())
     error = float(kept.square().sum() / size)
     assert report.compression_error == pytest.approx(error, rel=1e-12)
+
+
+# Recorded gradients -------------------------------------------------------------------------------
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+
+
+def train(folder, steps: int = 12, every: int = 4, most: int = 2):
+    """Return the gradients (d,) of every step of a run that is recorded."""
+    model, seen = net(), []
+    rec = raybench.torch.record(folder, model, every=every, most=most)
+    for t in range(steps):
+        model.zero_grad()
+        model(torch.full((6, 5), 0.1 * t + 1)).square().mean().backward()
+        rec.step()
+        seen.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+    rec.close()
+    return seen
+
+
+@pytest.fixture
+def folder(tmp_path):
+    train(tmp_path / "gradients")
+    return tmp_path / "gradients"
+
+
+def test_recorded_gradients_come_back_bit_for_bit(tmp_path):
+    seen = train(tmp_path / "g", steps=9, every=3, most=2)
+    held = recorded(str(tmp_path / "g"))
+    assert held.steps == (0, 3)
+    assert held.layout.tensors == (
+        ("0.weight", (4, 5)),
+        ("0.bias", (4,)),
+        ("2.weight", (3, 4)),
+        ("2.bias", (3,)),
+    )
+    for t, gradient in zip(held.steps, held.gradients(), strict=True):
+        assert torch.equal(gradient, seen[t])
+    assert held.world_size == 1
+    assert held.seconds_backward is not None
+    assert 0 < held.seconds_backward < 60
+
+
+def test_a_parameter_without_a_gradient_is_zeros(tmp_path):
+    model = net()
+    model[2].weight.requires_grad_(False)  # is left out
+    rec = raybench.torch.record(tmp_path / "g", model)
+    model[2].bias.sum().backward()
+    rec.step()
+    held = recorded(str(tmp_path / "g"))
+    assert [name for name, _ in held.layout] == ["0.weight", "0.bias", "2.bias"]
+    assert held.gradient(0).tolist() == [0.0] * 24 + [1.0] * 3
+    assert held.seconds_backward is None  # one step alone tells nothing
+
+
+def test_only_the_first_rank_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    train(tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize("given", [{"every": 0}, {"most": 0}, {"every": 1.5}, {"most": True}])
+def test_numbers_out_of_range_are_refused(tmp_path, given):
+    with pytest.raises(InputError, match="an integer >= 1"):
+        raybench.torch.record(tmp_path / "g", net(), **given)
+    assert not (tmp_path / "g").exists()
+
+
+def test_folders_that_cannot_be_used_are_refused(tmp_path, folder):
+    with pytest.raises(InputError, match="is not empty"):
+        raybench.torch.record(folder, net())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make"):
+        raybench.torch.record(tmp_path / "file", net())
+    frozen = net().requires_grad_(False)
+    with pytest.raises(InputError, match="requires a gradient"):
+        raybench.torch.record(tmp_path / "h", frozen)
+
+
+# What a folder may hold ------------------------------------------------------------------------
+
+
+def change(folder, **to):
+    file = folder / "record.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **to}))
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        {"format": 2},
+        {"steps": []},
+        {"steps": [0, 0]},
+        {"steps": [-1]},
+        {"steps": ["../../x"]},
+        {"steps": 3},
+        {"tensors": []},
+        {"tensors": [["a", [2]], ["a", [2]]]},
+        {"tensors": [["a", [0]]]},
+        {"tensors": [["a", 2]]},
+        {"tensors": [["a", [2**40, 2**40]]]},
+        {"tensors": [["a", [2**45]]]},
+        {"seconds_backward": -1.0},
+        {"seconds_backward": "1"},
+        {"world_size": 0},
+    ],
+    ids=str,
+)
+def test_an_index_of_another_kind_is_refused(folder, to):
+    change(folder, **to)
+    with pytest.raises(InputError, match="gradients"):
+        recorded(str(folder))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00"])
+def test_an_index_that_is_no_object_is_refused(folder, text):
+    (folder / "record.json").write_text(text)
+    with pytest.raises(InputError, match="gradients"):
+        recorded(str(folder))
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+def savez(folder, **arrays):
+    np.savez(folder / "step_0.npz", **arrays)
+
+
+def test_archives_that_do_not_fit_are_refused_and_nothing_is_unpickled(folder):
+    held = dict(np.load(folder / "step_0.npz"))
+    cases = [
+        {k: v for k, v in held.items() if k != "2.bias"},
+        {**held, "2.bias": np.zeros(4, np.float32)},
+        {**held, "2.bias": np.zeros(3, np.float64)},
+        {**held, "2.bias": np.array([0, np.nan, 0], np.float32)},
+        {**held, "2.bias": np.array([Bomb()] * 3, object)},
+    ]
+    for arrays in cases:
+        savez(folder, **arrays)
+        with pytest.raises(InputError, match=r"step_0\.npz"):
+            recorded(str(folder)).gradient(0)
+    (folder / "step_0.npz").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(InputError, match="cannot read"):
+        recorded(str(folder)).gradient(0)
+    (folder / "step_0.npz").unlink()
+    with pytest.raises(InputError, match="cannot read"):
+        recorded(str(folder)).gradient(0)

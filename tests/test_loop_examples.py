@@ -1,15 +1,13 @@
 """The examples of loops train, each by the command in its head: two real processes."""
 
-from __future__ import annotations
-
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from cli_kit import call
 
 pytestmark = pytest.mark.thorough
 
@@ -27,8 +25,7 @@ def run(name: str, folder: Path, *arguments: str) -> list[float]:
     file = EXAMPLES / f"loop_{name}.py"
     start = [sys.executable]
     if name not in ALONE:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        start += launch
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -38,16 +35,7 @@ def run(name: str, folder: Path, *arguments: str) -> list[float]:
         "RAY_AUTH_MODE": "token",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
-    done = subprocess.run(
-        [*start, str(file), *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = call(*start, file, *arguments, cwd=folder, env=env, timeout=280, check=True)
     said = re.findall(r"loss ([0-9.]+) · ", done.stdout + done.stderr)
     return [float(value) for value in said]
 

@@ -1,7 +1,5 @@
 """Gradients that are no plain ones, on two real ranks: unused, sparse, scaled, narrow, not finite, of closures."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,13 +1,11 @@
 """Methods across the replicas of a model that FSDP2 shards: four real ranks, a mesh of 2 x 2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd
+from loop_kit import TOP, D, everyone, far, loss, network, on_ranks, sgd
 from torch.distributed import get_rank as rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +16,6 @@ from raybench.torch.saved import opened
 
 SINGLE = torch.float32
 STEPS = 10
-D = 1715  # parameters
 
 
 def sharded(replicas: int = 2) -> tuple[Any, Any]:

@@ -1,9 +1,6 @@
 """raybench's methods in training loops of one's own: what two real ranks do with an optimizer and with a hook."""
 
-from __future__ import annotations
-
 import gc
-import io
 import math
 import os
 import warnings
@@ -18,6 +15,7 @@ import torch
 import torch.distributed as dist
 from loop_kit import (
     TOP,
+    D,
     everyone,
     far,
     hooked,
@@ -38,6 +36,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
+from toys import stored
 
 import raybench
 import raybench.torch as rt
@@ -45,8 +44,6 @@ from raybench.algorithms.build import check_loop
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.torch.saved import opened
-
-D = 1715  # parameters of the network
 
 
 @on_ranks(2)
@@ -260,14 +257,6 @@ SAVED = pytest.mark.parametrize(
 
 def operator_of(name: str) -> str | None:
     return {"dgc": "dgc:k=10%", "power_sgd": None}.get(name, TOP)
-
-
-def stored(value: Any) -> Any:
-    """Return a value as ``torch.load`` reads what ``torch.save`` has written, without pickled code."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @SAVED

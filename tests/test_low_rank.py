@@ -1,7 +1,5 @@
 """Low rank: compressors on matrices and tensors: best approximations, guarantees, messages."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

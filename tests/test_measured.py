@@ -1,23 +1,19 @@
 """What is shown and measured: step sizes with their factors, noise and heterogeneity, gradients counted."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from cli_kit import cli
+from cli_kit import call, succeeds
 
 from raybench import theory
 from raybench.cli import main
 from raybench.cli.show import PROVED
-from raybench.core import registry
 from raybench.core.streams import Sample
 from raybench.execution.plan import facts_of
 from raybench.problems import build, minimum
@@ -29,8 +25,7 @@ RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
 
 
 def said(*words) -> str:
-    shown = cli("show", *words)
-    assert shown.code == 0, shown.err
+    shown = succeeds("show", *words)
     return shown.out
 
 
@@ -136,15 +131,6 @@ def test_show_fits_the_screen(monkeypatch, capsys, columns):
         assert max(map(len, text.splitlines())) <= columns
 
 
-@pytest.mark.parametrize("name", registry.names("algorithm"))
-def test_every_theory_explains_itself(name):
-    """The text of a theory is what ``show`` prints under the step."""
-    steps = theory.of(registry.lookup("algorithm", name).facts.theory)
-    for rule in theory.RULES if steps is not None else ():
-        result = steps.under(rule)
-        assert result is None or len(theory.explained(result)) > 20
-
-
 # Noise and heterogeneity at x* -----------------------------------------------------------------
 
 STRONG = {
@@ -169,12 +155,10 @@ def test_minimizer_is_one(name):
     sizes = grads.mean(1).norm(dim=-1)
     assert sizes[0] < 1e-9 * sizes[1]
     assert float(losses[0].mean()) == pytest.approx(c.f_star, rel=1e-12, abs=1e-13)
-    near = best + 1e-3 * torch.randn(20, len(best), dtype=best.dtype, generator=_seeded())
+    near = best + 1e-3 * torch.randn(
+        20, len(best), dtype=best.dtype, generator=torch.Generator().manual_seed(3)
+    )
     assert (problem.oracle(near)[1].mean(1) >= c.f_star).all()
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
 
 
 def test_minimizer_where_there_is_none_or_it_takes_long(monkeypatch):
@@ -245,17 +229,6 @@ def test_minimum_of_sparse_rows_is_that_of_dense_ones():
     assert minimum.logistic_minimum(A, rows.labels, weights, 1e-12) is not None  # nearly flat
 
 
-def test_noise_is_what_the_estimate_of_a_minibatch_has():
-    """E||mean of b samples - grad f_i||^2 = C/b at x*, over draws of the engine's own minibatches."""
-    problem = build(*STRONG["logistic"])
-    best, b = problem.minimizer(), 4
-    random = np.random.default_rng(0)
-    draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
-    some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
-    have = float((some - problem.grad(best[None])).square().sum(-1).mean())
-    assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
-
-
 def test_show_says_how_noisy_and_how_different_the_clients_are():
     text = said(RIDGE)
     facts = facts_of(build("logistic", {**LOGISTIC, "regularizer": "l2"}))
@@ -282,10 +255,7 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def test_large_arrays_reuse_the_pages_of_those_before():
     """Without it every array of 48 MiB costs 12,288 faults of a page."""
-    shown = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-    )
-    kept, faults = map(int, shown.stdout.split())
+    kept, faults = map(int, call(sys.executable, "-c", FAULTS).stdout.split())
     if not kept:
         pytest.skip("not the C library that it is for")
     assert faults < 20 * 12_288 / 4

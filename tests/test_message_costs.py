@@ -1,7 +1,5 @@
 """What messages cost: packing of symbols, levels, counts, bits and bytes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Messages: round trips of every kind, damaged bytes, parts of compounds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The list of faults that tests must notice applies to today's sources. None is run here: benchmarks/mutants.py."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages of composed compressors: bytes, ranks, choices, bits; and the best factor of one."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

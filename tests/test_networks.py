@@ -1,6 +1,4 @@
-"""Networks as problems: their gradients are torch's, samples are repeatable, small ones run stacked."""
-
-from __future__ import annotations
+"""Networks as problems, and runs on them: gradients are torch's, samples repeatable, rows as asked for."""
 
 import copy
 import json
@@ -16,14 +14,18 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import raybench
+from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream, stream
 from raybench.problems import build
 from raybench.problems.networks import passes
 from raybench.problems.networks.models import NAMED, Seen
 from raybench.problems.networks.passes import shifted_and_flipped
+from raybench.testing.trial import Method, finished, recorded, started
 
 DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
+UNEVEN = {**DIGITS, "rows": 95, "remainder": "last", "chunk": 7}
 CNN = {**DIGITS, "model": "mnist_cnn:dropout=0.4", "rows": 60}
 NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 60, "batch": 8}
 
@@ -70,10 +72,11 @@ def test_networks_have_the_published_sizes(model, shape, classes, d):
     assert sum(p.numel() for p in NAMED[model](Seen(shape, classes)).parameters()) == d
 
 
-@pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
+@pytest.mark.parametrize("params", [DIGITS, CNN, UNEVEN], ids=["stacked", "row by row", "uneven"])
 def test_gradients_are_those_of_torch(params):
     problem = build("network", params)
-    assert problem.passes.stacks == (params is DIGITS)
+    assert problem.passes.stacks == (params is not CNN)
+    assert problem.samples == {90: (30,) * 3, 60: (20,) * 3, 95: (31, 31, 33)}[params["rows"]]
     x = point(problem)
     full, losses = problem.oracle(x)
     for b in range(2):
@@ -82,25 +85,6 @@ def test_gradients_are_those_of_torch(params):
             torch.testing.assert_close(full[b, i], want, rtol=1e-10, atol=1e-13)
             torch.testing.assert_close(losses[b, i], loss.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(problem.losses(x), losses, rtol=1e-12, atol=0)
-
-
-def test_clients_of_unequal_sizes_take_means_of_their_own():
-    problem = network(rows=95, remainder="last", chunk=7)
-    x = point(problem)
-    full, losses = problem.oracle(x)
-    assert problem.samples == (31, 31, 33)
-    for i in range(3):
-        want, loss = by_hand(problem, x[1], slice(None), i)
-        torch.testing.assert_close(full[1, i], want, rtol=1e-10, atol=1e-13)
-        torch.testing.assert_close(losses[1, i], loss.detach(), rtol=1e-12, atol=0)
-
-
-def test_a_minibatch_is_its_samples():
-    problem = network()
-    x, J = point(problem), sample(problem)
-    grads = problem.grad(x, J)
-    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
-    torch.testing.assert_close(grads[1, 2], want, rtol=1e-10, atol=1e-13)
 
 
 def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
@@ -121,9 +105,10 @@ def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
     torch.testing.assert_close(found(apart), together, rtol=1e-10, atol=1e-14)
 
 
-def test_what_cannot_be_vectorised_runs_row_by_row(own):
-    problem = network(model=f"{own}:branches")
-    assert not problem.passes.stacks
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_a_minibatch_is_its_samples(own, vectorised):
+    problem = network() if vectorised else network(model=f"{own}:branches")
+    assert problem.passes.stacks == vectorised
     x, J = point(problem), sample(problem)
     want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
     torch.testing.assert_close(problem.grad(x, J)[1, 2], want, rtol=1e-10, atol=1e-13)
@@ -388,3 +373,146 @@ def test_initial_weights_follow_their_seed_and_leave_torch_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(a.start(), b.start())
     assert not torch.equal(a.start(), c.start())
+
+
+# Runs on networks ---------------------------------------------------------------------------------
+
+
+def test_gd_is_sgd_on_minibatches_of_the_problem():
+    """A network's ``batch`` is the minibatch of every method that does not name its own."""
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    run = started(Method("gd", {}, None, problem, step=0.1, rounds=5).batch())
+    x = run.problem.start()
+    for _ in range(5):
+        run.advance(1)
+        J = run.net.sample("batch", 8)
+        g = torch.stack([by_hand(run.problem, x, J.indices[0, i], i)[0] for i in range(3)]).mean(0)
+        x = x - 0.1 * g
+        torch.testing.assert_close(run.s.x[0], x, rtol=1e-9, atol=1e-12)
+    assert run.net.oracle.evals.tolist() == [40]
+
+
+@pytest.mark.parametrize("name", ["marina", "dasha", "lag", "clag", "three_pc_v5"])
+def test_differences_are_of_full_gradients(name):
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    operator = {"name": "rand_k" if name in ("marina", "dasha") else "top_k", "k": 50}
+    run = finished(Method(name, {}, operator, problem, step=0.1, rounds=4).batch())
+    assert run.net.oracle.evals.tolist() == [5 * 30]
+
+
+def test_only_some_rows_of_the_test_part():
+    whole, some = network(test_size=0.3), network(test_size=0.3, test_rows=9)
+    assert torch.equal(whole.rows[0], some.rows[0])
+    inputs, targets = whole.examples(whole.test, torch.arange(9))
+    x = point(whole, 1)
+    want = F.cross_entropy(whole.passes.outputs(x[0], inputs), targets)
+    torch.testing.assert_close(some.evaluate(x)["test_loss"][0], want.detach())
+    with pytest.raises(InputError, match="first 99999"):
+        network(test_size=0.3, test_rows=99999)
+
+
+def test_a_row_measures_what_it_is_asked_for():
+    more = {"record": {"every": 1}, "evaluate": {"every": 4, "gradient": False}}
+    problem = {"name": "network", **DIGITS, "test_size": 0.2}
+    frame = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    asked = frame["round"] % 4 == 0
+    asked |= frame["round"] == 10
+    for column in ("loss", "accuracy", "test_loss"):
+        assert frame[column].notna().equals(asked)
+    assert frame["grad_norm_sq"].isna().all()
+    assert np.isfinite(frame["bits_up"]).all()
+    more["evaluate"]["loss"] = False
+    less = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    assert less["loss"].isna().all()
+    assert less["test_loss"].equals(frame["test_loss"])
+    assert less["bits_up"].equals(frame["bits_up"])
+
+
+# BatchNorm ------------------------------------------------------------------------------------------
+
+
+def test_clients_keep_statistics_or_share_them():
+    kept, shared = (
+        finished(
+            Method(
+                "sgd", {}, None, {"name": "network", **NORMED, "batchnorm": b}, step=0.05, rounds=4
+            ).batch()
+        )
+        for b in ("server", "sync")
+    )
+    own, mean = kept.net.oracle.buffers, shared.net.oracle.buffers
+    for name in own:
+        assert not torch.allclose(own[name][0, 0], own[name][0, 1])
+        assert torch.equal(mean[name][0, 0], mean[name][0, 1])
+    count = sum(v[0, 0].numel() for v in own.values())
+    more = recorded(shared)["values_up"] - recorded(kept)["values_up"]
+    assert more[0].tolist() == [count * t for t in range(5)]
+
+
+@pytest.mark.parametrize("batchnorm", ["server", "sync", "frozen"])
+def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
+    """Minibatches fit into one pass of either ``chunk``, so that gradients are the same."""
+    runs = [
+        finished(
+            Method(
+                "sgd", {}, None,
+                {"name": "network", **NORMED, "batchnorm": batchnorm, "chunk": chunk},
+                step=0.05, rounds=3,
+            ).batch()
+        )
+        for chunk in (1000, 13)
+    ]  # fmt: skip
+    whole = recorded(runs[0])["loss"]
+    for run in runs[1:]:
+        np.testing.assert_allclose(recorded(run)["loss"], whole, rtol=1e-10)
+    run = runs[0]
+    means = run.net.oracle.means()
+    assert bool(means) == (batchnorm != "frozen")
+    (want,) = run.problem.losses(run.s.x, means).mean(1).tolist()
+    assert whole[0][-1] == pytest.approx(want, rel=1e-12)
+    of_start = run.problem.losses(run.s.x).mean(1).item()
+    assert (abs(want - of_start) > 1e-6) == (batchnorm != "frozen")
+
+
+def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
+    problem = {"name": "network", **NORMED, "test_size": 0.3}
+    run = finished(Method("sgd", {}, None, problem, step=0.05, rounds=3).batch())
+    means = {name: own.mean(1) for name, own in run.net.oracle.buffers.items()}
+    torch.testing.assert_close(run.net.oracle.means(), means)
+    losses = run.net.oracle.measure(run.s.x, frozenset({"test_loss"})).values["test_loss"]
+    torch.testing.assert_close(losses, run.problem.evaluate(run.s.x, means)["test_loss"])
+    first = {name: own[:, 0] for name, own in run.net.oracle.buffers.items()}
+    assert not torch.allclose(losses, run.problem.evaluate(run.s.x, first)["test_loss"])
+
+
+def test_clients_that_sit_out_keep_their_statistics():
+    problem = {"name": "network", **NORMED}
+    net = started(Method("sgd", {}, None, problem, step=0.05).batch((1.0, 0.5))).net
+    x, who = point(net.oracle.problem), torch.tensor([[True, False, True], [False, True, False]])
+    for cells in (None, torch.tensor([1])):  # clients are those of the cells asked for
+        was, took = dict(net.oracle.buffers), torch.zeros_like(who)
+        took[slice(None) if cells is None else cells] = True
+        there = who if cells is None else who[cells]
+        net.grad(x, net.sample(f"batch of {cells}", 8), cells=cells, clients=there)
+        for name, own in net.oracle.buffers.items():
+            assert torch.equal((own != was[name]).any(-1), who & took)
+
+
+def test_statistics_are_shared_by_the_cells_that_took_gradients():
+    problem = {"name": "network", **NORMED, "batchnorm": "sync"}
+    method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)
+    run = started(method.batch([1.0, 2.0]))
+    run.advance(1)
+    net, before = run.net, Counts(*run.net.ledger.up).values.copy()
+    was = {name: own.clone() for name, own in net.oracle.buffers.items()}
+    net.oracle.grad(run.s.x, net.sample("more", 8), cells=torch.tensor([1]))
+    count = sum(own[0, 0].numel() for own in was.values())
+    assert (Counts(*net.ledger.up).values - before).tolist() == [0, count]
+    for name, own in net.oracle.buffers.items():
+        assert torch.equal(own[0], was[name][0])
+        assert not torch.equal(own[1], was[name][1])
+        assert torch.equal(own[1, 0], own[1, 1])

@@ -1,14 +1,12 @@
 """Nodes that come and go in mid-sweep: killed, silent as behind a cut link, added. Real node processes."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from cli_kit import call
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 SWEEP = """
@@ -111,13 +109,8 @@ def run(
     """Run the sweep while something happens; return its cells and what was said."""
     (tmp_path / "cluster.py").write_text(CLUSTER)
     (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: {rounds}\n{more}")
-    done = subprocess.run(
-        [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    words = ("cluster.py", "sweep.yaml", "out", how, head)
+    done = call(sys.executable, *words, cwd=tmp_path, timeout=280)
     assert 'done 0 {"ok": 24' in done.stdout, done.stdout + done.stderr
     frame = pd.read_parquet(tmp_path / "out" / "cells")
     assert frame.cell.is_unique

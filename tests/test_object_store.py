@@ -3,12 +3,9 @@
 The server is moto's, in a process of its own; requests go to it through a proxy that fails as it is told.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli, tree
+from cli_kit import call, cli, refused, succeeds, tree
 
 import raybench
 from raybench import spec
@@ -90,13 +87,11 @@ def check_sound(url: str, expected: pd.DataFrame) -> None:
 
 def test_every_verb_on_an_object_store(store: FaultyProxy, url: str, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "local")
-    said = cli("sweep", "s.yaml", "--inline", "--out", url)
-    assert said.code == 0, said.err
+    succeeds("sweep", "s.yaml", "--inline", "--out", url)
     check_sound(url, expected)
     assert "nothing was missing" in cli("sweep", "s.yaml", "--inline", "--out", url).out
     for verb in ("table", "verify", "report", "status"):
-        said = cli(verb, url)
-        assert said.code == 0, said.err
+        succeeds(verb, url)
     name = url.rsplit("/", 1)[1]
     assert (tmp_path / f"{name}-report" / "report.html").is_file()
     assert "0 to run, 28 ok" in cli("plan", "s.yaml", "--out", url).out
@@ -108,8 +103,7 @@ def test_every_verb_on_an_object_store(store: FaultyProxy, url: str, tmp_path: P
     files = open_folder(url)
     plain = pq.read_table(files.path("curves"), filesystem=files.filesystem)
     assert len(plain) == len(expected)
-    again = cli("merge", url, url, "--out", url)
-    assert (again.code, "is not empty" in again.err) == (2, True)
+    refused("merge", url, url, "--out", url, says="is not empty")
 
 
 @pytest.mark.ray
@@ -124,8 +118,7 @@ def test_workers_of_ray_write_to_the_store_themselves(
         return chance.choice([500, 503, "reset"]) if chance.random() < 0.1 else None
 
     store.rule = now_and_then
-    said = cli("sweep", "s.yaml", "--out", url)
-    assert said.code == 0, said.err
+    succeeds("sweep", "s.yaml", "--out", url)
     store.rule = lambda method, path: None
     check_sound(url, expected)
     assert store.faults > 5
@@ -142,12 +135,8 @@ def test_a_second_driver_is_refused(store: FaultyProxy, url: str) -> None:
         assert held is not None
         assert f"pid {os.getpid()} on {socket.gethostname()}" == held.who
         before = open_folder(url).filesystem.find(url)
-        again = subprocess.run(
-            [sys.executable, "-m", "raybench", "sweep", "s.yaml", "--inline", "--out", url],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ("-m", "raybench", "sweep", "s.yaml", "--inline", "--out", url)
+        again = call(sys.executable, *words)
         assert again.returncode == 2
         assert f"another sweep is running in {url} ({held.who})" in again.stderr
         lines = [line for line in again.stderr.splitlines() if not line.startswith("note:")]
@@ -221,8 +210,7 @@ def test_a_store_that_fails_now_and_then(
         return chance.choice([500, 503, "reset", "lost", "cut" if method == "GET" else 500, 0.05])
 
     store.rule = now_and_then
-    said = cli("sweep", "s.yaml", "--inline", "--out", url)
-    assert said.code == 0, said.err
+    said = succeeds("sweep", "s.yaml", "--inline", "--out", url)
     assert store.faults > 10
     assert "trying again" in said.err
     store.rule = lambda method, path: None

@@ -1,15 +1,13 @@
 """One rule picks K and step: whatever shows a tuned method shows it at the same ones."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
 from fake_runs import make, reaching
 
+import raybench
 from raybench.analysis import (
     by_bandwidth,
     candidates,
@@ -47,11 +45,9 @@ rounds: 200
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("rule")
-    (place / "s.yaml").write_text(SWEEP)
-    said = cli("sweep", place / "s.yaml", "--out", place / "out", "--inline")
-    assert said.code == 0, said.err
-    return place / "out"
+    out = tmp_path_factory.mktemp("rule") / "out"
+    assert raybench.sweep(SWEEP, out, inline=True).exit_code == 0
+    return out
 
 
 def chosen(table: pd.DataFrame) -> dict[str, tuple[float, float]]:

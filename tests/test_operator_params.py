@@ -1,7 +1,5 @@
 """Parameters that are compressors themselves: how they are written, spread, named and checked."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

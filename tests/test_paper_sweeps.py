@@ -1,21 +1,22 @@
-"""Sweeps and scripts of reproductions: they plan, claims mean their cells and their setting, tables hold what they say."""
-
-from __future__ import annotations
+"""Sweeps that ship, and reproductions: they plan, claims mean their cells, tables hold what they say."""
 
 import importlib.util
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from test_spec_keys import DIGESTS
 
 import raybench
 from raybench import spec
 from raybench.core.registry import load_plugin, lookup
+from raybench.data.catalogue import EMBEDDED
 from raybench.execution.plan import Plan, make_plan
 from raybench.reproduce import catalogue, find, judge
 from raybench.reproduce.claims import Side
@@ -25,10 +26,10 @@ from raybench.spec.cells import Sweep
 
 pytestmark = pytest.mark.thorough
 
-FOLDER = Path(__file__).parent.parent / "sweeps" / "paper"
+PAPERS = Path(__file__).parent.parent / "sweeps" / "paper"
 DOCS = Path(__file__).parent.parent / "docs" / "reproductions"
 SWEPT = [name for name in sorted(catalogue()) if find(name).sweep is not None]
-COMMENTED = [name for name in SWEPT if find(name).sweep.parent == FOLDER]
+COMMENTED = [name for name in SWEPT if find(name).sweep.parent == PAPERS]
 NAMES = ("label", "algorithm", "compressor", "k", "clients", "step_multiple")
 GROUP = ["dataset", "clients", "label", "k", "step_size"]
 
@@ -66,7 +67,7 @@ def test_a_sweep_plans_without_skipping(plan):
 @pytest.mark.parametrize("name", COMMENTED)
 def test_a_sweep_asks_a_question_and_says_where_it_comes_from(name):
     assert loaded(name).name == name
-    head = (FOLDER / f"{name}.yaml").read_text().split("\nname:")[0]
+    head = (PAPERS / f"{name}.yaml").read_text().split("\nname:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert head.splitlines()[0].endswith("?")
     assert "Source:" in head
@@ -181,7 +182,7 @@ def test_forward_compression_keeps_the_shares_of_the_source(plan):
 
 
 def script(name: str) -> ModuleType:
-    result = importlib.util.spec_from_file_location(f"paper_{name}", FOLDER / f"{name}.py")
+    result = importlib.util.spec_from_file_location(f"paper_{name}", PAPERS / f"{name}.py")
     assert result is not None
     assert result.loader is not None
     module = importlib.util.module_from_spec(result)
@@ -190,7 +191,7 @@ def script(name: str) -> ModuleType:
 
 
 def test_three_quadratics_have_the_gradients_and_constants_that_they_state():
-    load_plugin(FOLDER / "three_quadratics.py")
+    load_plugin(PAPERS / "three_quadratics.py")
     problem = lookup("problem", "three_quadratics").target()
     x = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64, requires_grad=True)
     hessians = []
@@ -247,3 +248,76 @@ def test_another_law_of_the_savings_disagrees(power: float, holds: bool) -> None
     result = Evidence(rows, pd.DataFrame(), "made up")
     words = {verdict.word for verdict in judge(replace(what, claims=tuple(laws)), result)}
     assert (words == {AGREES}) == holds
+
+
+# The sweeps that ship -----------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent.parent / "sweeps"
+SWEEPS = sorted(FOLDER.glob("*.yaml"))
+
+
+def plan_of(file: Path, request: pytest.FixtureRequest) -> Plan:
+    """Return the plan of a sweep; skips where it needs LIBSVM data and there is none."""
+    sweep = spec.load(file)
+    if {cell.problem.params.get("dataset") for cell in sweep.cells} - {None, *EMBEDDED}:
+        request.getfixturevalue("data_folder")
+    return make_plan(sweep)
+
+
+def values(sweep: spec.Sweep, get: Any) -> set[Any]:
+    return {get(cell) for cell in sweep.cells}
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_a_sweep_explains_itself_and_plans_without_skipping(
+    file: Path, request: pytest.FixtureRequest
+) -> None:
+    sweep = spec.load(file)
+    assert sweep.name == file.stem
+    assert not sweep.notes, "a shipped sweep has no duplicates and no idle exclusions"
+    head = file.read_text().split("\nname:")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert head.splitlines()[0].endswith("?"), "the first line is the question it answers"
+    assert "2 cores" in head, "say how long it takes"
+    plan = plan_of(file, request)
+    assert plan.missing == DIGESTS[file.stem][0]
+    assert not plan.skipped
+    thumbs = [note for note in plan.notes if "rule of thumb, no theorem" in note]
+    assert len(thumbs) == (file.stem in ("ring", "lead"))  # methods without a server
+    assert list(plan.notes) == thumbs
+    assert all(cell.step_size > 0 for cell in plan.cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "d"),
+    [("ef21_a9a", 20, 123), ("multimodal", 2, 10 * (128 + 10)), ("vertical", 112, 112)],
+)
+def test_sweeps_have_the_clients_of_their_sources(name, clients, d, request) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml", request)
+    (facts,) = plan.facts.values()
+    assert (facts["clients"], facts["d"]) == (clients, d)
+    if name == "ef21_a9a":
+        assert str(plan.sweep.accounting) == "value_bits=32, index_bits=none, count_init=true"
+    elif name == "multimodal":
+        shown = {cell.k for cell in plan.cells if cell.params.get("batch") == 100}
+        assert shown == {None, 50, 200, 1000}
+    else:
+        assert '"message_dim": 6093' in facts["constants"]
+
+
+def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest) -> None:
+    sweep = spec.load(FOLDER / "marina_k.yaml")
+    steps = values(sweep, lambda c: (c.step.number, c.step.rule))
+    assert steps == {(m, "nonconvex") for m in (1.0, 8.0, 64.0, 256.0)} | {
+        (1.0, "paper"),
+        (1.0, "released"),
+    }
+    assert values(sweep, lambda c: c.problem.params["dataset"]) == {"mushrooms", "a9a", "w8a"}
+    assert values(sweep, lambda c: c.seed) == {0, 1, 2}
+    plan = plan_of(FOLDER / "marina_k.yaml", request)
+    for cell in plan.cells:
+        facts = plan.facts[spec.model.canonical(cell.cell.problem.config())]
+        k, p = cell.k, cell.params.get("p", 0.0)
+        assert k is not None
+        values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)
+        assert values_sent == pytest.approx(30_000, rel=0.05), cell.label

@@ -1,7 +1,5 @@
 """Local work, estimator and outer optimizer are orthogonal: limits of the product are known methods."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

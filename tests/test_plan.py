@@ -1,7 +1,5 @@
 """The plan: what K, steps and ``auto`` amount to, what is merged or skipped, and the batches."""
 
-from __future__ import annotations
-
 import math
 import random
 import time
@@ -102,15 +100,6 @@ def test_rules_and_other_methods_steps():
     (given_one,) = plan(step_size={"value": 0.5}).cells
     assert given_one.step_size == 0.5
     assert given_one.theory_step == nonconvex.theory_step
-
-
-def test_rescaled_operators_resolve_like_unscaled_ones():
-    (cell,) = plan(compressor=RAND).cells
-    assert cell.alpha == pytest.approx(0.1)
-    assert cell.omega is None
-    assert cell.roles[0] == Role.CONTRACTIVE
-    (top,) = plan(compressor=TOP).cells
-    assert cell.step_size == pytest.approx(top.step_size)
 
 
 # Skips ---------------------------------------------------------------------------------------

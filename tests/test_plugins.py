@@ -1,7 +1,5 @@
 """Plug-ins: the documented examples run and conform, files and entry points register, ids follow code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import call, cli
+from cli_kit import call, cli, succeeds
 from tiers import first_of_each
 
 import raybench
@@ -52,8 +50,7 @@ def test_examples_are_short_and_need_one_module():
 
 @pytest.mark.parametrize(("name", "kind"), first_of_each(FILES.items()))
 def test_examples_conform(name, kind):
-    said = cli("check", EXAMPLES / name)
-    assert said.code == 0, said.out
+    said = succeeds("check", EXAMPLES / name)
     (entry,) = registry.load_plugin(EXAMPLES / name)
     lines = said.out.splitlines()
     assert lines[0] == f"{kind} {entry.name}"
@@ -84,8 +81,7 @@ def test_run_and_show_take_plugins():
     said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
     assert re.search(r"^  ω +9$", said.out, re.M)
     args = ("--algorithm", "marina", "--compressor", "rand_block:k=3", "--rounds", 10)
-    said = cli("run", "--plugin", file, *args)
-    assert said.code == 0, said.err
+    said = succeeds("run", "--plugin", file, *args)
     assert "marina rand_block(k=3)" in said.out
 
 
@@ -161,17 +157,13 @@ def test_a_file_of_another_kind_is_no_plugin(here):
         registry.load_plugin("notes.md")
 
 
-def _callback_size():
-    return opened(["mine.py:Mine"])[0][1].size
-
-
-def _network_size():
-    return _of_user("mine.py:mine", ()).model.out_features
-
-
 READERS = {
-    "class Mine(raybench.plugins.Callback):\n    size = SIZE\n": _callback_size,
-    "def mine():\n    return torch.nn.Linear(3, SIZE)\n": _network_size,
+    "class Mine(raybench.plugins.Callback):\n    size = SIZE\n": lambda: (
+        opened(["mine.py:Mine"])[0][1].size
+    ),
+    "def mine():\n    return torch.nn.Linear(3, SIZE)\n": lambda: (
+        _of_user("mine.py:mine", ()).model.out_features
+    ),
 }
 """Files of users that are run on import, and what reads SIZE from them."""
 

@@ -53,6 +53,7 @@ CASES = {
     "tridiagonal": ("tridiagonal", {"dim": 12, "clients": 5, "noise": 0.3}),
     "vertical": ("vertical_least_squares", {**CANCER, "test_size": 0.25}),
     "vertical single": ("vertical_least_squares", {**CANCER, "clients": 30}),
+    "quadratic single": ("quadratic", {"dim": 1, "clients": 1}),
     "yours": OnlyLosses,
 }
 _made: dict[str, Problem] = {}

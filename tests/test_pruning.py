@@ -1,7 +1,5 @@
 """Successive halving: when cuts are, who ends at them, in which batches, and that nothing else changes."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

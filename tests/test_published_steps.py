@@ -4,8 +4,6 @@ Nothing of raybench's constants is used: rows are read, split and measured anew.
 smoothness what the authors' code takes, the largest squared norm of a row; ``paper`` eigenvalues.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Networks on workers of Ray Train, of which one is killed in mid-run: the run goes on where it was saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

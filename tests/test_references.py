@@ -5,8 +5,6 @@ over rows; only compressors and random numbers are the library's. Bits sent up a
 are counted beside it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Steps follow a schedule with a warm-up, so that a step in the wrong place shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -172,14 +170,6 @@ def test_loco(params):
     compare(Method("loco", params, TOP, P1, step=0.1), loco, **params)
 
 
-def test_loco_without_an_average_is_error_feedback():
-    """beta = 0 in full precision, as long as nothing is forgotten."""
-    params = {"beta": 0.0, "levels": "off"}
-    result = path(started(Method("loco", params, TOP, P1, step=0.1, rounds=30).batch()))
-    known = Method("ef14", {"memory": "gradient"}, TOP, P1, step=0.1, rounds=30)
-    np.testing.assert_allclose(result, path(started(known.batch())), rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -345,12 +335,6 @@ def test_no_graph_has_an_eigenvalue_below_that():
         for n in (2, 4, 9, 16, 25, 36):
             W = mixing(graph, n, {"weights": weights}).W
             assert float(torch.linalg.eigvalsh(W)[0]) > -0.6 - 1e-9, (graph, weights, n)
-
-
-def test_springs_of_one_client_hold():
-    method = Method("easgd", {}, None, {**P1, "clients": 1}, rounds=400, more=FAR)
-    norms = finished(method.batch(), every=100).recorder.column("grad_norm_sq")[0]
-    assert norms[-1] < 1e-6 * norms[0]
 
 
 def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():

@@ -1,7 +1,5 @@
 """Facts and parameters of plug-ins: typed, checked when they register, each declared once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path

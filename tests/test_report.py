@@ -1,22 +1,29 @@
-"""Reports: tables, figures and the HTML page, for ordinary and for odd results folders."""
+"""Reports: tables, figures and the HTML page, for ordinary and odd folders; names at the ends of lines."""
 
 import io
+import itertools
 import re
 
 import fake_store
 import numpy as np
 import pandas as pd
 import pytest
+from cli_kit import cli, refused
 from fake_runs import make as made_runs
+from hypothesis import given
+from hypothesis import strategies as st
 from page_kit import Page, drawn
+from scipy.optimize import LinearConstraint, minimize
 from tiers import first_of_each
 
+from raybench import plot
 from raybench.analysis import closing_table, frames
 from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
-from raybench.report import figures, html, plots, render, table, words
+from raybench.report import figures, html, plots, render, words
 from raybench.report.content import LOWEST_SHOWN, build
-from raybench.report.plots import draw
+from raybench.report.custom import figure
+from raybench.report.plots import draw, spread
 from raybench.store import CELLS, Store, to_table
 
 GD = fake_store.METHODS[0]
@@ -147,11 +154,11 @@ def test_figures_say_what_their_bands_are(folder_of, methods):
     folder = folder_of(seeds=3, methods=methods)
     result = build(frames(folder))
     assert {f.band for f in result} == {"median and range of 3 seeds, pointwise coverage 75 %"}
-    for figure in result:
-        (legend,) = draw(figure).legends
+    for one in result:
+        (legend,) = draw(one).legends
         said = legend.get_title().get_text().replace("\u00a0", " ")
         assert said == "Median and range of 3 seeds, pointwise coverage 75 %"
-        assert set(figure.data.loc[figure.data["y"].notna(), "coverage"]) == {0.75}
+        assert set(one.data.loc[one.data["y"].notna(), "coverage"]) == {0.75}
     page = html(folder).read_text("utf-8")
     assert page.count("Median and range of 3 seeds, pointwise coverage 75 %") == len(drawn(page))
 
@@ -221,8 +228,8 @@ def test_zero_and_rounding_stop_at_the_floor(folder_of):
 
 
 def test_series_are_told_apart_without_colour(folder_of):
-    for figure in build(frames(folder_of())):
-        dashes = [s.dash for s in figure.looks.values() if s.colour != "#6E6E6E"]
+    for one in build(frames(folder_of())):
+        dashes = [s.dash for s in one.looks.values() if s.colour != "#6E6E6E"]
         assert len(set(dashes)) == len(dashes)
 
 
@@ -259,13 +266,6 @@ def test_page_escapes_what_users_wrote(tmp_path):
     assert "<script>alert" not in text.lower()
     assert text.count("<script>") == 1
     assert "&lt;/script&gt;" in text
-
-
-def test_reports_of_nothing(tmp_path):
-    for make in (figures, html, render, table):
-        with pytest.raises(InputError, match="no such folder"):
-            make(tmp_path / "absent")
-    assert not (tmp_path / "absent").exists()
 
 
 def test_a_folder_of_failures_only(tmp_path):
@@ -310,3 +310,69 @@ def test_a_linear_axis_has_the_unit_of_its_end(end, unit):
     assert not figure.log_x
     assert label == f"Upstream per client ({unit})"
     assert 0 < max(float(t) for t in ticks) < 1000
+
+
+# Names at the ends of lines -----------------------------------------------------------------------
+
+HEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("results") / "run")
+    fake_store.fill(store, rounds=100, datasets=("mushrooms", "a9a"), multiples=(1.0, 8.0))
+    return store.folder
+
+
+@given(HEIGHTS, st.floats(0.01, 0.3))
+def test_heights_are_apart_in_order_and_inside(wanted, gap):
+    wanted = np.array(wanted)
+    result = spread(wanted, gap)
+    order = np.argsort(wanted, kind="stable")
+    assert (np.diff(result[order]) >= gap - 1e-9).all()
+    if gap * (len(wanted) - 1) < 1:
+        assert result.min() >= -1e-9
+        assert result.max() <= 1 + 1e-9
+    else:  # beyond both ends by the same
+        assert result.min() + result.max() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_heights_are_nearer_to_those_wanted(seed):
+    wanted, gap = np.random.default_rng(seed).uniform(size=6), 0.15
+    order = np.argsort(wanted)
+    apart = LinearConstraint(np.diff(np.eye(6)[order], axis=0), gap, np.inf)
+    start = np.empty(6)
+    start[order] = np.linspace(0, 1, 6)
+    best = minimize(
+        lambda h: ((h - wanted) ** 2).sum(), start, bounds=[(0, 1)] * 6, constraints=[apart]
+    )
+    np.testing.assert_allclose(spread(wanted, gap), best.x, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["curves", "steps", "k", "trials"])
+@pytest.mark.parametrize("size", [None, "column", (7.0, 2.0)])
+def test_every_line_has_its_name_and_no_name_lies_on_another(folder, kind, size):
+    result = frames(folder)
+    canvas = plot(result, kind=kind, size=size, label_lines=True)
+    made = figure(result, kind=kind)
+    canvas.draw_without_rendering()
+    for axis, panel in zip(canvas.axes, made.panels, strict=True):
+        rows = made.data[(made.data["panel"] == panel) & np.isfinite(made.data["y"])]
+        names = {made.looks[s].label for s in rows["series"]}
+        texts = [t for t in axis.texts if t.get_text() in names]
+        assert {t.get_text() for t in texts} == names
+        boxes = [t.get_window_extent() for t in texts]
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        assert all(box.x0 >= axis.get_window_extent().x1 for box in boxes)
+        whole = canvas.bbox
+        assert all(box.x1 <= whole.x1 + 1 for box in boxes)
+    assert not [t for legend in canvas.legends for t in legend.get_texts()]
+
+
+@pytest.mark.thorough
+def test_the_option(folder, tmp_path):
+    out = ["--format", "png", "--out", tmp_path, "--label-lines"]
+    assert cli("plot", folder, *out).code == 0
+    assert cli("plot", folder, *out, "--kind", "profile").code == 0
+    refused("plot", folder, *out, "--kind", "heatmap", says="no lines")

@@ -1,7 +1,5 @@
 """The report in a browser, opened from disk: what its script draws, and what readers can do with it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

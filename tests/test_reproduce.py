@@ -1,7 +1,5 @@
 """Reproductions: claims files are checked, measures are what they say, verdicts follow, the verb tells them."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
+from cli_kit import cli, refused, succeeds
 
 import raybench
 from raybench.core import yaml
@@ -413,12 +411,10 @@ def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
 def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = str(ran / "tiny.claims.yaml")
-    result = cli("reproduce", file, "--no-run", "--out", "none")
-    assert result.code == 0
+    result = succeeds("reproduce", file, "--no-run", "--out", "none")
     assert "NOT RUN" in result.out
     args = ("reproduce", file, "--inline", "--out", "out", "--page", "page.md")
-    result = cli(*args)
-    assert result.code == 0, result.err
+    result = succeeds(*args)
     assert "published: 1 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
     assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
     page = (tmp_path / "page.md").read_text()
@@ -455,9 +451,7 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
     next((tmp_path / "results" / "paper" / "tiny-full" / "cells").iterdir()).unlink()
     result = cli("reproduce", file, "--no-run", "--full")
     assert "note: tiny: its sweep has not ended, what is there is judged" in result.err
-    result = cli("reproduce", file, "--all")
-    assert result.code == 2
-    assert "--all: stands beside names" in result.err
+    refused("reproduce", file, "--all", says="--all: stands beside names")
 
 
 def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
@@ -492,18 +486,13 @@ def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     assert result.code == 1
     assert "own: 0 AGREES, 1 DISAGREES" in result.out
     (tmp_path / "own.py").write_text("def measure(full):\n    return 3\n")
-    result = cli(*args)
-    assert result.code == 2
-    assert "own.py: returns no table" in result.err
+    refused(*args, says="own.py: returns no table")
     (tmp_path / "own.py").write_text("1 / 0\n")
-    result = cli(*args)
-    assert result.code == 2
-    assert "own.py: cannot be run: ZeroDivisionError" in result.err
+    refused(*args, says="own.py: cannot be run: ZeroDivisionError")
 
 
 def test_those_that_come_with_raybench_are_read_and_listed():
-    result = cli("reproduce")
-    assert result.code == 0
+    result = succeeds("reproduce")
     for name in catalogue():
         what = find(name)
         assert what.claims

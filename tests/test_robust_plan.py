@@ -1,7 +1,5 @@
 """Robust servers in a plan: steps, memory, and what they do not go with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cli_kit import cli

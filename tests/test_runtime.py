@@ -1,7 +1,5 @@
 """The Ray runtime, for real: worker processes, kills, interrupts and readers at work during a sweep."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

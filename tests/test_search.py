@@ -1,7 +1,5 @@
 """The search over steps: what it tries, that it finds what the whole grid finds, that it goes on after a kill."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

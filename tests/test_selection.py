@@ -1,7 +1,5 @@
 """Compressors that select: exactness against brute force, their constants, formulas and messages."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Problems on their way to workers: the same numbers read in place, and nobody writes to them."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,7 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli, tidy
+from cli_kit import cli, refused, succeeds, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
@@ -159,8 +159,7 @@ def test_the_fastest_method_changes_with_the_bandwidth():
 
 
 def test_the_table_counts_simulated_seconds(swept):
-    said = cli("table", swept, "--link", "100Mbit,5ms,server")
-    assert said.code == 0
+    said = succeeds("table", swept, "--link", "100Mbit,5ms,server")
     tidy(said.out)
     text = " ".join(said.out.split())
     assert "Seconds to target" in text
@@ -183,17 +182,13 @@ def test_the_cost_in_the_table_is_that_of_the_curves(swept):
 
 @pytest.mark.parametrize("verb", ["table", "plot", "report"])
 def test_bad_links_are_input_errors(swept, verb):
-    said = cli(verb, swept, "--link", "1Gbt,ring")
-    assert (said.code, said.complaints, said.out) == (2, 1, "")
-    assert "--link: unknown link '1Gbt'" in said.err
-    assert "did you mean 1Gbit" in said.err
-    assert len(said.err.splitlines()) <= 3
+    says = ("--link: unknown link '1Gbt'", "did you mean 1Gbit")
+    assert len(refused(verb, swept, "--link", "1Gbt,ring", says=says).splitlines()) <= 3
 
 
 @pytest.mark.thorough
 def test_plot_draws_time_and_bandwidth(swept, tmp_path):
-    said = cli("plot", swept, "--link", "1Gbit,ring", "--out", tmp_path / "figures")
-    assert said.code == 0
+    said = succeeds("plot", swept, "--link", "1Gbit,ring", "--out", tmp_path / "figures")
     assert "grad_norm_sq_vs_seconds_simulated.{png,pdf,csv}" in said.out
     assert "grad_norm_sq_vs_seconds.{" not in said.out
     chart = pd.read_csv(tmp_path / "figures/seconds_to_target_vs_bandwidth.csv")
@@ -216,8 +211,7 @@ def test_the_chart_says_what_it_assumes(swept):
 
 
 def test_the_page_says_for_which_link(swept, tmp_path):
-    said = cli("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
-    assert said.code == 0
+    succeeds("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text("utf-8")
     assert "1Gbit: 880 Mbit/s, 100 µs, ring" in text
     assert "seconds_to_target_vs_bandwidth-0" in text

@@ -1,7 +1,5 @@
 """The documentation site builds without a warning and needs no network; the examples of its pages run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import call, cli
+from cli_kit import call, cli, succeeds
 
 import raybench
 from raybench import spec
@@ -40,8 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site strictly: a link that leads nowhere, or a page that no one finds, ends it."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = call(*command, cwd=ROOT, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
+    call(*command, cwd=ROOT, timeout=240, check=True)
     return folder
 
 
@@ -164,8 +161,7 @@ def test_the_commands_on_tables_run(here, monkeypatch):
     lines = re.findall(r"^raybench (.*)$", section("Tables"), re.M)
     assert len(lines) >= 7
     for line in lines:
-        said = cli(*line.partition("#")[0].split())
-        assert said.code == 0, (line, said.err)
+        said = succeeds(*line.partition("#")[0].split())
         assert "EF21 Top-K" in said.out
 
 
@@ -189,8 +185,7 @@ def test_the_commands_of_the_page_on_concepts_run(here, monkeypatch):
             continue
         if verb == "plan":
             rest = [ROOT / rest[0]]
-        said = cli(verb, *rest)
-        assert said.code == 0, (line, said.err)
+        succeeds(verb, *rest)
 
 
 def test_the_numbers_on_the_page_on_concepts_are_those_of_the_sweep(here):

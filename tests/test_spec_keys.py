@@ -1,7 +1,5 @@
 """One declaration per key of a sweep file: what follows from it, and that ids stay what they were."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

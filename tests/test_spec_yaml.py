@@ -1,7 +1,5 @@
 """YAML as its 1.2 core schema has it, ranges, and single values against parameters."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 
@@ -90,13 +88,6 @@ def test_bad_text(text, where, says):
     assert says in complaint.what
     assert "ruamel" not in str(caught.value)
     assert len(str(caught.value)) < 500
-
-
-def test_aliases_that_explode_are_refused():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    with pytest.raises(InputError, match="too large"):
-        yaml.parse("\n".join(lines))
 
 
 @settings(max_examples=500, deadline=None)

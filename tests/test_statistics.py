@@ -1,7 +1,5 @@
 """Statistics of costs: coverage by enumeration, tests against scipy, against all signs and all pairs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -26,9 +24,6 @@ from raybench.analysis.statistics import (
     unpaired,
 )
 from raybench.report import words
-
-COSTS = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, math.inf])
-
 
 # -- the interval of a median ------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """raybench status: how a sweep stands by its folder alone, with a driver at work, after its end, after its death."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_kit import SWEEP, cli, tidy, tree
+from cli_kit import SWEEP, cli, succeeds, tidy, tree
 
 import raybench
 from raybench import spec
@@ -65,8 +63,7 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     assert cli("status", tmp_path).code == 2
     launch.begin({"cluster": "x"})
-    said = cli("status", tmp_path)
-    assert said.code == 0
+    said = succeeds("status", tmp_path)
     assert fields(said.out)["launch"] == "ordered, not up yet"
     launch.reach("up", head="10.0.0.1")
     launch.reach("submitted")
@@ -80,8 +77,7 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     assert "down 0 s ago" in fields(shown)["launch"]
     assert "raybench down" not in shown
     (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
-    said = cli("status", tmp_path)
-    assert said.code == 0
+    said = succeeds("status", tmp_path)
     words = " ".join(said.out.split())  # the folder's name may break the line anywhere
     assert "launched from another machine" in words
 
@@ -100,8 +96,7 @@ def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
             time.sleep(0.02)
         driver.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-        said = cli("status", folder)
-        assert said.code == 0, said.err
+        said = succeeds("status", folder)
         done = len(raybench.store.cells(str(folder)))
         assert 3 <= done < 40
         assert said.out.startswith(f"long  {done} of 40 cells ended")

@@ -1,4 +1,4 @@
-"""Tables in all their forms: at any width nothing is lost, LaTeX is what siunitx reads, the best is in bold."""
+"""Tables in all their forms, at any width; metrics of one's own as axes."""
 
 import io
 import math
@@ -7,21 +7,26 @@ import shutil
 import subprocess
 
 import fake_store
+import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
+from cli_kit import cli, refused, succeeds
 from fake_runs import make
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from raybench.analysis import closing_table
+import raybench
+from raybench.analysis import closing_table, frames, opened
 from raybench.analysis.frames import framed
+from raybench.report.content import build
+from raybench.report.custom import figure
 from raybench.report.formats import Fitted, escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
+from raybench.store.schema import CURVES
 
 PREAMBLE = "\\documentclass{article}\n\\usepackage{booktabs,siunitx}\n\\begin{document}\n%s\\end{document}\n"
 
@@ -75,15 +80,6 @@ def test_columns_are_those_asked_for(swept):
     )
     assert list(raw) == ["method", "step_multiple", "step_size", "loss"]
     assert cli("table", swept, "--columns", ",".join(closing_table(swept).columns)).code == 0
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"), [("methd", "did you mean method"), ("", "some of"), (",", "some of")]
-)
-def test_unknown_columns_are_refused(swept, columns, said):
-    wrong = cli("table", swept, "--columns", columns)
-    assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
-    assert said in wrong.err
 
 
 def test_by_k_compares_methods_at_each_k(swept):
@@ -169,8 +165,7 @@ def test_latex_compiles(tmp_path, by):
 
 def test_forms_of_the_command_line(swept):
     for form, start in (("terminal", "\n Method"), ("plain", "\n Method"), ("latex", "% In the")):
-        said = cli("table", swept, "--format", form)
-        assert said.code == 0
+        said = succeeds("table", swept, "--format", form)
         assert said.out.startswith(start), form
 
 
@@ -200,3 +195,83 @@ def test_problems_are_never_cut(tmp_path, by):
         assert names[0] in text
         assert text.count("数据集") >= 3
         assert max(map(cell_len, text.splitlines())) <= width
+
+
+# Metrics of one's own -----------------------------------------------------------------------------
+
+SWEEP = """
+name: own
+problem: {name: quadratic, dim: 12, clients: 4}
+algorithm: [gd, ef21]
+compressor: {name: top_k, k: 3}
+seed: 0..1
+x0: {normal: 1.0}
+rounds: 20
+evaluate: {metrics: [iterate_norm, sparsity]}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("swept") / "results"
+    raybench.sweep(SWEEP, out, inline=True)
+    return out
+
+
+def test_rows_of_a_folder_have_the_metric_that_is_asked_for(folder):
+    result, rows = frames(folder), raybench.load(folder)
+    cells = list(result.cells["cell"])
+    assert result.held.extras(cells) == ["extra.iterate_norm", "extra.sparsity"]
+    own = result.rows(cells, ["extra.iterate_norm", "loss", "extra.none"])
+    assert own["extra.none"].isna().all()
+    for name in ("extra.iterate_norm", "loss"):
+        np.testing.assert_array_equal(own[name], rows[name])
+    part = opened(folder, {"algorithm": "ef21"})
+    some = list(part.cells["cell"])
+    assert part.held.extras(some) == ["extra.iterate_norm", "extra.sparsity"]
+    assert set(part.rows(some, ["extra.sparsity"])["cell"]) == set(some) < set(cells)
+
+
+def test_shards_that_lack_a_metric_have_none_of_it(tmp_path):
+    store = Store(tmp_path / "run")
+    store.claim({"name": "two"})
+    curves, cells = make([{"g": [1, 0.5]}, {"g": [1, 0.25], "seed": 1}])
+    for i, (_, part) in enumerate(curves.groupby("cell")):
+        table = part.drop(columns="extra").to_dict("list")
+        extra = {"extra": {"own": [1.0, 2.0]}} if i else {}
+        row = cells[cells["cell"] == part["cell"].iloc[0]]
+        store.commit(f"s{i}", to_table({**table, **extra}, CURVES), to_cells(row))
+    result = frames(store.folder)
+    rows = result.rows(list(result.cells["cell"]), ["extra.own"])
+    assert rows.loc[rows["cell"] == "cell0", "extra.own"].isna().all()
+    assert rows.loc[rows["cell"] == "cell1", "extra.own"].tolist() == [1.0, 2.0]
+
+
+def to_cells(row):
+    """Return a row of cells as a table."""
+    from raybench.store.schema import CELLS
+
+    known = row.dropna(axis=1, how="all").to_dict("list")
+    return to_table({k: v for k, v in known.items() if k in CELLS.names}, CELLS)
+
+
+def test_the_page_draws_them(folder):
+    result = frames(folder)
+    names = {figure.name for figure in build(result, extras=True)} - {f.name for f in build(result)}
+    assert {"extra.iterate_norm_vs_bits_up", "extra.sparsity_vs_round"} <= names
+
+
+def test_counts_that_are_kept_beside_them_are_no_axes():
+    """What the store keeps in ``extra`` for the accounting is no metric."""
+    curves, cells = make([{"g": [1, 0.5, 0.1]}])
+    curves = curves.assign(**{"extra.own": 1.0, "extra.index_entropy_up": 3.0})
+    assert framed(curves, cells).held.extras(["cell0"]) == ["extra.own"]
+
+
+def test_a_figure_of_one(folder, tmp_path):
+    made = figure(frames(folder), y="extra.sparsity", methods=["ef21"])
+    rows = raybench.load(folder)
+    want = rows[rows["algorithm"] == "ef21"].groupby("round")["extra.sparsity"].median()
+    np.testing.assert_allclose(made.data["y"], want)
+    args = ("--y", "extra.sparsty", "--out", tmp_path / "none")
+    refused("plot", folder, *args, says="did you mean extra.sparsity")

@@ -4,8 +4,6 @@ Every method's formulas stand a second time in ``formulas.py``, in plain arithme
 constant that is off by 2 % fails.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -331,13 +329,10 @@ def test_a_memory_of_gradients_has_a_theorem_for_constant_steps_only():
 # Numbers that theory fills in ------------------------------------------------------------------
 
 
-def filled(name, parameter, k) -> float:
-    return registry.lookup("algorithm", name).facts.auto[parameter](k)
-
-
 @pytest.mark.parametrize(("name", "parameter", "given", "want"), AUTO, ids=title)
 def test_auto_by_hand(name, parameter, given, want):
-    assert filled(name, parameter, setting(**given)) == pytest.approx(want, rel=1e-12)
+    rule = registry.lookup("algorithm", name).facts.auto[parameter]
+    assert rule(setting(**given)) == pytest.approx(want, rel=1e-12)
 
 
 def test_every_automatic_number_has_a_formula_here():

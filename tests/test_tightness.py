@@ -1,7 +1,5 @@
 """Where a bound is reached: inequalities that hold with equality on some quadratic, so that no constant may shrink."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

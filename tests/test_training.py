@@ -1,7 +1,5 @@
 """Settings of training: weight decay, clipping, accumulation, bfloat16 layers, weights that are kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton kernels equal plain torch bit for bit, and compile: interpreted on the CPU, run where there is a GPU."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

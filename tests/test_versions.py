@@ -1,7 +1,5 @@
 """What a folder shows that holds cells of several versions of a sweep: those of its sweep.yaml, unless told."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_kit import cli, own_plugins
+from cli_kit import cli, own_plugins, refused, succeeds
 from fake_runs import make
 
 import raybench
@@ -89,8 +87,7 @@ def test_every_verb_says_what_is_left_out(versions, tmp_path):
         ("table",), ("rank",), ("rank", "--trials", 2), ("audit", "--out", tmp_path),
         ("table", "--link", "1Gbit,ring"), ("plot", "--out", tmp_path, "--format", "csv"),
     ):  # fmt: skip
-        said = cli(verb[0], out, *verb[1:])
-        assert said.code == 0, said.err
+        said = succeeds(verb[0], out, *verb[1:])
         assert left in " ".join((said.out + said.err).split()), verb
     every = cli("table", out, "--all")
     assert "left out" not in every.out + every.err
@@ -182,16 +179,13 @@ def test_while_nothing_of_the_new_version_has_ended_the_old_one_is_not_shown(ver
         if verb != "report":
             assert "60 cells of earlier versions" in said.out + said.err
     (tmp_path / "w" / "plan" / "cells.json").write_text('["0123')
-    said = cli("table", tmp_path / "w")
-    assert (said.code, said.complaints) == (2, 1)
-    assert "plan/cells.json" in said.err
+    refused("table", tmp_path / "w", says="plan/cells.json")
 
 
 def test_runs_show_every_group_and_no_group_twice(tmp_path):
     how = ("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3")
     for rounds, seed in ((20, 0), (30, 0), (30, 1)):
-        said = cli(*how, "--rounds", rounds, "--seed", seed, "--out", tmp_path / "r")
-        assert said.code == 0, said.err
+        succeeds(*how, "--rounds", rounds, "--seed", seed, "--out", tmp_path / "r")
     table = closing_table(tmp_path / "r", by="series")
     assert sorted(zip(table["method"], table["seeds"])) == [
         ("EF21 Top-3 (rounds=20)", 1),

@@ -4,8 +4,6 @@ A file whose failures change seldom, or take long to look for, bears it as a who
 by ``first_of_each``. So does all that starts Ray, but for ``ON_RAY``, and all that is ``slow``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

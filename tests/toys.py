@@ -1,8 +1,7 @@
 """Small problems and helpers that the tests of the mathematics share."""
 
-from __future__ import annotations
-
 import copy
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +40,8 @@ def largest(a, b) -> float:
 
 def title(value) -> str:
     """Return a short id of a parameter of a test."""
+    if isinstance(value, Method):
+        return "-".join(map(title, (value.name, value.compressor, value.params)))
     if isinstance(value, dict):
         return "-".join(str(v) for v in value.values() if not isinstance(v, list))
     return str(value)
@@ -170,6 +171,14 @@ class Alike(Quadratic):
         Q = np.linalg.qr(random.standard_normal((10, 10))).Q
         A = torch.from_numpy(Q * np.linspace(0.2, 1.0, 10) @ Q.T)
         super().__init__(A.expand(7, -1, -1).clone(), A.sum(1).expand(7, -1).clone())
+
+
+def stored(value: Any) -> Any:
+    """Return a value as ``torch.load`` reads what ``torch.save`` has written, without pickled code."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def each_round(run: Run, look: Callable[[Run], Any]) -> list[Any]:

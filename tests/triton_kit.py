@@ -4,8 +4,6 @@
 run: the interpreter allows what the compiler refuses. It prints a list of [kernel, its PTX].
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from typing import Any

@@ -1,8 +1,7 @@
 """Views of made samples: what tests of vertical networks share."""
 
-from __future__ import annotations
-
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,6 +34,14 @@ NETS = {  # name: parameters of the problem
 }
 TOP = {"name": "top_k", "k": 5}
 EVERY = {"name": "top_k", "k": "100%"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the three views."""
+    path = tmp_path_factory.mktemp("views") / "three.npz"
+    np.savez(path, **ARRAYS)
+    return str(path)
 
 
 def problem_of(file: str, **params) -> dict:
