@@ -81,8 +81,9 @@ def test_conformance(problem):
 def test_survives_pickling(problem):
     x = points(problem, 2)
     problem.oracle(x)
-    copy = pickle.loads(pickle.dumps(problem.host(range(1, problem.n))))
-    assert torch.allclose(copy.oracle(x)[0], problem.oracle(x)[0][:, 1:], rtol=1e-12)
+    first = min(1, problem.n - 1)
+    copy = pickle.loads(pickle.dumps(problem.host(range(first, problem.n))))
+    assert torch.allclose(copy.oracle(x)[0], problem.oracle(x)[0][:, first:], rtol=1e-12)
     assert copy.constants == problem.constants
 
 
