@@ -197,8 +197,8 @@ def _to_the_end(steps: Steps, keep: bool) -> int:
         with steps.pushing():
             steps.up()
             steps.submit()
-        with _progress(steps):
-            code = steps.follow()
+            with _progress(steps):
+                code = steps.follow()
         stays = keep
         _close(steps, code)
     except KeyboardInterrupt:

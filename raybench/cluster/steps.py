@@ -132,7 +132,7 @@ class Steps:
 
     @contextmanager
     def pushing(self) -> Iterator[None]:
-        """Push the leases of the user's own machines meanwhile: to set them up may take longer than a lease lasts."""
+        """Push the leases of the user's own machines meanwhile: to set one up may take longer than a lease lasts."""
         over = threading.Event()
 
         def push() -> None:
