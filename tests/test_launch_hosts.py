@@ -140,6 +140,7 @@ def wait_for(
         time.sleep(0.3)
 
 
+@pytest.mark.timeout(1500)
 def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Path) -> None:
     """Both hosts work, a second launch meanwhile is refused, and all comes home; the next one gets its own cells alone.
 
