@@ -22,14 +22,49 @@ FRAMEWORKS = {  # the checkpoint of each after half of its epochs
 }
 
 
-def run(name: str, folder: Path, *arguments: str) -> list[float]:
-    """Run an example from another folder; return the losses that it prints."""
-    file = EXAMPLES / f"loop_{name}.py"
+# What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.
+AFTER_THE_FIT = """
+import sys, lightning, torch
+from digits import Network, dataset
+from torch.utils.data import DataLoader
+import raybench.torch
+from raybench.core.errors import InputError
+
+class Digits(Network, lightning.LightningModule):
+    def training_step(self, batch, number):
+        return self(*batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def fitted(epochs, compressed, checkpoint=None):
+    lightning.seed_everything(0)
+    callbacks = [raybench.torch.LightningCallback(compressor="top_k:k=5%")] if compressed else []
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, callbacks=callbacks,
+                                logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(Digits(), DataLoader(dataset(), batch_size=64), ckpt_path=checkpoint)
+    return trainer
+
+fitted(1, True).save_checkpoint("after.ckpt")
+fitted(1, False).save_checkpoint("plain.ckpt")
+whole = fitted(2, True).model.layers[0].weight
+resumed = fitted(2, True, "after.ckpt").model.layers[0].weight
+print(f"loss {float((whole - resumed).abs().max()):.1f} · apart")
+try:
+    fitted(2, True, "plain.ckpt")
+except InputError as error:
+    print("loss 1.0 · refused" if "holds nothing of raybench" in str(error) else error)
+"""
+
+
+def run(name: str | Path, folder: Path, *arguments: str) -> list[float]:
+    """Run an example, or a file of one's own, from another folder; return the losses that it prints."""
+    file = EXAMPLES / f"loop_{name}.py" if isinstance(name, str) else name
     start = [sys.executable]
     if name not in ALONE:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         start += launch
-    paths = [str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
@@ -83,6 +118,15 @@ def test_the_example_of_ray_train_trains(tmp_path):
     losses = run("ray_train", tmp_path)
     assert losses
     assert losses[-1] < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lightning_saves_after_the_fit_and_refuses_a_checkpoint_without_memories(tmp_path):
+    pytest.importorskip("lightning", reason="it comes with raybench[train]")
+    script = tmp_path / "after.py"
+    script.write_text(AFTER_THE_FIT)
+    assert set(run(script, tmp_path)) == {0.0, 1.0}
 
 
 def test_examples_of_frameworks_are_short():

@@ -102,7 +102,7 @@ def launch(
 
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
-    from raybench.cluster import shown
+    from raybench.cluster.price import spent
     from raybench.cluster.states import STATES, ordered
 
     rows = []
@@ -111,7 +111,7 @@ def _list() -> None:
         ends = "" if state == "down" else _clock(facts.get("deadline"))
         state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
         name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
-        rows.append((key, name, state, shown.spent(facts), ends, folder))
+        rows.append((key, name, state, spent(facts), ends, folder))
     if not rows:
         note("no launch was begun here")
         return
@@ -178,15 +178,14 @@ def _go_on(record: Launch, keep: bool) -> int:
 
 def _to_the_end(steps: Steps, keep: bool) -> int:
     """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
-    from raybench.cluster import shown
-    from raybench.cluster.steps import HeadLost
+    from raybench.cluster.steps import HeadLost, progress
 
     record, code, stays, away, lost = steps.launch, 1, False, False, False
     try:
         with steps.pushing():
             steps.up()
             steps.submit()
-            with shown.progress(steps):
+            with progress(steps):
                 code = steps.follow()
         stays = keep
         _close(steps, code)
@@ -217,12 +216,12 @@ def _notify(steps: Steps, code: int) -> None:
     """Say in one line how it ended, also to the command that the user gave."""
     import subprocess
 
-    from raybench.cluster import shown
+    from raybench.cluster.price import spent
 
     facts = {**steps.order, "down": steps.launch.reached("down") or {}}
     up = "" if facts["down"] else ", its cluster is up"
     where = facts.get("remote_out") or steps.launch.results
-    line = f"{facts['name']}: exit code {code}, cost {shown.spent(facts)}{up}, results in {where}"
+    line = f"{facts['name']}: exit code {code}, cost {spent(facts)}{up}, results in {where}"
     note(line)
     if facts.get("notify"):
         with suppress(OSError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from raybench.cluster.file import OWN, ClusterFile, NodeType
 from raybench.core.errors import InputError
@@ -114,3 +116,13 @@ def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
 def money(amount: float, currency: str) -> str:
     """Return an amount as people write it: ``12.50 USD``, never less than a cent that is not nothing."""
     return f"{max(amount, 0.01) if amount > 0 else 0:.2f} {currency}"
+
+
+def spent(facts: Mapping[str, Any]) -> str:
+    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
+    try:
+        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
+        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
+        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
+    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
+        return "unknown"

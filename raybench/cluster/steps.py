@@ -22,6 +22,8 @@ from raybench.cluster.stage import LEASE, LOG, PID, TOKEN
 from raybench.cluster.states import LOG as LAUNCHER_LOG
 from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
+from raybench.execution.execute import Progress
+from raybench.runtime.progress import View
 
 DASHBOARD_SECONDS = 120.0
 PUSH_EVERY = 10.0
@@ -342,3 +344,25 @@ class Steps:
                 end = f"the provider still has {', '.join(left)}: end them in its console"
                 raise NotDown(f"{end}; {trouble}")
             time.sleep(5)
+
+
+@contextmanager
+def progress(steps: Steps) -> Iterator[None]:
+    """Show the progress of the sweep there in the same block as one that runs here."""
+    views: list[View] = []
+
+    def show(said: dict[str, Any], remark: str) -> None:
+        if said and not views:
+            views.append(View(said["name"], said["cells"], said["rounds"], said["before"]))
+            views[0].__enter__()
+        for view in views if said else ():
+            view.began = time.monotonic() - said["seconds"]  # when the driver did, not this process
+            now = Progress(**said["now"])
+            view.update(now, remark or said["stage"], said.get("silent", ()))
+
+    steps.show = show
+    try:
+        yield
+    finally:
+        for view in views:
+            view.__exit__(None, None, None)

@@ -82,7 +82,11 @@ def _meaning(function: FunctionType) -> tuple[Any, ...]:
     for name, value in _outside(function):
         if isinstance(value, Kernel):
             inner = value.py_func
-            parts.append((name, machine_code.stamp(inner), inner.__qualname__, _meaning(inner)))
+            # one that was written in no file is known by its code alone
+            code = machine_code.stamp(inner) or repr(
+                (inner.__code__.co_code, inner.__code__.co_consts)
+            )
+            parts.append((name, code, inner.__qualname__, _meaning(inner)))
         elif isinstance(value, int | float | str | tuple | np.generic):
             parts.append((name, repr(value)))
     return tuple(parts)

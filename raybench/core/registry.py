@@ -282,7 +282,9 @@ def module_of(file: Path, name: str) -> ModuleType:
     module.__file__ = str(file)
     sys.modules[name] = module
     try:
-        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+        # without the future imports of this file: annotations of a plug-in stay what it wrote
+        code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+        exec(code, vars(module))
     finally:
         del sys.modules[name]
     return module

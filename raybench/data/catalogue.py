@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -219,8 +220,13 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
             with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
-                members = [packed.getmember(file) for file in absent]  # whatever else it holds
-                packed.extractall(place, members, filter="data")
+                for file in absent:  # and nothing else that it may hold
+                    stream = packed.extractfile(file)
+                    if stream is None:
+                        raise ValueError(f"{file} is no file")
+                    (place / file).parent.mkdir(parents=True, exist_ok=True)
+                    with stream, (place / file).open("wb") as out:
+                        shutil.copyfileobj(stream, out)
         else:
             from torchvision import datasets
 

@@ -326,7 +326,7 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
     from PIL.Image import Resampling
 
     files, labels = zip(*train, *test, strict=True)
-    grey, pixels = True, np.empty((0, 0, 0, 3), np.uint8)
+    grey, images = True, np.empty((0, 3, 0, 0), np.uint8)
     for i, file in enumerate(files):
         with _opened(file) as picture:  # not decoded yet
             width, height = picture.size
@@ -340,15 +340,15 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
                 what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
                 fix = "take fewer pictures, or a smaller size"
                 check_fits(DATASET_KEY, what, len(files) * 3 * sides[0] * sides[1], fix)
-                pixels = np.empty((len(files), sides[1], sides[0], 3), np.uint8)
+                images = np.empty((len(files), 3, sides[1], sides[0]), np.uint8)
             elif size is None and picture.size != sides:
                 first = f"{files[0]} {sides[0]} x {sides[1]}"
                 what = f"{file} has {width} x {height} pixels, and {first}"
                 raise data_error(what, "give a size to resize all to, such as size=32")
             grey &= picture.mode in GREY
             decoded = picture.convert("RGB")
-            pixels[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR))
-    images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)[:, : 1 if grey else 3])
+            images[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR)).transpose(2, 0, 1)
+    images = np.ascontiguousarray(images[:, :1]) if grey else images
     numbers, n = np.array(labels, np.int64), len(train)
     return (images[:n], numbers[:n]), ((images[n:], numbers[n:]) if test else None)
 

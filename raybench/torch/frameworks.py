@@ -23,6 +23,8 @@ from raybench.torch.hook import Attached, attach
 from raybench.torch.saved import whole
 
 ALONE = "one process has nobody to send to: it trains without raybench"
+NOTHING = "nothing of raybench: it was saved without, or the run ended while it was saved"
+EARLIER = "an earlier checkpoint, or a new run from its weights"
 
 
 def accelerate(
@@ -65,20 +67,12 @@ def read(hook: Attached, folder: Path, name: str = "raybench") -> None:
     """
     files = sorted(folder.glob(f"{name}.*.pt"))
     if not files:
-        what = f"{folder} holds nothing of raybench: it was saved without, or the run ended while it was saved"
-        raise InputError.of(
-            "checkpoint", what, "an earlier checkpoint, or a new run from its weights"
-        )
+        raise InputError.of("checkpoint", f"{folder} holds {NOTHING}", EARLIER)
     mine = folder / f"{name}.{_rank()}.pt"
     if len(files) == dist.get_world_size() and mine in files:
         files = [mine]
-    hook.load_state_dict(whole_of(files))
-
-
-def whole_of(files: list[Path]) -> Mapping[str, Any]:
-    """Return the state of one rank's file, or the whole of those of all ranks."""
     states = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
-    return states[0] if len(states) == 1 else whole(states)
+    hook.load_state_dict(states[0] if len(states) == 1 else whole(states))
 
 
 def _rank() -> int:
@@ -110,7 +104,8 @@ def _lightning() -> type:
         def __init__(self, **settings: Any) -> None:
             self.settings = settings
             self.hook: Attached | None = None
-            self._state: Mapping[str, Any] | None = None
+            self._state: Mapping[str, Any] | None = None  # from a checkpoint, until the fit starts
+            self._last: dict[str, Any] = {}  # of this rank, after the fit
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             if _parallel():
@@ -119,12 +114,16 @@ def _lightning() -> type:
                 if self._state is not None:
                     self.hook.load_state_dict(self._state)
                     self._state = None
+                elif trainer.ckpt_path:
+                    raise InputError.of(
+                        "ckpt_path", f"{trainer.ckpt_path} holds {NOTHING}", EARLIER
+                    )
 
         def state_dict(self) -> dict[str, Any]:
             """Return what all ranks remember on rank 0, which writes the checkpoint; every rank is asked."""
             if self.hook is None:
                 return {}
-            mine = self.hook.state_dict()
+            mine = self.hook.state_dict() if self.hook.on else self._last
             states: list[Any] | None = [None] * dist.get_world_size() if _rank() == 0 else None
             dist.gather_object(mine, states)
             return mine if states is None else whole(states)
@@ -134,7 +133,8 @@ def _lightning() -> type:
             self._state = state_dict
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            if self.hook is not None:
+            if self.hook is not None and self.hook.on:
+                self._last = self.hook.state_dict()  # for a checkpoint that is saved after the fit
                 self.hook.detach()
 
     return LightningCallback
@@ -187,7 +187,7 @@ def __getattr__(name: str) -> Any:
     """Make a class when it is asked for first: it derives from one of its framework."""
     if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = CLASSES[name]()
-    made.__qualname__ = name  # so that it can be pickled
-    globals()[name] = made
-    return made
+    kind = CLASSES[name]()
+    kind.__qualname__ = name  # so that it can be pickled
+    globals()[name] = kind
+    return kind
