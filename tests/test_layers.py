@@ -61,11 +61,11 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3457,
+    "cli, __main__": 3454,
     "measure": 1260,
     "reproduce": 978,
     "spec": 2885,
-    "core": 3859,
+    "core": 3865,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
