@@ -15,7 +15,7 @@ from raybench.analysis.frames import (
     keep_targets,
     opened,
 )
-from raybench.analysis.links import Network
+from raybench.clock.links import Network
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.rankings import audit, compare, differences, profile, rank, trials
 from raybench.analysis.simulated import SECONDS, simulated

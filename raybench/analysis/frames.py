@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, growth
-from raybench.analysis.links import Network
-from raybench.analysis.links import parse as parse_link
+from raybench.clock.links import Network
+from raybench.clock.links import parse as parse_link
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.analysis.tuned import (

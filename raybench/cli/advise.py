@@ -76,7 +76,7 @@ def advise(
     Replays compressors on real gradients, times their codecs here, and compares a step with that of
     data-parallel training in bfloat16 by a model of the network.
     """
-    from raybench.analysis.links import parse
+    from raybench.clock.links import parse
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy
@@ -182,7 +182,7 @@ def _print(
     cases: list[Case],
 ) -> None:
     """Print the rule for sparse messages, the figures, the seconds of a step, and the advice."""
-    from raybench.analysis.links import time_word
+    from raybench.clock.links import time_word
 
     out.head(source.about)
     out.dim(f"  {count(source.layout.dim, 'parameter')}")
@@ -263,7 +263,7 @@ def _steps(cases: list[Case]) -> Table:
 
 def _sentence(case: Case) -> str:
     """Return what to do on a network, in one sentence."""
-    from raybench.analysis.links import time_word
+    from raybench.clock.links import time_word
 
     base = time_word(case.baseline.seconds)
     best, gentle, local = case.best(), case.gentlest, case.best(local=True)
@@ -297,7 +297,7 @@ def _digits(value: float) -> str:
 
 def _rate(bandwidth: float) -> str:
     """Return bytes per second as bit/s: 350 Mbit/s, any, never."""
-    from raybench.analysis.links import rate_word
+    from raybench.clock.links import rate_word
 
     if math.isinf(bandwidth) or bandwidth == 0:
         return "any" if bandwidth else "never"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.clock.clients import Rounds
 from raybench.core.cells import PerCell
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
@@ -65,6 +66,7 @@ class Oracle:
         self._last: Full | None = None
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
         self._full = float(self._counts.mean())  # samples of a full gradient, mean per client
+        self.rounds: Rounds | None = None  # the simulated clock, where there is one
 
     # Gradients, paid for by methods -----------------------------------------------------------
 
@@ -102,13 +104,14 @@ class Oracle:
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
+            self._tick(None if sample is None else sample.size, cells, clients)
         self._taken(cells, clients)
-        return self._clipped(grads, at)
+        return self.clipped(grads, at)
 
     def _taken(self, cells: Cells | None, clients: Tensor | None) -> None:
         """Take over what the gradients that a method has just got leave behind: here nothing."""
 
-    def _clipped(self, grads: Tensor, x: Tensor) -> Tensor:
+    def clipped(self, grads: Tensor, x: Tensor) -> Tensor:
         """Return what methods get of gradients (B, n_here, d) at x: scaled down to ``clip``, others as they are.
 
         Weight decay is added afterwards, as torch's optimizers add it to gradients that ``clip_grad_norm_`` has scaled.
@@ -131,7 +134,8 @@ class Oracle:
         assert losses is not None
         self.wire.clock.gradient += perf_counter() - began
         self._pay(self._cost(None, None))
-        return self._clipped(grads, X), losses
+        self._tick()
+        return self.clipped(grads, X), losses
 
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
@@ -145,6 +149,18 @@ class Oracle:
     def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         self.evals[at] += cost
+
+    def _tick(
+        self, size: float | None = None, cells: Cells | None = None, clients: Tensor | None = None
+    ) -> None:
+        """Let clients compute a call on so many samples each, by default all, on the simulated clock."""
+        if self.rounds is None:
+            return
+        at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
+        who = None
+        if clients is not None:
+            who = self.wire.transport.gather_rows(clients.double(), self.wire.n).cpu().numpy()
+        self.rounds.compute(at, who, self._counts.numpy() if size is None else size)
 
     def _mean_over_clients(self, x: Tensor) -> np.ndarray:
         return self.wire.transport.gather_rows(x, self.wire.n).mean(1).cpu().numpy()
@@ -235,6 +251,8 @@ class Oracle:
         """Keep some cells only."""
         self.evals = self.evals[cells.cpu().numpy()]
         self._last = None
+        if self.rounds is not None:
+            self.rounds.select(cells.cpu().numpy())
 
     def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
@@ -280,6 +298,7 @@ class PredictionOracle(Oracle):
     def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
         """Return grad mean_b D(teacher_b, prediction_b) of the clients here, (B, n_here, d); counts b gradients."""
         self._pay(float(rows.shape[-1]))
+        self._tick(rows.shape[-1])
         return self._predicting.distill(X, rows, teacher)
 
 
@@ -325,6 +344,7 @@ class VerticalOracle(Oracle):
         grads = self._timed(lambda: self._blocks.block_grad(blocks, r, rows))
         share = 1.0 if rows is None else rows.shape[-1] / self._blocks.sample_count
         self._pay(self._full * share)
+        self._tick(self._full * share)
         return grads
 
     def _timed(self, work: Callable[[], Tensor]) -> Tensor:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from raybench.algorithms.events import Asynchronous
+from raybench.clock.clients import Clients, Rounds
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, joined
 from raybench.core.counts import Counts
@@ -24,6 +26,7 @@ from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
+from raybench.execution.events import EventNet
 from raybench.execution.net import Net, Poisoned
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
@@ -82,7 +85,17 @@ class Run:
         graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
         compressor = uplink(first, self.entry)
         how = relays(first.downlink), collective_of(compressor)
-        self.net = Net(problem, roots, transport, graph, *how)
+        rounds: Rounds | None = None
+        if first.clock is not None:
+            seeds = [c.cell.seed for c in batch.cells]
+            clients = Clients(first.clock, problem.n, seeds, problem.samples)
+            rounds = Rounds(clients, None if graph is None else graph.W.numpy() != 0)
+        if issubclass(self.entry.target, Asynchronous):
+            assert rounds is not None, "checked as the sweep was planned"
+            self.net: Net = EventNet(problem, roots, rounds)
+        else:
+            self.net = Net(problem, roots, transport, graph, *how)
+            self.net.oracle.rounds = rounds
         self.a = method_of(batch.cells, problem, self.net.clock)
         self.net.apart = self.a.robust is not None
         self.bad = attackers(first, problem)  # f is the mean over the other clients
@@ -138,6 +151,7 @@ class Run:
         before = np.array([net.oracle.spared, *net.clock.parts])
         began = perf_counter()
         work(net, self.s, self.c)
+        net.end_round()
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
@@ -185,6 +199,8 @@ class Run:
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
         row["grad_evals"] = net.oracle.evals
+        if net.timing is not None:
+            row.update(net.timing.columns(net.B))
         row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
         self.recorder.add(t, self.index, self.live, row)
         self.recorder.add_counts(net.ledger, self.index)
@@ -223,6 +239,8 @@ class Run:
         for name, threshold in self.first.stop.items():
             if name in ("bits_up", "bits_down"):
                 done |= self.bits(name.removeprefix("bits_")) >= threshold
+            elif name == "clock":
+                done |= row["clock_seconds"] >= threshold
             elif name == "seconds":
                 done |= self.net.transport.agree(row["seconds"] >= threshold)
             elif name in row:
@@ -267,6 +285,10 @@ class Run:
             "oracle": self.net.oracle.state(vars(self.s)),
             "average": None if self.average is None else self.average.state(),
             "recorder": self.recorder.state(),
+            "timing": {
+                name: torch.from_numpy(value)
+                for name, value in (self.net.timing.state() if self.net.timing else {}).items()
+            },
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -293,6 +315,8 @@ class Run:
         self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
         self.net.ledger.load(saved["ledger"])
         self.net.oracle.load(oracle, vars(self.s))
+        if self.net.timing is not None:
+            self.net.timing.load({k: v.numpy() for k, v in saved["timing"].items()})
         if self.average is not None:
             self.average.load(saved["average"])
         self.recorder.load(saved["recorder"])
