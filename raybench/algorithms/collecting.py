@@ -135,7 +135,7 @@ class MaleniaSGD(Asynchronous):
 
     def begin(a, net, s, c):
         c.total = net.zeros()
-        s.counts = torch.zeros(len(s.x), net.n)
+        s.counts = torch.zeros(len(s.x), net.n, dtype=torch.float64)
 
     def arrive(a, net, s, c, i, grad, delay):
         c.total[:, i] += grad

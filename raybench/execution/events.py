@@ -22,7 +22,7 @@ from raybench.wire import Message
 from raybench.wire.wire import lent
 
 COMPUTING, SENDING, AWAY, WAITING = range(4)
-ARRAYS = ("due", "kind", "began", "work", "step", "calls", "attempt", "told")
+ARRAYS = ("due", "kind", "began", "work", "step", "calls", "attempt", "told", "taken")
 NUMBERS = ("now", "spent", "wasted", "_up_free", "_down_free")
 BLOCK = 64  # calls of a client whose seconds are drawn together
 
@@ -44,6 +44,7 @@ class Events:
         self.due, self.began, self.work = np.full(n, np.inf), np.zeros(n), np.zeros(n)
         self.kind, self.step = np.full(n, WAITING), np.zeros(n, int)
         self.calls, self.attempt, self.told = np.zeros(n, int), np.zeros(n, int), np.full(n, -1)
+        self.taken = np.zeros(n, int)  # gradients that were computed to their end
         self.now = self.spent = self.wasted = self._up_free = self._down_free = 0.0
         self._ahead: dict[int, tuple[int, np.ndarray]] = {}
         self._drops = clients.clock["dropout"] is not None and clients.clock["dropout"]["p"] > 0
@@ -101,6 +102,7 @@ class Events:
                 return i, True
             assert kind == COMPUTING, "no client computes: a method let all of them wait"
             self._done(i, self.now)
+            self.taken[i] += self.per
             if self.clients.up_rate is None:
                 return i, True
             travel = self.up / self.clients.up_rate[i]
@@ -206,7 +208,7 @@ class EventNet(Net):
 
     def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
         """Return the stream (B, 1) of client i's latest computation, as the round of that number has it."""
-        count = int(self.events.calls[i]) - back
+        count = int(self.events.taken[i]) - back
         return self.roots.fold("round").fold(count).fold(purpose).each([i])
 
     def grad_of(self, i: int, x: Tensor, batch: object = None, back: int = 0) -> Tensor:

@@ -30,6 +30,7 @@ from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
 PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}
+CLOCK = {"compute": {"power": 1.0}, "jitter": {"exponential": 0.1}}  # of methods that need one
 WILD = 1e12  # a multiple of the step at which a method on a quadratic diverges at once
 
 
@@ -94,6 +95,7 @@ class Method:
             "seed": seed,
             "rounds": self.rounds,
             "allow_unproven": True,
+            **({"clock": CLOCK} if self.entry.facts.clock else {}),
             **self.more,
         }
         return {key: value for key, value in given.items() if value is not None}
@@ -114,6 +116,8 @@ class Method:
 
     def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
         """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
+        if self.entry.facts.clock:  # cells of a batch share their events, and so their seed
+            seeds = seeds[:1]
         count = max(len(multiples), len(seeds))
         pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
         return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])
