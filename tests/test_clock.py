@@ -22,7 +22,9 @@ NOISY = {**CHAIN, "gradient_noise": 0.05}
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
 
 
-def method(name: str, clock: Mapping[str, Any], problem: Mapping[str, Any] = CHAIN, **more: Any) -> Method:
+def method(
+    name: str, clock: Mapping[str, Any], problem: Mapping[str, Any] = CHAIN, **more: Any
+) -> Method:
     """Return a method at a step of 0.3 on a clock."""
     given = {"step": 0.3, "rounds": 60, **{k: more.pop(k) for k in ("step", "rounds") if k in more}}
     keys = {k: more.pop(k) for k in ("x0",) if k in more}
@@ -39,12 +41,16 @@ def ended(m: Method, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray,
 
 
 def test_clients_are_those_of_the_seed_whatever_runs() -> None:
-    clock = typed({"compute": {"lognormal": {"median": 2, "sigma": 0.5}}, "jitter": {"exponential": 0.1}})
+    clock = typed(
+        {"compute": {"lognormal": {"median": 2, "sigma": 0.5}}, "jitter": {"exponential": 0.1}}
+    )
     both = Clients(clock, 400, [3, 4], [1] * 400)
     alone = Clients(clock, 400, [4], [1] * 400)
     assert np.array_equal(both.tau[1], alone.tau[0])
     counts = np.arange(70)
-    assert np.array_equal(alone.stretch(7, counts, 1.0), [alone.once(np.array([[k]]), 1.0, [7])[0, 0] for k in counts])
+    assert np.array_equal(
+        alone.stretch(7, counts, 1.0), [alone.once(np.array([[k]]), 1.0, [7])[0, 0] for k in counts]
+    )
     assert abs(np.median(both.tau) - 2) < 0.2
     assert abs(np.log(both.tau).std() - 0.5) < 0.05
     jitter = alone.once(np.zeros((1, 400)), 1.0) - alone.tau
@@ -108,7 +114,9 @@ def test_a_wrong_clock_is_an_error_that_names_its_key(clock, where) -> None:
 
 
 def test_a_round_ends_with_the_last_message() -> None:
-    clock = typed({"compute": [1.0, 2.0, 5.0], "link": {"up": [100, 10, 100], "down": 50, "latency": 0.5}})
+    clock = typed(
+        {"compute": [1.0, 2.0, 5.0], "link": {"up": [100, 10, 100], "down": 50, "latency": 0.5}}
+    )
     rounds = Rounds(Clients(clock, 3, [0], [1] * 3))
     rounds.compute(slice(None), None, 1)
     rounds.end(np.array([[100.0, 60.0, 10.0]]), np.array([25.0]))
@@ -147,7 +155,7 @@ def test_who_vanishes_comes_back_and_begins_anew() -> None:
     share = [(again == k).mean() for k in range(3)]
     assert np.allclose(share, [0.5, 0.25, 0.125], atol=0.04)
     once = spent[again == 1] - 102
-    assert (0 < once).all() and (once < 2).all()
+    assert (once > 0).all() and (once < 2).all()
     assert abs(once.mean() - 1) < 0.1
 
 
@@ -163,7 +171,9 @@ def test_synchronous_methods_by_hand(name) -> None:
         _, seconds = ended(m)
         assert np.allclose(seconds[0], 4.4 * np.arange(1, 7))
     elif name == "dsgd":
-        m = Method("dgd", {}, None, MIXED, step=0.1, rounds=6, more={"clock": clock, "graph": "path"})
+        m = Method(
+            "dgd", {}, None, MIXED, step=0.1, rounds=6, more={"clock": clock, "graph": "path"}
+        )
         seconds = finished(m.batch()).recorder.column("clock_seconds")
         t = np.zeros(4)
         for k in range(1, 7):
@@ -171,7 +181,14 @@ def test_synchronous_methods_by_hand(name) -> None:
             t = np.array([max(done[max(0, i - 1) : i + 2]) for i in range(4)])
             assert seconds[0, k] == pytest.approx(t.max())
     else:
-        m = Method("pp_marina", {"p": 0.3, "clients": 1}, {"name": "rand_k", "k": 3}, CHAIN, rounds=30, more={"clock": clock})
+        m = Method(
+            "pp_marina",
+            {"p": 0.3, "clients": 1},
+            {"name": "rand_k", "k": 3},
+            CHAIN,
+            rounds=30,
+            more={"clock": clock},
+        )
         seconds = finished(m.batch()).recorder.column("clock_seconds")
         assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
 
@@ -254,7 +271,9 @@ def test_equal_speeds_make_rennala_minibatch_sgd() -> None:
 
 
 def test_a_threshold_of_one_is_sgd_on_the_fastest_client() -> None:
-    losses, seconds = ended(method("ringmaster_asgd", {"compute": [5.0, 1.0, 3.0, 4.0]}, MIXED, threshold=1))
+    losses, seconds = ended(
+        method("ringmaster_asgd", {"compute": [5.0, 1.0, 3.0, 4.0]}, MIXED, threshold=1)
+    )
     m = method("ringmaster_asgd", {"compute": [5.0, 1.0, 3.0, 4.0]}, MIXED, threshold=1)
     run = started(m.batch())
     x = run.s.x.clone()
@@ -283,7 +302,9 @@ def test_a_fast_client_bends_asynchronous_sgd_and_not_those_for_different_data()
         "ringleader_asgd": {},
         "iaasgd": {},
     }.items():
-        run = finished(method(name, clock, {**MIXED, "lambda": 0.1}, step=0.15, rounds=3000, **params).batch())
+        run = finished(
+            method(name, clock, {**MIXED, "lambda": 0.1}, step=0.15, rounds=3000, **params).batch()
+        )
         ends[name] = run.recorder.column("suboptimality")[0, -1]
     assert min(ends["async_sgd"], ends["rennala_sgd"]) > 1e-4
     assert max(ends[n] for n in ("malenia_sgd", "ringleader_asgd", "iaasgd")) < 1e-10
@@ -299,7 +320,13 @@ def test_ringleader_takes_n_steps_a_phase_with_bounded_delays() -> None:
 
 
 def test_curves_of_a_batch_are_those_of_its_cells() -> None:
-    m = method("ringmaster_asgd", {"compute": SPEEDS, "jitter": {"exponential": 0.5}}, NOISY, batch=3, threshold=3)
+    m = method(
+        "ringmaster_asgd",
+        {"compute": SPEEDS, "jitter": {"exponential": 0.5}},
+        NOISY,
+        batch=3,
+        threshold=3,
+    )
     both, seconds = ended(m, (1.0, 0.4))
     for j, multiple in enumerate((1.0, 0.4)):
         alone, same = ended(m, (multiple,))
@@ -313,7 +340,15 @@ def test_compressed_messages_take_their_time_and_bits() -> None:
     clock = {"compute": 1.0, "link": {"up": 24}}
     dense = finished(method("async_sgd", clock, rounds=40).batch())
     few = finished(
-        Method("async_sgd", {}, {"name": "rand_k", "k": 3}, CHAIN, step=0.1, rounds=40, more={"clock": clock}).batch()
+        Method(
+            "async_sgd",
+            {},
+            {"name": "rand_k", "k": 3},
+            CHAIN,
+            step=0.1,
+            rounds=40,
+            more={"clock": clock},
+        ).batch()
     )
     seconds = [run.recorder.column("clock_seconds")[0, -1] for run in (dense, few)]
     # 96 bytes at 24 a second: five seconds for each of four clients in turn; three values and their places: less

@@ -42,6 +42,13 @@ RINGMASTER = theory.StepSizes(
 )
 
 
+class Immediate(Asynchronous):
+    """x <- x - gamma times what arrives."""
+
+    def arrive(a, net, s, c, i, grad, delay):
+        return a.move(net, s, grad)
+
+
 @algorithm(
     "async_sgd",
     title="asynchronous SGD",
@@ -52,7 +59,7 @@ RINGMASTER = theory.StepSizes(
     batch=BATCH,
     adaptive=Flag(help="gamma n/max(n, delay): late gradients move less"),
 )
-class AsyncSGD(Asynchronous):
+class AsyncSGD(Immediate):
     """x <- x - gamma Q(g_i) as the gradient of client i arrives, which begins anew at x.
 
     adaptive: gamma_k = gamma n/max(n, delta), delta the delay. Clients weigh in by their speed, so that with
@@ -73,13 +80,11 @@ class AsyncSGD(Asynchronous):
     theory=None,
     batch=BATCH,
 )
-class AsyncEF14(AsyncSGD):
+class AsyncEF14(Immediate):
     """v_i = e_i + g_i; x <- x - gamma C(v_i) as it arrives; e_i <- v_i - C(v_i): the memory is the client's.
 
     EF14 whose participants are those that arrive; there is no theorem. Up: one message of one client.
     """
-
-    adaptive = False
 
     def begin(a, net, s, c):
         c.e = net.zeros()
@@ -89,6 +94,13 @@ class AsyncEF14(AsyncSGD):
         sent = a.C(v[:, None], net.call_stream("uplink", i))
         c.e[:, i] = v - sent.decode()[:, 0]
         return sent
+
+
+class Bounded(Immediate):
+    """Gradients with a delay of ``threshold`` or more do not count."""
+
+    def begin(a, net, s, c):
+        a.limit = int(a.threshold)
 
 
 @algorithm(
@@ -104,18 +116,13 @@ class AsyncEF14(AsyncSGD):
     stop=Flag(True, help="stop computations that are R steps old; else ignore what they send"),
     target=Number(1e-4, low=0, open_low=True, help=TARGET),
 )
-class RingmasterASGD(AsyncSGD):
+class RingmasterASGD(Bounded):
     """Asynchronous SGD in which gradients with a delay of R or more do not count.
 
     stop: such computations are stopped as soon as they are R steps old and begun anew at x (algorithm 5); else what they
     send is ignored (algorithm 4). With R = 1 and stop it is SGD on the fastest clients. Up: one message of one client.
     Source: Maranjyan, Tyurin, Richtarik 2025, Ringmaster ASGD, arXiv 2501.16168.
     """
-
-    adaptive = False
-
-    def begin(a, net, s, c):
-        a.limit = int(a.threshold)
 
 
 @algorithm(
@@ -128,9 +135,11 @@ class RingmasterASGD(AsyncSGD):
     batch=BATCH,
     threshold=Integer(10, low=1, help="R: delays of R or more do not count"),
     stop=Flag(True, help="stop computations that are R steps old; else ignore what they send"),
-    momentum=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="a of m <- (1 - a) m + a g"),
+    momentum=Number(
+        0.1, low=0, high=1, open_low=True, per_cell=True, help="a of m <- (1 - a) m + a g"
+    ),
 )
-class RingmasterLMO(RingmasterASGD):
+class RingmasterLMO(Bounded):
     """m <- (1 - a) m + a g; x <- x - gamma u, u the unit step along m: U V' of matrices m = U S V', else m/||m||.
 
     Gradients with a delay of R or more do not count. The first m is the first gradient. Up: one message of one client.
@@ -218,9 +227,9 @@ class RingleaderASGD(Asynchronous):
 
     def begin(a, net, s, c):
         c.t, c.next = net.zeros(), net.zeros()  # the tables
-        B = len(s.x)  # cells share their events, so that these are the same for all of them
-        s.counts, s.next_counts = torch.zeros(B, net.n), torch.zeros(B, net.n)
-        s.updated = torch.zeros(B, net.n, dtype=torch.bool)
+        cells = len(s.x)  # they share their events, so that these are the same for all of them
+        s.counts, s.next_counts = torch.zeros(cells, net.n), torch.zeros(cells, net.n)
+        s.updated = torch.zeros(cells, net.n, dtype=torch.bool)
         s.collecting = True
 
     def arrive(a, net, s, c, i, grad, delay):

@@ -5,7 +5,7 @@ import torch
 
 from raybench.algorithms.asynchronous import BATCH
 from raybench.algorithms.base import Algorithm, Dense, Integer, Number, Unbiased, algorithm, theory
-from raybench.algorithms.events import trial
+from raybench.algorithms.events import length
 from raybench.clock import clients as clock
 
 
@@ -70,7 +70,7 @@ class ShadowheartSGD(Algorithm):
 
     def setup(a, net, s, c):
         clients = net.simulated
-        size = float(trial(a, net).cost.bytes)
+        size = length(a, net)
         h = clients.tau[0] * (a.batch if clients.per_sample and isinstance(a.batch, int) else 1)
         h = h + clock.mean(clients.clock["jitter"])
         tau, omega = clients.up(np.full(net.n, size)), float(a.Q.bound.omega or 0.0)
@@ -85,7 +85,7 @@ class ShadowheartSGD(Algorithm):
         price = b * omega + omega * a.noise + m * a.noise
         w = np.where(used, 1 / np.where(price > 0, price, 1.0), 0.0)
         a.b, a.m = b * used, m * used
-        a.w = torch.as_tensor(w / (w * a.m * a.b).sum(), dtype=s.x.dtype)
+        a.w = w / (w * a.m * a.b).sum()
 
     def round(a, net, s, c):
         many, total = torch.as_tensor(a.b), 0.0
@@ -93,10 +93,10 @@ class ShadowheartSGD(Algorithm):
             who = (many > j).expand(len(s.x), -1)
             sample = net.sample(f"batch {j}", a.batch) if isinstance(a.batch, int) else None
             total = total + who[..., None] * net.grad(s.x, sample, clients=who)
-        copies, g = torch.as_tensor(a.m), 0.0
+        copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), 0.0
         for j in range(int(a.m.max())):
             message = a.Q(total, net.stream(f"copy {j}")).masked((copies > j).expand(len(s.x), -1))
-            g = g + net.up(message).weighted(a.w.expand(len(s.x), -1))
+            g = g + net.up(message).weighted(w.expand(len(s.x), -1))
         a.step(net, s, g)
 
 
@@ -108,7 +108,13 @@ class ShadowheartSGD(Algorithm):
     theory=None,
     batch=BATCH,
     trials=Integer(1, low=1, help="B_i: gradients that each client tries in a round"),
-    patience=Number(0.9, low=0, high=1, open_low=True, help="p_i: trials that take longer than all but this share are cut"),
+    patience=Number(
+        0.9,
+        low=0,
+        high=1,
+        open_low=True,
+        help="p_i: trials that take longer than all but this share are cut",
+    ),
 )
 class MindFlayerSGD(Algorithm):
     """x <- x - gamma sum of the gradients that arrive/sum_i p_i B_i: trials that take longer than t_i are cut.

@@ -17,8 +17,8 @@ STOP = Flag(True, help="stop computations at older models at each step; else ign
 
 def large_batch(k: theory.Setting) -> float:
     """min{1/L, epsilon B/(2 L sigma^2)}, B the gradients collected for a step."""
-    L, B, ratio = k.need("L"), k.number("collect"), noise_over_target(k)
-    return min(1 / L, B / (2 * L * ratio) if ratio else float("inf"))
+    L, count, ratio = k.need("L"), k.number("collect"), noise_over_target(k)
+    return min(1 / L, count / (2 * L * ratio) if ratio else float("inf"))
 
 
 RENNALA = theory.StepSizes(
@@ -32,26 +32,8 @@ RENNALA = theory.StepSizes(
 )
 
 
-@algorithm(
-    "rennala_sgd",
-    title="Rennala SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
-    theory=RENNALA,
-    auto={"collect": threshold},
-    batch=BATCH,
-    collect=Integer("auto", low=1, words=("auto",), help="B: gradients at x^k that make a step"),
-    stop=STOP,
-    target=Number(1e-4, low=0, open_low=True, help=TARGET),
-)
-class RennalaSGD(Asynchronous):
-    """x^{k+1} = x^k - gamma (1/B) sum of the first B gradients taken at x^k, by whoever is fast.
-
-    A client that has sent one begins the next at the same x^k; gradients of older points do not count. Up: one message
-    of each client whose gradient arrives. Source: Tyurin, Richtarik 2023, Optimal time complexities of parallel
-    stochastic optimization methods under a fixed computation model.
-    """
+class Collecting(Asynchronous):
+    """The first ``collect`` gradients taken at x^k make a step along their mean; older ones do not count."""
 
     limit = 1
 
@@ -68,6 +50,28 @@ class RennalaSGD(Asynchronous):
 
 
 @algorithm(
+    "rennala_sgd",
+    title="Rennala SGD",
+    up=Unbiased,
+    dense=True,
+    clock=True,
+    theory=RENNALA,
+    auto={"collect": threshold},
+    batch=BATCH,
+    collect=Integer("auto", low=1, words=("auto",), help="B: gradients at x^k that make a step"),
+    stop=STOP,
+    target=Number(1e-4, low=0, open_low=True, help=TARGET),
+)
+class RennalaSGD(Collecting):
+    """x^{k+1} = x^k - gamma (1/B) sum of the first B gradients taken at x^k, by whoever is fast.
+
+    A client that has sent one begins the next at the same x^k; gradients of older points do not count. Up: one message
+    of each client whose gradient arrives. Source: Tyurin, Richtarik 2023, Optimal time complexities of parallel
+    stochastic optimization methods under a fixed computation model.
+    """
+
+
+@algorithm(
     "fastest_sgd",
     title="m-fastest SGD",
     up=Unbiased,
@@ -77,7 +81,7 @@ class RennalaSGD(Asynchronous):
     batch=BATCH,
     collect=Count("50%", of="the clients", help="m: clients whose gradients make a step"),
 )
-class FastestSGD(RennalaSGD):
+class FastestSGD(Collecting):
     """x^{k+1} = x^k - gamma mean of the gradients of the m clients that are first; the others are stopped.
 
     Every client computes once in a round, so with m = n it is minibatch SGD that waits for all. Up: one message of m
@@ -120,7 +124,9 @@ MALENIA = theory.StepSizes(
     theory=MALENIA,
     auto={"collect": harmonic},
     batch=BATCH,
-    collect=Integer("auto", low=1, words=("auto",), help="S: (1/n sum 1/B_i)^-1 >= S/n ends a round"),
+    collect=Integer(
+        "auto", low=1, words=("auto",), help="S: (1/n sum 1/B_i)^-1 >= S/n ends a round"
+    ),
     stop=STOP,
     target=Number(1e-4, low=0, open_low=True, help=TARGET),
 )
@@ -140,9 +146,9 @@ class MaleniaSGD(Asynchronous):
     def arrive(a, net, s, c, i, grad, delay):
         c.total[:, i] += grad
         s.counts[:, i] += 1
-        B = s.counts[0]
-        if not bool((B > 0).all()) or 1 / float((1 / B).mean()) < a.collect / net.n:
+        counts = s.counts[0]
+        if not bool((counts > 0).all()) or 1 / float((1 / counts).mean()) < a.collect / net.n:
             return False
-        mean = (c.total / B[None, :, None].to(c.total)).mean(1)
+        mean = (c.total / counts[None, :, None].to(c.total)).mean(1)
         c.total, s.counts = torch.zeros_like(c.total), torch.zeros_like(s.counts)
         return a.move(net, s, mean)

@@ -32,9 +32,7 @@ class Asynchronous(Algorithm):
     stop: bool = False
     waits: bool = False
 
-    def arrive(
-        a, net: Events, s: State, c: State, i: int, grad: Tensor, delay: int
-    ) -> bool:
+    def arrive(a, net: Events, s: State, c: State, i: int, grad: Tensor, delay: int) -> bool:
         """Take what client i has sent, grad (B, d), ``delay`` steps late; return whether the server has stepped."""
         raise NotImplementedError
 
@@ -45,7 +43,7 @@ class Asynchronous(Algorithm):
 
     def direction(a, net: Events, s: State, c: State, i: int) -> Tensor:
         """Return what client i has computed at its point, (B, d): by default a gradient."""
-        return net.grad_of(i, c.at[:, i], a.batch)
+        return net.grad_of(i, c.at[:, i].contiguous(), a.batch)
 
     def start(a, net: Events, s: State, c: State) -> None:
         a.setup(net, s, c)
@@ -100,6 +98,11 @@ def trial(a: Algorithm, net: Net) -> Message:
     """Return a message (1, 1) of a method, from which its length can be told."""
     one = torch.linspace(0.5, 1.5, net.layout.dim, dtype=net.zero().dtype)[None, None]
     return a.Q(one, net.server_stream("trial")[:1].each([0])) if compresses(a) else Dense(one)
+
+
+def length(a: Algorithm, net: Net) -> float:
+    """Return the bytes of a method's message."""
+    return float(trial(a, net).cost.bytes)
 
 
 # What theory needs -----------------------------------------------------------------------------------

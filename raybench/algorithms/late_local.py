@@ -74,7 +74,9 @@ class FedBuff(LateLocal):
     batch=BATCH,
     steps=Integer(10, low=1, help="local steps of a client"),
     local_step_size=LOCAL,
-    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="beta of the delayed Nesterov momentum"),
+    momentum=Number(
+        0.9, low=0, high=0.999, per_cell=True, help="beta of the delayed Nesterov momentum"
+    ),
     every=Integer(4, low=1, help="N: arrivals after which the momentum moves"),
 )
 class AsyncLocalSGD(LateLocal):

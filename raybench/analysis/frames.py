@@ -23,8 +23,6 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, growth
-from raybench.clock.links import Network
-from raybench.clock.links import parse as parse_link
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.analysis.tuned import (
@@ -37,6 +35,8 @@ from raybench.analysis.tuned import (
     tuned,
     with_final,
 )
+from raybench.clock.links import Network
+from raybench.clock.links import parse as parse_link
 from raybench.core.errors import InputError, nearest
 from raybench.store import reader
 from raybench.store.accounting import parse, rebook

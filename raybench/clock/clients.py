@@ -255,7 +255,9 @@ class Rounds:
             done = _through(ready, up, clients) if clients.shared else ready + sent
             back = clients.down(np.broadcast_to(down[:, None], up.shape))
             if clients.shared and clients.down_rate is not None:  # one copy after the other
-                back = np.where(down > 0, clients.latency + down * up.shape[1] / clients.down_rate[0], 0.0)
+                back = np.where(
+                    down > 0, clients.latency + down * up.shape[1] / clients.down_rate[0], 0.0
+                )
                 back = back[:, None]
             self.times = (done.max(1, keepdims=True) + back).max(1, keepdims=True)
         self._work[:] = 0

@@ -41,7 +41,9 @@ class Form:
     roles: tuple[Role, Role]  # in which the uplink and the downlink compressor serve
     shape: str
     alone: bool  # whether each cell is a batch by itself
-    by_seed: bool  # whether cells of a batch have one seed, as where they share the events of a clock
+    by_seed: (
+        bool  # whether cells of a batch have one seed, as where they share the events of a clock
+    )
     run: str
 
 

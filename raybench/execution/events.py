@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
+
 import numpy as np
-import torch
 from torch import Tensor
 
 from raybench.clock.clients import Clients, Rounds
@@ -175,6 +175,7 @@ class EventNet(Net):
         super().__init__(problem, roots)
         self._clients = rounds.clients
         self._alone: dict[int, Problem] = {}
+        self._drawn: dict[int, tuple[int, Tensor]] = {}
 
     @property
     def simulated(self) -> Clients:
@@ -204,7 +205,10 @@ class EventNet(Net):
         model = float(lent(self.zero()).cost.bytes)
         up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
         self.events = Events(self.simulated, calls, size, up, model)
-        self._size = size
+        self._size, self._first = size, self.roots[:1].fold("round")
+        self._model = lent(self.zero())
+        self._fixed = None if message.cost.varies else np.array(message.cost, float) / n
+        self._model_cost = np.array(self._model.cost, float) / n
 
     def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
         """Return the stream (B, 1) of client i's latest computation, as the round of that number has it."""
@@ -219,23 +223,42 @@ class EventNet(Net):
         began = perf_counter()
         if i not in self._alone:
             self._alone[i] = self.oracle.problem.host(range(i, i + 1))
-        alone, sample = self._alone[i], None
+        sample = None
         if isinstance(batch, int):
-            source = self.call_stream("batch", i, back)[:1]  # cells share their seed
-            drawn = Sample.drawn(source, batch, self.oracle.samples[i : i + 1])
-            sample = Sample(drawn.indices.expand(self.B, -1, -1), drawn.stream)
-        grads = alone.grad(x[:, None], sample)
+            sample = self._sample(i, int(self.events.taken[i]) - back, batch)
+        grads = self._alone[i].grad(x[:, None], sample)
         self.clock.gradient += perf_counter() - began
         self.oracle.evals += self._size[i] / self.n
         return self.oracle.clipped(grads, x)[:, 0]
 
+    def _sample(self, i: int, count: int, size: int) -> Sample:
+        """Return the minibatch of client i in its call of that number, the same for all cells, which share their seed.
+
+        It is that of the round of this number in a method whose clients wait for each other.
+        """
+        block, place = divmod(count, BLOCK)
+        if self._drawn.get(i, (-1, None))[0] != block:
+            rounds = self.roots[:1].fold("round").each(range(block * BLOCK, (block + 1) * BLOCK))
+            source = Stream(rounds.keys[0]).fold("batch").each([i])
+            self._drawn[i] = block, source.integers(size, self.oracle.samples[i : i + 1])
+        indices = self._drawn[i][1][place].expand(self.B, -1, -1)
+        path = self._first.fold(count).fold("batch").fold("sample")
+        return Sample(indices, path.each(self._ids[i : i + 1]))
+
     def deliver(self, i: int, message: Message) -> Tensor:
         """Book the message (B, 1) of client i, and return what the server decodes, (B, d)."""
         with self.clock.on("communicate"):
-            self.ledger.book_one(message, i, self.n)
+            if self._fixed is None:
+                self.ledger.book_one(message, i, self.n)
+            else:
+                self.ledger.book_fixed(self._fixed, i, self.n)
             return message.decode()[:, 0]
 
     def begin_computing(self, i: int, step: int) -> None:
         """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
         if self.events.begin(i, step):
-            self.ledger.book_model(lent(self.zero()), self.n)
+            self.tell(self._model)
+
+    def tell(self, model: Message) -> None:
+        """Book the model (B,) that one client is sent, whose length is always the same."""
+        self.ledger.down += self._model_cost[:, None]

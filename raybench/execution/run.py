@@ -119,6 +119,7 @@ class Run:
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
         self.index = np.arange(self.B)  # numbers of the cells that are in the tensors
         self.live = np.ones(self.B, bool)  # by number: whether the cell still runs
+        self.running = self.B  # how many do
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
@@ -137,26 +138,28 @@ class Run:
             if self.t < 0:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
-            while self.live.any() and self.t < until:
+            while self.running and self.t < until:
                 t, step = self.t + 1, self.first.step
                 self.net.begin(t)
                 if step.schedule != "constant" or step.warmup:
                     self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
                 self._step(self.a.round, t)
-        return not self.live.any() or self.t >= self.rounds
+        return not self.running or self.t >= self.rounds
 
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
         net.oracle.loss_wanted = wanted = t in self._wanted
-        before = np.array([net.oracle.spared, *net.clock.parts])
+        before = net.oracle.spared, *net.clock.parts
         began = perf_counter()
         work(net, self.s, self.c)
         net.end_round()
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
-        spent = np.array([elapsed, *net.clock.parts]) - before
-        self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
+        parts = zip((elapsed, *net.clock.parts), before, strict=True)
+        spent = np.array([after - then for after, then in parts]) / max(1, self.running)
+        whole = self.running == self.clock.shape[1]  # as a rule: an index costs more than the sum
+        self.clock[:, slice(None) if whole else self.index[self.live]] += spent[:, None]
         self.t = t
         if self.average is not None:
             self.average.add(self.a.point(net, self.s, self.c))
@@ -165,7 +168,7 @@ class Run:
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
             self._leave(self.live & ~finite, "diverged")
-        if 0 < self.live.sum() < len(self.index) / 2:  # what has ended is let go
+        if 0 < self.running < len(self.index) / 2:  # what has ended is let go
             keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
             self.index = self.index[self.live]
             self.live = np.ones(len(self.index), bool)
@@ -256,6 +259,7 @@ class Run:
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status
         self.live &= ~who
+        self.running = int(self.live.sum())
 
     def _select(self, keep: Tensor) -> None:
         """Keep some cells of everything but what the method remembers."""
@@ -305,6 +309,7 @@ class Run:
         oracle = {**saved["oracle"], "buffers": here(saved["oracle"]["buffers"])}
         for name in ARRAYS:
             setattr(self, name, None if saved[name] is None else saved[name].numpy().copy())
+        self.running = int(self.live.sum())
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
         self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())

@@ -409,7 +409,10 @@ class Clocked(Mappings):
     def schema(self) -> Schema:
         either: Schema = {"type": ["number", "array", "object"]}
         parts = {
-            "compute": {**either, "description": f"seconds of a gradient: {', '.join(model.COMPUTES)}"},
+            "compute": {
+                **either,
+                "description": f"seconds of a gradient: {', '.join(model.COMPUTES)}",
+            },
             "per": {"enum": [*model.PER], "default": "call"},
             "jitter": {"type": ["object", "null"], "description": ", ".join(model.JITTERS)},
             "dropout": {"type": ["object", "null"], "description": "{p: .., back_after: ..}"},

@@ -58,7 +58,10 @@ def compressors_for(entry: Entry) -> list[Any]:
         Role.UNBIASED: {**rand, "mask": "common"},
         Role.ANY: top,
     }
-    return [{"name": role.usual, "k": 3}, second[role], "natural"]
+    kinds = [{"name": role.usual, "k": 3}, second[role], "natural"]
+    if entry.facts.clock:  # clients send at different times, so that they share no mask
+        kinds = [kinds[0], "natural"]
+    return [None, *kinds] if entry.facts.dense else kinds
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Method:
     def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
         """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
         if self.entry.facts.clock:  # cells of a batch share their events, and so their seed
-            seeds = seeds[:1]
+            seeds = (0,)
         count = max(len(multiples), len(seeds))
         pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
         return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])

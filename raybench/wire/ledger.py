@@ -14,6 +14,7 @@ from raybench.wire.base import Message
 from raybench.wire.compound import CasesMessage
 
 COLUMNS = Counts._fields
+BYTES = COLUMNS.index("bytes")
 """What the rows of a ledger's arrays count."""
 
 Cells = slice | np.ndarray
@@ -79,11 +80,14 @@ class Ledger:
         for cells, part in _by_cells(message):
             counts = [_mean(_plain(count), None) for count in part.cost]
             self._add(self.up, cells, [count / clients for count in counts])
-            self._own[cells, i] += counts[COLUMNS.index("bytes")]
+            self._own[cells, i] += counts[BYTES]
 
-    def book_model(self, model: Message, clients: int) -> None:
-        """Book the model (B,) sent to one client alone, of so many clients."""
-        self._add(self.down, slice(None), [_plain(count) / clients for count in model.cost])
+    def book_fixed(self, counts: np.ndarray, i: int, clients: int) -> None:
+        """Book a message of client i alone, whose counts, as means over so many clients, are the same for all cells."""
+        if self._own is None:
+            self._own = np.zeros((self.up.shape[1], clients))
+        self.up += counts[:, None]
+        self._own[:, i] += counts[BYTES] * clients
 
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""
