@@ -39,13 +39,20 @@ def table(
         ),
     ] = None,
     out: shared.Written = None,
+    x: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="What the target is paid in: clock, or another column. [default: bits]",
+        ),
+    ] = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
     from raybench.report.tables import closing
 
     names = None if columns is None else columns.split(",")
-    shared.show(lambda: closing(read(folder), by=by, names=names), format, out)
+    shared.show(lambda: closing(read(folder, x), by=by, names=names), format, out)
 
 
 @shared.reading
