@@ -19,6 +19,9 @@ from raybench.core.errors import InputError
 from raybench.core.streams import stream
 
 Array = np.ndarray
+COMPUTING, SENDING, AWAY, WAITING = range(4)  # what a client does
+Span = tuple[int, int, float, float]
+"""A client, what it does, from when, until when; ``AWAY``: it computes what nobody uses."""
 
 
 def uniform(keys: Array, counter: Array) -> Array:
@@ -223,6 +226,9 @@ class Rounds:
         self.times = np.zeros((B, 1 if neighbours is None else n))
         self._work, self._told = np.zeros((B, n)), np.zeros(B)
         self.most: Array | None = None  # seconds after which a call is cut
+        self.log: list[Span] | None = (
+            None  # what the clients of the first cell do, where it is wanted
+        )
 
     def columns(self, cells: int) -> dict[str, Array]:
         """Return what a row records: when the last client is done."""
@@ -260,7 +266,16 @@ class Rounds:
                 )
                 back = back[:, None]
             self.times = (done.max(1, keepdims=True) + back).max(1, keepdims=True)
+        if self.log is not None:
+            self._note(ready[0] - self._work[0], ready[0], (ready + sent)[0])
         self._work[:] = 0
+
+    def _note(self, began: Array, ready: Array, sent: Array) -> None:
+        assert self.log is not None
+        for i, span in enumerate(zip(began, ready, sent, strict=True)):
+            for kind, start, end in ((COMPUTING, *span[:2]), (SENDING, *span[1:])):
+                if end > start:
+                    self.log.append((i, kind, float(start), float(end)))
 
     def state(self) -> dict[str, Array]:
         """Return what a run that goes on elsewhere must know after a round, copied."""

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
-from raybench.clock.clients import Clients, Rounds
+from raybench.clock.clients import AWAY, COMPUTING, SENDING, WAITING, Clients, Rounds, Span
 from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream
 from raybench.execution.net import Net
@@ -21,7 +21,6 @@ from raybench.problems.base import Problem
 from raybench.wire import Message
 from raybench.wire.wire import lent
 
-COMPUTING, SENDING, AWAY, WAITING = range(4)
 ARRAYS = ("due", "kind", "began", "work", "step", "calls", "attempt", "told", "taken")
 NUMBERS = ("now", "spent", "wasted", "_up_free", "_down_free")
 BLOCK = 64  # calls of a client whose seconds are drawn together
@@ -48,7 +47,7 @@ class Events:
         self.now = self.spent = self.wasted = self._up_free = self._down_free = 0.0
         self._ahead: dict[int, tuple[int, np.ndarray]] = {}
         self._drops = clients.clock["dropout"] is not None and clients.clock["dropout"]["p"] > 0
-        self.log: list[tuple[int, int, float, float]] | None = None
+        self.log: list[Span] | None = None
 
     def begin(self, i: int, step: int) -> bool:
         """Let client i begin a computation at the model of a server step; return whether it had to be sent."""
@@ -120,6 +119,7 @@ class Events:
     def ignored(self, i: int) -> None:
         """Count what client i has computed as thrown away."""
         self.wasted += self.work[i]
+        self._note(i, AWAY, self.began[i], self.began[i] + self.work[i])
 
     def stop(self, i: int) -> None:
         """Stop the computation of client i, which is thrown away as far as it has come."""

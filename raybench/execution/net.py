@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.clock.clients import Clients
+from raybench.clock.clients import Clients, Span
 from raybench.core.cells import PerCell
 from raybench.core.streams import Sample, Stream
 from raybench.execution.oracle import oracle_for
@@ -24,6 +24,8 @@ from raybench.wire.wire import Cells, Vectors, Wire
 
 class Timing(Protocol):
     """A simulated clock: that of rounds, or the event queue."""
+
+    log: list[Span] | None
 
     def columns(self, cells: int) -> dict[str, np.ndarray]:
         """Return what a row records, (B,) each."""

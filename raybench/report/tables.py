@@ -181,15 +181,11 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
         return column(rows, name, "K", _k, behind=["k"], digits=9)
     if name == "clock_to_target":
         unit = words.time_unit_of
-        return column(
-            rows,
-            name,
-            "Time to target",
-            partial(_cost, [name] * 3, unit),
-            behind=[name],
-            unit=unit,
-            better="low",
-        )
+
+        def seconds(row: Row) -> str:
+            return words.interval(row[name], math.nan, math.nan, unit)
+
+        return column(rows, name, "Time to target", seconds, behind=[name], unit=unit, better="low")
     if name.endswith("_to_target"):
         paid = name.removesuffix("_to_target")
         ends = [name, f"{paid}_low", f"{paid}_high"]
