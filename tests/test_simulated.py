@@ -12,8 +12,8 @@ from cli_kit import cli, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
-from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
+from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.report import charts, figures, html, render
 from raybench.store import Store
 

@@ -46,7 +46,7 @@ class Immediate(Asynchronous):
     """x <- x - gamma times what arrives."""
 
     def arrive(a, net, s, c, i, grad, delay):
-        return a.move(net, s, grad)
+        return a.descend(net, s, grad)
 
 
 @algorithm(
@@ -69,7 +69,7 @@ class AsyncSGD(Immediate):
 
     def arrive(a, net, s, c, i, grad, delay):
         factor = net.n / max(net.n, delay) if a.adaptive else 1.0
-        return a.move(net, s, factor * grad)
+        return a.descend(net, s, factor * grad)
 
 
 @algorithm(
@@ -154,7 +154,7 @@ class RingmasterLMO(Bounded):
     def arrive(a, net, s, c, i, grad, delay):
         s.m = grad.clone() if s.seen == 0 else s.m + a.momentum * (grad - s.m)
         s.seen = 1
-        return a.move(net, s, unit(s.m, net.layout))
+        return a.descend(net, s, unit(s.m, net.layout))
 
 
 def unit(m: torch.Tensor, layout) -> torch.Tensor:
@@ -204,7 +204,7 @@ class IAASGD(Asynchronous):
         if s.missing and not bool(c.sent[:, i].all()):
             c.sent[:, i] = True
             s.missing -= 1
-        return a.move(net, s, s.g) if not s.missing else False
+        return a.descend(net, s, s.g) if not s.missing else False
 
 
 @algorithm(
@@ -245,7 +245,7 @@ class RingleaderASGD(Asynchronous):
         else:
             fold(c.t, s.counts, i, grad)
         s.updated[:, i] = True
-        a.move(net, s, c.t.mean(1))
+        a.descend(net, s, c.t.mean(1))
         if bool(s.updated.all()):
             c.t, s.counts = c.next, s.next_counts
             c.next, s.next_counts = torch.zeros_like(c.t), torch.zeros_like(s.counts)

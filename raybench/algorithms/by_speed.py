@@ -88,12 +88,12 @@ class ShadowheartSGD(Algorithm):
         a.w = w / (w * a.m * a.b).sum()
 
     def round(a, net, s, c):
-        many, total = torch.as_tensor(a.b), 0.0
+        many, total = torch.as_tensor(a.b), net.zeros()
         for j in range(int(a.b.max())):
             who = (many > j).expand(len(s.x), -1)
             sample = net.sample(f"batch {j}", a.batch) if isinstance(a.batch, int) else None
             total = total + who[..., None] * net.grad(s.x, sample, clients=who)
-        copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), 0.0
+        copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), net.zero()
         for j in range(int(a.m.max())):
             message = a.Q(total, net.stream(f"copy {j}")).masked((copies > j).expand(len(s.x), -1))
             g = g + net.up(message).weighted(w.expand(len(s.x), -1))
@@ -125,7 +125,7 @@ class MindFlayerSGD(Algorithm):
     """
 
     def round(a, net, s, c):
-        clients, total = net.simulated, 0.0
+        clients, total = net.simulated, net.zeros()
         jitter = clients.clock["jitter"]
         size = a.batch if isinstance(a.batch, int) else clients.samples
         most = clients.tau * (size if clients.per_sample else 1.0)

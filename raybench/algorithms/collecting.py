@@ -39,14 +39,15 @@ class Collecting(Asynchronous):
 
     def begin(a, net, s, c):
         s.total, s.count = net.zero(), 0
+        a.needed = int(a.collect)
 
     def arrive(a, net, s, c, i, grad, delay):
         s.total, s.count = s.total + grad, s.count + 1
-        if s.count < a.collect:
+        if s.count < a.needed:
             return False
         mean = s.total / s.count
         s.total, s.count = torch.zeros_like(s.total), 0
-        return a.move(net, s, mean)
+        return a.descend(net, s, mean)
 
 
 @algorithm(
@@ -91,12 +92,10 @@ class FastestSGD(Collecting):
     waits = stop = True
 
     def begin(a, net, s, c):
-        super().begin(net, s, c)
-        share = str(a.collect)
-        a.collect = (
-            max(1, int(float(share[:-1]) / 100 * net.n)) if share.endswith("%") else int(a.collect)
-        )
-        a.collect = min(a.collect, net.n)
+        s.total, s.count = net.zero(), 0
+        count = str(a.collect)
+        share = float(count[:-1]) / 100 * net.n if count.endswith("%") else float(count)
+        a.needed = min(max(1, int(share)), net.n)
 
 
 def harmonic(k: theory.Setting) -> float:
@@ -151,4 +150,4 @@ class MaleniaSGD(Asynchronous):
             return False
         mean = (c.total / counts[None, :, None].to(c.total)).mean(1)
         c.total, s.counts = torch.zeros_like(c.total), torch.zeros_like(s.counts)
-        return a.move(net, s, mean)
+        return a.descend(net, s, mean)

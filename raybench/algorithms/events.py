@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,20 +47,20 @@ class Asynchronous(Algorithm):
         """Return what client i has computed at its point, (B, d): by default a gradient."""
         return net.grad_of(i, c.at[:, i].contiguous(), a.batch)
 
-    def start(a, net: Events, s: State, c: State) -> None:
+    def start(a, net: Any, s: State, c: State) -> None:
         a.setup(net, s, c)
         c.at = s.x[:, None].expand(-1, net.n, -1).clone()
         for i in range(net.n):
             net.begin_computing(i, 0)
 
-    def setup(a, net: Events, s: State, c: State) -> None:
+    def setup(a, net: Any, s: State, c: State) -> None:
         net.prepare(a.calls, a.batch, trial(a, net))
         a.begin(net, s, c)
 
     def begin(a, net: Events, s: State, c: State) -> None:
         """Make the state of the method beside s.x and c.at."""
 
-    def round(a, net: Events, s: State, c: State) -> None:
+    def round(a, net: Any, s: State, c: State) -> None:
         stepped = False
         while not stepped:
             i, arrives = net.events.next()
@@ -83,7 +85,7 @@ class Asynchronous(Algorithm):
         c.at[:, i] = s.x
         net.begin_computing(i, step)
 
-    def move(a, net: Events, s: State, u: Tensor) -> bool:
+    def descend(a, net: Events, s: State, u: Tensor) -> bool:
         """x <- x - gamma u; return that the server has stepped."""
         s.x = s.x - a.gamma * u
         return True

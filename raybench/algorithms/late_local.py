@@ -61,7 +61,7 @@ class FedBuff(LateLocal):
             return False
         mean = s.total / s.count
         s.total, s.count = torch.zeros_like(mean), 0
-        return a.move(net, s, mean)
+        return a.descend(net, s, mean)
 
 
 @algorithm(
@@ -97,4 +97,4 @@ class AsyncLocalSGD(LateLocal):
             s.m = a.momentum * s.m + s.total / a.every
             s.total, s.count = torch.zeros_like(s.total), 0
             u = u + a.momentum * s.m
-        return a.move(net, s, u)
+        return a.descend(net, s, u)

@@ -51,7 +51,7 @@ def with_clock(curves: pd.DataFrame, cells: pd.DataFrame, clock: Mapping[str, An
         groups.setdefault(key, []).append(place)
     seconds = np.full(len(curves), np.nan)
     for (n, size, spans, works), members in groups.items():
-        clients = Clients(clock, n, [seed for _, seed, _, _ in members], [size] * n)
+        clients = Clients(clock, n, [seed for _, seed, _, _ in members], [int(size)] * n)
         up, down = (np.stack([m[k] for m in members]) for k in (2, 3))
         every = _seconds(clients, np.frombuffer(spans), np.frombuffer(works), size, up, down)
         for (rows_of, *_), spent in zip(members, every, strict=True):

@@ -217,7 +217,7 @@ def _timeline(
     from raybench.report.plots import save, size_of, styled
     from raybench.report.timeline import timeline as drawn
 
-    text = next(reversed(frames.texts.values()), None)
+    text = next(reversed([*frames.texts.values()]), None)
     if text is None:
         raise InputError.of(
             "--kind", "the folder keeps no sweep file", "a folder of raybench sweep"

@@ -236,7 +236,7 @@ class Rounds:
 
     def compute(self, cells: Any, who: Array | None, size: float | Array) -> None:
         """Count one call of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples each."""
-        B, n = self.calls.shape
+        B, _n = self.calls.shape
         some = np.arange(B)[cells]
         view = self.clients if len(some) == B else self.clients.select(some)
         spent = view.call(self.calls[some], size)

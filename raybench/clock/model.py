@@ -69,11 +69,11 @@ def _number(value: object, where: str, low: float = 0.0, equal: bool = False) ->
     """Return a finite number above ``low``, or ``equal`` to it. Raises InputError."""
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):  # YAML reads 1e-3 as text
         value = float(value)
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fine or not math.isfinite(value) or not (value > low or (equal and value == low)):
+    number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
+    if not math.isfinite(number) or not (number > low or (equal and number == low)):
         least = "a number" if low == -math.inf else f"a number {'>=' if equal else '>'} {low:g}"
         raise InputError.of(where, f"{value!r} is not allowed"[:80], least)
-    return float(value)
+    return number
 
 
 def _numbers(value: object, where: str) -> float | list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from raybench.clock.clients import Span
 from raybench.core.errors import InputError
 from raybench.execution.batch import Batch
 from raybench.execution.checks import Skip
@@ -48,7 +49,8 @@ def _spans(run: Run) -> list[tuple[int, int, float, float]]:
     run.advance(0)  # the start
     assert run.net.timing is not None
     until = SLOWEST * float(run.net.simulated.tau[0].max())
-    run.net.timing.log = log = []
+    log: list[Span] = []
+    run.net.timing.log = log
     began = float(run.net.timing.columns(1)["clock_seconds"][0])
     while not run.advance(1) and run.t < MOST_ROUNDS:
         # what is under way is noted as it ends

@@ -180,12 +180,12 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name == "k":
         return column(rows, name, "K", _k, behind=["k"], digits=9)
     if name == "clock_to_target":
-        unit = words.time_unit_of
 
         def seconds(row: Row) -> str:
-            return words.interval(row[name], math.nan, math.nan, unit)
+            return words.interval(row[name], math.nan, math.nan, words.time_unit_of)
 
-        return column(rows, name, "Time to target", seconds, behind=[name], unit=unit, better="low")
+        head, unit_of = "Time to target", words.time_unit_of
+        return column(rows, name, head, seconds, behind=[name], unit=unit_of, better="low")
     if name.endswith("_to_target"):
         paid = name.removesuffix("_to_target")
         ends = [name, f"{paid}_low", f"{paid}_high"]

@@ -32,9 +32,8 @@ def timeline(spans: pd.DataFrame, width: float = SIZES["text"]) -> Figure:
     clients = int(spans["client"].max()) + 1
     end = float(spans["end"].max())
     unit, name = words.time_unit_of(end)
-    busy = spans[spans["kind"] != 1].copy()
-    busy["length"] = busy["end"] - busy["start"]
-    order = busy.groupby("client")["length"].median().sort_values().index.tolist()
+    busy = spans[spans["kind"] == 0]
+    order = (busy["end"] - busy["start"]).groupby(busy["client"]).median().sort_values().index
     place = {client: j for j, client in enumerate(order)}
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
