@@ -13,6 +13,7 @@ import torch
 
 from raybench.clock.clients import Clients, Rounds
 from raybench.clock.model import typed
+from raybench.clock.waiting import waiting
 from raybench.core.errors import InputError
 from raybench.testing.trial import Method, batch_of, finished, started
 
@@ -371,6 +372,19 @@ def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
         assert run.net.oracle.evals[0] == pytest.approx(sent)
 
 
+def test_whose_message_is_too_late_begins_anew_at_once() -> None:
+    """m-fastest over links: the third client is sending as the others make the step, and takes part in the next."""
+    clock = {"compute": [1.0, 1.0, 1.4], "link": {"up": [96, 96, 96]}}  # a message takes a second
+    run = started(method("fastest_sgd", clock, {**CHAIN, "clients": 3}, collect=2, rounds=3).batch())
+    run.advance(1)
+    assert run.net.events.now == 2.0
+    assert run.net.events.due[2] == pytest.approx(2.4)
+    run.advance(1)
+    # its message of the first round is ignored at 2.4, where it begins: computed at 3.8, there at 4.8, behind the others' 4.0
+    assert run.net.events.now == 4.0
+    assert run.net.events.due[2] == pytest.approx(4.8)
+
+
 # Times of theorems -------------------------------------------------------------------------------------
 
 
@@ -447,3 +461,22 @@ def test_collecting_b_gradients_takes_the_time_of_the_formula() -> None:
         ends = sorted({k * t for t in tau for k in range(1, B + 1)})
         t = next(e for e in ends if np.floor(e / tau + 1e-9).sum() >= B)
         assert np.allclose(np.diff(seconds[0]), t)
+
+
+# What waiting costs --------------------------------------------------------------------------------------
+
+
+def test_waiting_costs_nothing_among_equals_and_much_beside_a_slow_one() -> None:
+    equal = waiting(typed({"compute": 2.0}), 4)
+    assert [row.rate for row in equal] == [
+        2.0,
+        2.0,
+        1.0,
+        2.0,
+    ]  # half of them: half of the gradients
+    assert [row.wasted for row in equal] == [0.0, 0.0, 0.5, 0.0]
+    one = {row.who: row for row in waiting(typed({"compute": [1.0, 1.0, 1.0, 10.0]}), 4)}
+    assert one["all"].rate == pytest.approx(0.4)
+    assert one["all"].wasted == pytest.approx(1 - 13 / 40)
+    assert one["the fastest half"].rate == pytest.approx(2.0)
+    assert one["nobody"].rate == pytest.approx(3.1)

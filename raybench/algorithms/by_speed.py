@@ -89,10 +89,14 @@ class ShadowheartSGD(Algorithm):
 
     def round(a, net, s, c):
         many, total = torch.as_tensor(a.b), net.zeros()
-        for j in range(int(a.b.max())):
-            who = (many > j).expand(len(s.x), -1)
-            sample = net.sample(f"batch {j}", a.batch) if isinstance(a.batch, int) else None
-            total = total + who[..., None] * net.grad(s.x, sample, clients=who)
+        for b in sorted(
+            {int(b) for b in a.b} - {0}
+        ):  # the sum of b minibatches is b times the mean of all
+            who = (many == b).expand(len(s.x), -1)
+            sample = net.sample(f"batch {b}", b * a.batch) if isinstance(a.batch, int) else None
+            net.repeat(b)
+            total = total + b * who[..., None] * net.grad(s.x, sample, clients=who)
+        net.repeat(1)
         copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), net.zero()
         for j in range(int(a.m.max())):
             message = a.Q(total, net.stream(f"copy {j}")).masked((copies > j).expand(len(s.x), -1))

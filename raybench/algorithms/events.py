@@ -65,13 +65,14 @@ class Asynchronous(Algorithm):
         while not stepped:
             i, arrives = net.events.next()
             delay = net.t - 1 - int(net.events.step[i])
-            if arrives and (a.limit is None or delay < a.limit):
+            counts = arrives and (a.limit is None or delay < a.limit)
+            if counts:
                 grad = net.deliver(i, a.message(net, s, c, i))
                 stepped = a.arrive(net, s, c, i, grad, delay)
             elif arrives:  # sent, and thrown away
                 net.deliver(i, a.message(net, s, c, i))
                 net.events.ignored(i)
-            if arrives and a.waits and not stepped:
+            if counts and a.waits and not stepped:
                 net.events.wait(i)
             else:
                 a.restart(net, s, c, i, net.t if stepped else net.t - 1)

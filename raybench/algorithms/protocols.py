@@ -255,6 +255,9 @@ class Timed(Net, Protocol):
     def simulated(self) -> Clients:
         """Return the simulated clients: ``tau`` (B, n), ``up`` and the like."""
 
+    def repeat(self, calls: int) -> None:
+        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
+
     def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
         """Cut calls that take longer than ``most`` seconds (B, n), None for none, from now on.
 

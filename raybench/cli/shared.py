@@ -131,7 +131,7 @@ def reading_options(
         what = f"{tuning_seeds!r} is no list of seeds"
         raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
 
-    timed = None if clock is None else _clock(clock)
+    timed = None if clock is None else typed_clock(clock)
 
     def open_folder(folder: str, paid: str | None = None) -> Frames:
         from raybench.report.content import open_frames
@@ -141,7 +141,7 @@ def reading_options(
     return open_folder
 
 
-def _clock(text: str) -> dict[str, Any]:
+def typed_clock(text: str) -> dict[str, Any]:
     """Return the typed clock of a YAML file, which may be a sweep's, or of YAML. Raises InputError."""
     from raybench.clock.model import typed
     from raybench.core import yaml

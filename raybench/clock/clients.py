@@ -226,6 +226,7 @@ class Rounds:
         self.times = np.zeros((B, 1 if neighbours is None else n))
         self._work, self._told = np.zeros((B, n)), np.zeros(B)
         self.most: Array | None = None  # seconds after which a call is cut
+        self.repeat = 1  # calls that one gradient stands for
         self.log: list[Span] | None = (
             None  # what the clients of the first cell do, where it is wanted
         )
@@ -235,16 +236,20 @@ class Rounds:
         return {"clock_seconds": self.times.max(1)}
 
     def compute(self, cells: Any, who: Array | None, size: float | Array) -> None:
-        """Count one call of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples each."""
+        """Count a call of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples.
+
+        With ``repeat`` so many calls, which share the samples.
+        """
         B, _n = self.calls.shape
         some = np.arange(B)[cells]
         view = self.clients if len(some) == B else self.clients.select(some)
-        spent = view.call(self.calls[some], size)
-        if self.most is not None:
-            spent = np.minimum(spent, self.most[some])
         mask = 1.0 if who is None else who
-        self._work[some] += spent * mask
-        self.calls[some] += mask
+        for _ in range(self.repeat):
+            spent = view.call(self.calls[some], size / self.repeat)
+            if self.most is not None:
+                spent = np.minimum(spent, self.most[some])
+            self._work[some] += spent * mask
+            self.calls[some] += mask
 
     def end(self, up: Array, down: Array) -> None:
         """End a round in which clients sent ``up`` bytes (B, n); ``down`` (B,): what each was sent in all rounds so far."""

@@ -111,6 +111,11 @@ class Net(Wire):
         assert self.oracle.rounds is not None, "the method is declared with clock=True"
         return self.oracle.rounds.clients
 
+    def repeat(self, calls: int) -> None:
+        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
+        assert self.oracle.rounds is not None, "the method is declared with clock=True"
+        self.oracle.rounds.repeat = calls
+
     def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
         """Cut calls that take longer than ``most`` seconds (B, n) from now on; return whose next call is done by then."""
         rounds = self.oracle.rounds
