@@ -363,3 +363,69 @@ def test_pictures_of_a_folder_are_resized(tmp_path):
     with pytest.raises(InputError, match="such as size=32"):
         build("network", given)
     assert build("network", {**given, "size": 8}).train.inputs.shape == (8, 1, 8, 8)
+
+
+# A smoke test ---------------------------------------------------------------------------------------
+
+FAULTY = """
+def worst(out, y):
+    if len(out) > 2:
+        raise RuntimeError("this metric is broken")
+    return out[:, 0]
+"""
+BROKEN_METHOD = """
+from raybench.plugins import Estimator, algorithm
+
+@algorithm("broken")
+class Broken(Estimator):
+    def estimate(a, wire, s, c, grad):
+        raise ArithmeticError("this method is broken")
+"""
+
+
+def test_a_smoke_test_runs_every_kind_and_saves_nothing(mine):
+    said = cli("sweep", "my.yaml", "--smoke")
+    assert said.code == 0, said.err
+    lines = [line for line in said.out.splitlines() if line]
+    assert [line.split()[0] for line in lines] == ["ef21_sgd", "sgd", "my"]
+    assert "two rounds of 2 kinds of cells" in lines[-1]
+    assert lines[-1].endswith("none raised")
+    assert not (mine / "results").exists()
+
+
+def test_a_smoke_test_tells_all_errors_with_their_lines(mine):
+    """Of a method, while the others go on; and of a metric that only evaluation calls."""
+    (mine / "broken.py").write_text(BROKEN_METHOD)
+    text = SWEEP.replace("sgd]", "sgd, broken]")
+    assert text != SWEEP
+    (mine / "my.yaml").write_text(text)
+    said = cli("sweep", "my.yaml", "--smoke", "--plugin", "broken.py")
+    assert said.code == 1
+    assert "this method is broken" in said.out
+    assert 'broken.py", line 7' in said.out
+    assert "3 kinds of cells" in said.out
+    assert "1 of them raised" in said.out
+    written(mine / "my.py", MINE + FAULTY)
+    (mine / "my.yaml").write_text(
+        SWEEP.replace("test_size: 0.2", "metrics: [[my.py:worst]], test_size: 0.2")
+    )
+    said = cli("sweep", "my.yaml", "--smoke")
+    assert said.code == 1
+    assert "this metric is broken" in said.out
+    assert "2 of them raised" in said.out
+    assert not (mine / "results").exists()
+
+
+def test_a_smoke_test_takes_a_kind_for_all_of_its_numbers(mine):
+    from raybench.execution.execute import smoke
+    from raybench.execution.plan import make_plan
+    from raybench.execution.run import Options
+
+    text = SWEEP.replace("k: 5%", "k: [1, 2, 3]").replace("0.3", "[0.1, 0.2, 0.3]")
+    (mine / "my.yaml").write_text(text)
+    plan = make_plan(spec.load(mine / "my.yaml"))
+    assert plan.missing == 12
+    assert len(list(smoke(plan.batches, Options()))) == 2
+    few = build("network", {**plan.cells[0].cell.problem.params, "batch": 5}).few()
+    assert few.samples == (5, 5, 5, 5)
+    assert len(few.test) == 5

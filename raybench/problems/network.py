@@ -231,6 +231,13 @@ class NetworkProblem(Problem):
             out.passes = self.passes.computing_in(torch.bfloat16)
         return out
 
+    def few(self) -> Self:
+        few, most = copy.copy(self), self.batch or 32
+        few.rows = [rows[:most] for rows in self.rows]
+        few.samples, few._kept = tuple(map(len, few.rows)), {}
+        few.test = (self.test or self.train)[:most]
+        return few
+
     def host(self, clients: range) -> Self:
         part = super().host(clients)
         part.passes = self.passes.apart()
