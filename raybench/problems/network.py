@@ -323,13 +323,36 @@ class NetworkProblem(Problem):
         """Return the clients' gradients (B, n_here, d), and the buffers afterwards."""
         if sample is None:
             grads, _, after = self.oracle_buffered(x, buffers)
-            return grads, after
+        else:
+            grads, _, after = self.sampled(x, sample, buffers)
+        return grads, after
+
+    @property
+    def tested(self) -> bool:
+        """Whether there is a test part."""
+        return self.test is not None
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens a sample has, 0 where its targets are no tokens."""
+        return self.train.targets.shape[1] if self._next_token else 0
+
+    @property
+    def _next_token(self) -> bool:
+        return self.train.kind == "text" and self.train.targets.ndim > 1
+
+    def sampled(
+        self, x: Tensor, sample: Sample, buffers: Buffers
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
         at, out, after = self._room(x, buffers)
+        losses = x.new_zeros(out.shape[:2])
         for part in sample.split(self.most) if sample.size > self.most else [sample]:
             inputs, targets = self.minibatch(part)
             weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
-            self._add(at, inputs, targets, weights.to(self.device), part.stream, after, out)
-        return out, after
+            weights = weights.to(self.device)
+            losses += self._add(at, inputs, targets, weights, part.stream, after, out)
+        return out, losses + self._penalty(at), after
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
@@ -438,7 +461,7 @@ class NetworkProblem(Problem):
         values = {name: total / len(source) for name, total in sums.items()}
         if self.test is None:
             del values["test_loss"]
-        elif source.targets.ndim > 1 and self._task.losses is cross_entropy:
+        elif self._next_token and self._task.losses is cross_entropy:
             values["perplexity"] = values["test_loss"].exp()
         return values
 
