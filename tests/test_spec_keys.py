@@ -34,6 +34,7 @@ DIGESTS = {
     "ef21_family": (264, "8333834f09fe5075"),
     "grid480": (480, "b3df5eca3e202db8"),
     "lead": (30, "4ccc7be32727239b"),
+    "lm_10m": (6, "bbae974f9e2c3571"),
     "marina_k": (324, "2836208423b24ef6"),
     "mnist_dgc": (6, "bee69471571613ba"),
     "multimodal": (49, "bf9b06d05c2bbf74"),

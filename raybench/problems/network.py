@@ -31,6 +31,7 @@ from raybench.data import Examples, catalogue
 from raybench.data.images import MOST_SIDE
 from raybench.problems.base import DTYPES, EVALUATED, Problem
 from raybench.problems.networks import build, own
+from raybench.problems.networks.adapted import adapted, merged
 from raybench.problems.networks.passes import (
     LOSSES,
     Passes,
@@ -51,6 +52,7 @@ class NetworkProblem(Problem):
 
     model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes as
     in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my.py:function``, which returns a module or a ``Network``. The
+    ``causal_lm`` is the language model of the Hugging Face folder ``init_from``, by the library transformers. The
     loss is cross-entropy (of the next token for text), of targets that are no whole numbers the squared error (of the
     inputs for the autoencoder), unless ``loss`` says otherwise. Minibatches,
     augmentation and dropout are functions of the sample, so that a sample is the same at two points. Full gradients are
@@ -91,7 +93,14 @@ class NetworkProblem(Problem):
         batchnorm: str = Choice("server", "sync", "frozen", help="by what BatchNorm normalises"),
         init_seed: int = Integer(0, low=0, help="drives the initial weights"),
         init_from: str | None = Text(
-            None, help="a file of weights, as torch.save(model.state_dict()) makes"
+            None, help="weights: a state_dict of torch.save, .safetensors, or a folder of them"
+        ),
+        match: Sequence[str] = List((), help="patterns of the parameters that are trained; all"),
+        lora: int | None = Integer(
+            None, low=1, help="rank of updates that take the place of matched matrices"
+        ),
+        lora_alpha: float | None = Number(
+            None, low=0, open_low=True, help="updates are lora_alpha/lora B A; by default B A"
         ),
         freeze: Sequence[str] = List((), help="patterns of parameters that stay, such as layer1.*"),
         augment: str = Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
@@ -105,7 +114,13 @@ class NetworkProblem(Problem):
             help="pixels a side that a folder's pictures are resized to",
         ),
         length: int = Integer(64, low=1, help="tokens of a sequence"),
-        level: str = Choice("character", "byte", help="what is a token"),
+        level: str | Mapping[str, int] = Choice(
+            "character",
+            "byte",
+            tags={"bpe": Integer(low=256, high=1 << 17, help="tokens of a byte-level BPE")},
+            help="what is a token",
+        ),
+        tokenizer: str | None = Text(None, help="a tokenizer.json, in place of level"),
         dtype: str = Choice("float32", "float64", help="floating-point type"),
         seed: int = Integer(0, low=0, help="drives the split and the test part"),
         rows: int | None = Integer(None, low=1, help="only the first so many examples"),
@@ -121,9 +136,11 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        given = None if dataset is None else examples_of(dataset, model, length, level, size)
+        given = (
+            None if dataset is None else examples_of(dataset, model, length, level, size, tokenizer)
+        )
         made, self._task = build.network_of(
-            model, None if given is None else given.train, init_seed, loss, metrics
+            model, None if given is None else given.train, init_seed, loss, metrics, init_from
         )
         train = made.train or (given.train if given else None)
         assert train is not None
@@ -143,8 +160,10 @@ class NetworkProblem(Problem):
             raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
         self._shift, self._factor = scaling(train, scale)
         net = with_streams(made.model)
-        if init_from is not None:
+        if init_from is not None and model != build.CAUSAL_LM:
             build.load_weights(net, init_from)
+        if match or lora is not None:
+            net = adapted(net, tuple(match), lora, lora_alpha, init_seed)
         params = build.trainable(net, tuple(freeze))
         layout = Layout(tuple((name, tuple(p.shape)) for name, p in params.items()))
         super().__init__(
@@ -418,6 +437,7 @@ class NetworkProblem(Problem):
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
         views = zip(self.layout, self.layout.views(x), strict=True)
         weights = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        weights = merged(self.passes.model, weights)
         file = io.BytesIO()
         torch.save({n: v.detach().cpu().clone() for n, v in {**weights, **buffers}.items()}, file)
         return file.getvalue()
@@ -471,15 +491,20 @@ def _flat(streams: Stream) -> Stream:
 
 
 def examples_of(
-    dataset: str, model: str, length: int, level: str, size: int | None = None
+    dataset: str,
+    model: str,
+    length: int,
+    level: str | Mapping[str, int],
+    size: int | None = None,
+    tokenizer: str | None = None,
 ) -> data.Pair:
     """Return a data set for networks: a user's, a text for transformers and known texts, else images."""
     if own.is_function(dataset):
         return own.dataset(dataset)
-    text = (
-        model.partition(":")[0] == "transformer" or dataset in catalogue.TEXTS or ".txt" in dataset
-    )
-    return data.text(dataset, length, level) if text else data.images(dataset, size=size)
+    of_text = model.partition(":")[0] in ("transformer", build.CAUSAL_LM)
+    if of_text or dataset in catalogue.TEXTS or ".txt" in dataset:
+        return data.text(dataset, length, level, tokenizer=tokenizer)
+    return data.images(dataset, size=size)
 
 
 def scaling(train: Examples, scale: str) -> tuple[Tensor | None, Tensor | None]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
 from raybench.data import Examples
+from raybench.data.text import EXTRA
 from raybench.problems.networks import own
 from raybench.problems.networks.models import NAMED, Seen
 from raybench.problems.networks.passes import LOSSES, Task, accuracy, cross_entropy, squared_error
@@ -22,6 +23,7 @@ from raybench.spec.sections import parse
 
 KEY = "problem.model"
 TORCHVISION = "torchvision:"
+CAUSAL_LM = "causal_lm"
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,27 @@ def network_of(
     seed: int,
     loss: str | None = None,
     metrics: Sequence[str] = (),
+    folder: str | None = None,
 ) -> tuple[Network, Task]:
     """Return the network that ``model`` stands for, initialised from ``seed``, and its task.
 
-    loss, metrics: what is minimised and measured in place of what is usual for the data. text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
+    loss, metrics: what is minimised and measured in place of what is usual for the data. folder: of ``causal_lm``. text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
     ``module:function`` of a user's. torch's own random numbers stay as they were. Raises InputError for
     an unknown name, or sizes that do not fit.
     """
     with own.seeded(seed):
         if text.startswith(TORCHVISION):
             made = Network(_torchvision(text.removeprefix(TORCHVISION), train))
+        elif text == CAUSAL_LM:
+            made = Network(_causal_lm(folder))
         elif text.partition(":")[0] in NAMED:
             made = Network(_named(text, train))
         elif ":" in text:
             made = _of_user(text, train)
         else:
-            fix = f"{nearest(text, NAMED)}; or torchvision:NAME, or my_module:function"
+            fix = (
+                f"{nearest(text, (*NAMED, CAUSAL_LM))}; or torchvision:NAME, or my_module:function"
+            )
             raise InputError.of(KEY, f"unknown model {text!r}", fix)
     examples = made.train or train
     assert examples is not None
@@ -207,15 +214,80 @@ def _of_user(text: str, train: Examples | None) -> Network:
     return made
 
 
+class _Scores(nn.Module):
+    """Tokens (b, T) to scores (b, T, tokens) by a model of the library transformers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(input_ids=tokens, use_cache=False).logits
+
+
+def _causal_lm(folder: str | None) -> nn.Module:
+    """Return the language model of a folder of the user's: nothing is fetched, no code of the folder is run."""
+    key, fix = "problem.init_from", "a folder with config.json and model.safetensors"
+    if folder is None:
+        raise InputError.of(key, f"{CAUSAL_LM} needs it", fix)
+    safetensors_of(folder)
+    try:
+        import transformers
+
+        net = transformers.AutoModelForCausalLM.from_pretrained(
+            str(Path(folder).expanduser()),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            dtype=torch.float32,
+        )
+    except ImportError as error:
+        fix = f"{EXTRA}; or a model of your own, my.py:function"
+        raise InputError.of(key, f"{CAUSAL_LM} needs the package transformers", fix) from error
+    except Exception as error:
+        raise InputError.of(key, f"cannot read {folder}: {reason(error)}"[:300], fix) from error
+    return _Scores(net)
+
+
+def safetensors_of(path: str) -> list[Path]:
+    """Return the files of weights of a folder of Hugging Face, or the one file, in the format of safetensors alone."""
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        return [place]
+    files = sorted(place.glob("*.safetensors"))
+    lacks = "config.json" if not (place / "config.json").is_file() else "" if files else "weights"
+    if lacks:
+        what = f"{path} has no {lacks} as Hugging Face's folders have"
+        fix = "config.json and model.safetensors; files of pickles may run code and are not read"
+        raise InputError.of("problem.init_from", what, fix)
+    return files
+
+
+def _weights(path: str) -> Mapping[str, Any]:
+    """Return the tensors of a file or folder by name, from formats that run no code."""
+    place = Path(path).expanduser()
+    if not (place.is_dir() or place.suffix == ".safetensors"):
+        return torch.load(place, map_location="cpu", weights_only=True)
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        what = f"{path} needs the package safetensors"
+        raise InputError.of("problem.init_from", what, EXTRA) from error
+    return {n: v for file in safetensors_of(path) for n, v in load_file(file).items()}
+
+
 def load_weights(model: nn.Module, path: str) -> None:
-    """Read the weights of a file that ``torch.save`` made of a ``state_dict``; nothing else is read.
+    """Read the weights of a file that ``torch.save`` made of a ``state_dict``, or of safetensors; nothing else is read.
 
     A last layer of another shape is left as it is initialised, as one does for other classes. Raises
     InputError where the file is no such thing or does not fit.
     """
     key = "problem.init_from"
     try:
-        result = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+        result = _weights(path)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError.of(key, f"cannot read {path}: {reason(error)}", "a state_dict") from error
     if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
