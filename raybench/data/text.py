@@ -15,7 +15,7 @@ from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
 
-LEVELS = ("byte", "character", "bpe")
+LEVELS = ("byte", "character")
 EXTRA = "pip install 'raybench[text]'"
 Level = str | Mapping[str, int]
 CODES = 0x110000  # of Unicode
@@ -97,8 +97,9 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
 @cached(4)
 def _tokens(files: tuple[Path, ...], level: str, size: int, share: float) -> tuple[np.ndarray, int]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64; and its size."""
-    if level not in (*LEVELS, "file"):
-        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
+    if level not in (*LEVELS, "file") and not (level == "bpe" and size):
+        fix = f"{nearest(str(level), LEVELS)}; or {{bpe: 2048}}"
+        raise data_error(f"unknown level {level!r}", fix)
     file, raw = files[0], content(files[0])
     if level == "byte":
         return np.frombuffer(raw, np.uint8), 256
