@@ -227,6 +227,9 @@ def sweep(
     fresh: shared.Fresh = False,
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
+    smoke: Annotated[
+        bool, Option("--smoke", help="Two rounds of each kind of cells, here; saves nothing.")
+    ] = False,
     callback: Annotated[
         list[str] | None,
         Option(
@@ -244,6 +247,10 @@ def sweep(
     from raybench.runtime.driver import drive
 
     planned = shared.read(file, sets, plugin)
+    if smoke:
+        from raybench.cli.plan import smoke as try_out
+
+        raise typer.Exit(try_out(planned))
     folder = results_of(planned, out)
     note(*planned.notes)
     outcome = drive(

@@ -386,14 +386,14 @@ def check_file(file: str) -> None:
         raise InputError.of(file, "no such file", fix)
 
 
-def sweeps() -> dict[str, str]:
-    """Return the text of every shipped sweep by name."""
+def sweeps(ending: str = ".yaml") -> dict[str, str]:
+    """Return the text of every shipped sweep by name; of ending .py, those of own models and data."""
     try:
         files = list(resources.files("raybench.sweeps").iterdir())
     except (ImportError, OSError):
         folder = Path(__file__).resolve().parents[2] / "sweeps"
         files = list(folder.iterdir()) if folder.is_dir() else []
-    texts = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
+    texts = {f.name.removesuffix(ending): f for f in files if f.name.endswith(ending)}
     return {name: texts[name].read_text(encoding="utf-8") for name in sorted(texts)}
 
 

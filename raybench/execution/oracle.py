@@ -21,7 +21,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
 from raybench.core.streams import Sample
-from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
+from raybench.problems.abilities import Buffered, Predicting, Sampled, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire
 
@@ -50,6 +50,9 @@ def _writes(x: Tensor, grads: Tensor | None) -> tuple[int, int]:
     return x._version, 0 if grads is None else grads._version
 
 
+HEARD = "heard"  # in the state, beside the buffers: what belongs to clients
+
+
 class Oracle:
     """The oracle of B cells, for the clients of ``problem`` that are hosted here.
 
@@ -64,6 +67,11 @@ class Oracle:
         self.spared = 0.0  # seconds of gradients that methods took over from the record
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self._last: Full | None = None
+        self._sampled = problem if isinstance(problem, Sampled) else None
+        # the losses of what gradients were taken of since the last record, and how many, (B, n_here, 2)
+        self._heard = torch.zeros(
+            wire.B, wire.n_here, 2, dtype=torch.float64, device=problem.device
+        )
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
         self._full = float(self._counts.mean())  # samples of a full gradient, mean per client
         self.rounds: Rounds | None = None  # the simulated clock, where there is one
@@ -95,6 +103,8 @@ class Oracle:
             owed = last.seconds if last is latest else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
+            if self._sampled is not None and last.losses is not None:
+                self._hear(last.losses, slice(None), clients)
         else:
             some = slice(None) if cells is None else cells
             at = x if cells is None else x[cells]
@@ -124,7 +134,16 @@ class Oracle:
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
-        return self.problem.grad(x, sample)
+        if sample is None or self._sampled is None:
+            return self.problem.grad(x, sample)
+        grads, losses, _ = self._sampled.sampled(x, sample, {})
+        self._hear(losses, cells, clients)
+        return grads
+
+    def _hear(self, losses: Tensor, cells: Cells, clients: Tensor | None) -> None:
+        there = torch.ones_like(losses) if clients is None else clients.to(losses)
+        heard = torch.stack((losses * there, there), -1).to(self._heard)
+        self._heard[cells] = self._heard[cells] + heard
 
     @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,6 +253,21 @@ class Oracle:
     ) -> Measured:
         return self.problem.measure(x, what, full)
 
+    def told(self, bad: int = 0) -> dict[str, np.ndarray]:
+        """Return what gradients have brought along since it was last asked, (B,) by column, ``bad`` last clients left out.
+
+        minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens: of all gradients so far.
+        """
+        if self._sampled is None:
+            return {}
+        heard = self.wire.transport.gather_rows(self._heard, self.wire.n)
+        losses, count = heard[:, : self.wire.n - bad].sum(1).cpu().numpy().T
+        self._heard = torch.zeros_like(self._heard)
+        losses = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
+        mean = np.divide(losses, count, out=np.full(len(count), np.nan), where=count > 0)
+        tokens = {"tokens": self.evals * self._sampled.tokens} if self._sampled.tokens else {}
+        return {"minibatch_loss": mean, **tokens}
+
     @wide()
     def at_minimizer(self) -> Tensor:
         """Return grad f_i(x*) of the clients here, (B, n_here, d), where x* is known."""
@@ -250,11 +284,11 @@ class Oracle:
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""
         self.evals = self.evals[cells.cpu().numpy()]
-        self._last = None
+        self._last, self._heard = None, self._heard[cells]
         if self.rounds is not None:
             self.rounds.select(cells.cpu().numpy())
 
-    def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
         last = self._last
         held = last is not None and last.paid
@@ -262,14 +296,14 @@ class Oracle:
         return {
             "evals": torch.from_numpy(self.evals.copy()),
             "spared": self.spared,
-            "buffers": {},
+            "buffers": {} if self._sampled is None else {HEARD: self._heard.clone()},
             "paid_at": at[0] if at else None,
         }
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
         self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
-        self._last = None
+        self._last, self._heard = None, saved["buffers"].pop(HEARD, self._heard)
         if saved["paid_at"] is not None:
             x = points[saved["paid_at"]]
             self._last = Full(x, None, None, _writes(x, None), 0.0, True)
@@ -380,7 +414,11 @@ class BufferedOracle(Oracle):
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
-        grads, self._after = self._buffered.grad_buffered(x, sample, before)
+        if sample is None or self._sampled is None:
+            grads, self._after = self._buffered.grad_buffered(x, sample, before)
+        else:
+            grads, losses, self._after = self._sampled.sampled(x, sample, before)
+            self._hear(losses, cells, clients)
         return grads
 
     def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:
@@ -426,10 +464,11 @@ class BufferedOracle(Oracle):
         self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._after = {}
 
-    def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know, the buffers among it."""
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return {**super().state(points), "buffers": buffers}
+        state = super().state(points)
+        held = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return {**state, "buffers": {**held, **state["buffers"]}}
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""

@@ -36,7 +36,7 @@ from raybench.execution.recorder import (
     measured,
 )
 from raybench.execution.search import Halving
-from raybench.problems.abilities import Trained
+from raybench.problems.abilities import Sampled, Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
 from raybench.spec.model import Evaluate, Prune, Record
 from raybench.store.accounting import Accounting
@@ -123,6 +123,7 @@ class Run:
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
+        self.looks: list[float] = []  # seconds of rows that take costly passes over the data
         self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 
@@ -185,23 +186,11 @@ class Run:
                 estimate = self.a.pooled(net, estimate)
         elif self.average.value is not None:
             x = self.average.value
-        fully = self._fully(t)
-        f_star = self.first.f_star
-        no_minimum = f_star is None and not self.bad
-        facts = self.batch.facts if no_minimum else {**self.batch.facts, "f_star": f_star}
-        row = measured(
-            net,
-            x,
-            self._what(fully),
-            facts,
-            bad=self.bad,
-            estimate=estimate if isinstance(estimate, Tensor) else None,
-            metrics=self.options.evaluate.metrics if fully else (),
-        )
+        row = self._measured(x, estimate, self._fully(t))
         apart = self.a.disagreement(net, self.s, self.c)
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
-        row["grad_evals"] = net.oracle.evals
+        row |= {**net.oracle.told(self.bad), "grad_evals": net.oracle.evals}
         if net.timing is not None:
             row.update(net.timing.columns(net.B))
         row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
@@ -212,6 +201,32 @@ class Run:
         if due and t < self.rounds:  # in the last round all have run anyway
             pruned = self._halving.ends(due, self.recorder, self.status)
             self._leave(self.live & np.isin(self.index, net.transport.agree(pruned)), "pruned")
+
+    def _measured(self, x: Tensor, estimate: object, fully: bool) -> dict[str, np.ndarray]:
+        began = perf_counter()
+        f_star = self.first.f_star
+        no_minimum = f_star is None and not self.bad
+        facts = self.batch.facts if no_minimum else {**self.batch.facts, "f_star": f_star}
+        row = measured(
+            self.net,
+            x,
+            self._what(fully),
+            facts,
+            bad=self.bad,
+            estimate=estimate if isinstance(estimate, Tensor) else None,
+            metrics=self.options.evaluate.metrics if fully else (),
+        )
+        if fully and self.problem.costly:
+            self.looks.append(perf_counter() - began)
+        return row
+
+    def evaluation(self) -> float:
+        """Return the seconds of all passes over the data for the record, by those after round 0, or one now; 0 where cheap."""
+        if len(self.looks) < 2 and self.problem.costly:
+            self._measured(self.a.point(self.net, self.s, self.c), None, True)
+        every, rows = self.options.evaluate.every, self._wanted.count
+        often = self.rounds // every if every else rows // self._evaluate_each
+        return (1 + min(often, rows)) * float(np.median(self.looks[1:] or [0.0]))
 
     def _fully(self, t: int) -> bool:
         """Return whether the row of round t measures what takes a pass over the data."""
@@ -227,13 +242,22 @@ class Run:
         if not fully and self.problem.costly:
             return frozenset()
         what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
-        evaluate = self.options.evaluate
-        what = what if evaluate.gradient else what - OF_GRADIENTS
-        return what if evaluate.loss else what - OF_LOSSES
+        gradient, loss = self.options.evaluate.gradient, self.options.evaluate.loss
+        network = isinstance(self.problem, Sampled) and self.problem
+        if gradient is None:
+            gradient = not network or not OF_GRADIENTS.isdisjoint(self.first.stop)
+        if loss is None:
+            asked = self.first.f_star is not None or not OF_LOSSES.isdisjoint(self.first.stop)
+            loss = gradient or asked or not network or not network.tested
+        what = what if gradient else what - OF_GRADIENTS
+        return what if loss else what - OF_LOSSES
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
-        size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
+        loss = row.get("loss", unknown)
+        if self.options.evaluate.loss is None and "loss" not in row and "minibatch_loss" in row:
+            loss = np.nan_to_num(row["minibatch_loss"], nan=1.0, posinf=np.inf)
+        size = np.stack((row.get("grad_norm_sq", unknown), np.abs(loss)))
         if self.first_size is None:
             self.first_size = np.maximum(size, 1.0)
         sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self.first_size[:, self.index])

@@ -299,6 +299,8 @@ class Plugin(Sections):
                 def by_content(given: object, where: str = f"problem.{key}") -> object:
                     file, rest = parted(given) if isinstance(given, str) else ("", "")
                     path = file and is_path(file)
+                    if path and rest and where.endswith(".dataset"):
+                        return f"sha256:{entry.target.fingerprint(given)}"
                     return f"sha256:{content_hash(file, where)}{rest}" if path else given
 
                 params[key] = each(params[key], by_content)
