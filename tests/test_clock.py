@@ -435,6 +435,9 @@ def test_times_to_a_target_are_within_their_theorems(power) -> None:
     ringmaster = seconds_to("ringmaster_asgd", speeds, n, epsilon, sigma2, target=epsilon)
     assert max(rennala, ringmaster) <= 48 * bound
     assert 1 / 8 <= rennala / ringmaster <= 8
+    malenia = seconds_to("malenia_sgd", speeds, n, epsilon, sigma2, target=epsilon)
+    apart = (tau.max() + tau.mean() * sigma2 / (n * epsilon)) * L * gap / epsilon
+    assert malenia <= 48 * apart  # the bound for data of their own, which equal data have too
 
 
 @pytest.mark.thorough

@@ -61,12 +61,14 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3564,
+    "cli, __main__": 3607,
     "measure": 1260,
+    "problems": 5042,
+    "tests": 43500,
     "reproduce": 978,
-    "data": 2166,
-    "spec": 2926,
-    "core": 3871,
+    "data": 2210,
+    "spec": 2928,
+    "core": 3872,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
