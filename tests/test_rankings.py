@@ -404,9 +404,7 @@ x0: {normal: 1.0}
 rounds: 40
 """
     for name, split in (("two", "[contiguous, sorted_by_label]"), ("third", "shuffled")):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("SPLIT", split))
-        out = tmp_path / name
-        assert cli("sweep", tmp_path / f"{name}.yaml", "--out", out, "--inline").code == 0
+        raybench.sweep(text.replace("SPLIT", split), tmp_path / name, inline=True)
     two, third = frames(tmp_path / "two"), frames(tmp_path / "third")
     own = to_target(two, 0.1, by=("facet", "step"))
     costs = own.set_index(["facet", "step"])["bits_up"].to_dict()
@@ -431,7 +429,7 @@ rounds: 40
 # -- steps that are chosen on some seeds and reported on the others ------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=2, max_size=4),
     st.sets(st.integers(0, 3), min_size=1, max_size=3),
