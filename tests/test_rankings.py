@@ -527,8 +527,14 @@ def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
 # -- an audit: every reading is what the table says under it ---------------------------------------
 
 
-def test_readings_are_those_of_the_table(swept):
-    result = audit(swept)
+@pytest.fixture(scope="module")
+def audited(swept):
+    """Return an audit, which takes long."""
+    return audit(swept)
+
+
+def test_readings_are_those_of_the_table(swept, audited):
+    result = audited
     own = result.readings[result.readings["own"]].set_index("method")["cost"]
     want = closing_table(swept).set_index("method")["bits_to_target"].dropna()
     assert own.to_dict() == want.to_dict()
@@ -544,8 +550,8 @@ def test_readings_are_those_of_the_table(swept):
         assert part.to_dict() == want.to_dict()
 
 
-def test_pairs_count_what_the_readings_say(swept):
-    result = audit(swept)
+def test_pairs_count_what_the_readings_say(audited):
+    result = audited
     costs = result.readings.set_index([*FACTORS, "method"])["cost"].unstack()
     assert len(result.pairs) > 2
     for row in result.pairs.itertuples():

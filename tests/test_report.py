@@ -113,6 +113,7 @@ def test_bits_have_units_and_say_what_is_not_known():
 # -- figures ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_figures_are_png_pdf_and_csv(folder_of, tmp_path, monkeypatch):
     monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
     paths = figures(folder_of(), tmp_path / "out")
