@@ -215,6 +215,7 @@ def test_the_chart_says_what_it_assumes(swept):
     assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
 
 
+@pytest.mark.thorough
 def test_the_page_says_for_which_link(swept, tmp_path):
     said = cli("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
     assert said.code == 0
