@@ -64,8 +64,9 @@ chaos: $(STAMP)
 # The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py \
               streams.py kernels.py selection.py quantisers.py theory.py tightness.py)
+TIER ?= not slow
 invariants: $(STAMP)
-	$(PARALLEL) -m "not slow" $(INVARIANTS) $(PYTEST)
+	$(PARALLEL) -m "$(TIER)" $(INVARIANTS) $(PYTEST)
 
 # make test-all tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
 MESSAGES ?= 10000

@@ -186,7 +186,7 @@ class Ranks:
 
 def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     """Return the model's seconds of what was measured, without what software takes."""
-    from raybench.analysis.links import Link, Network, seconds_of_round
+    from raybench.clock.links import Link, Network, seconds_of_round
     from raybench.measure.link import expected
 
     link = Link(latency, bandwidth)

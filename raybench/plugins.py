@@ -2,7 +2,7 @@
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
 ``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Compressor``. Bases: ``Compressor``,
-``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the compressor of an ``Compressor`` parameter. Messages
+``Algorithm``, ``Asynchronous``, ``Estimator``, ``Problem``. ``build`` makes the compressor of an ``Compressor`` parameter. Messages
 for compressors: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
 algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. ``Callback``: what follows
 a sweep. See docs/plugins.md.
@@ -12,6 +12,7 @@ from torch import where, zeros_like
 
 from raybench import theory
 from raybench.algorithms.base import Algorithm, Estimator
+from raybench.algorithms.events import Asynchronous
 from raybench.compressors import (
     Any_,
     Compressor,
@@ -64,6 +65,7 @@ __all__ = [
     "DTYPES",
     "Algorithm",
     "Any_",
+    "Asynchronous",
     "Callback",
     "Choice",
     "Compressor",

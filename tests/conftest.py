@@ -37,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[MARK] = uuid.uuid4().hex
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare make test the imports of files that are thorough as a whole, unless they are asked for by name."""
+    if config.option.markexpr != "not thorough" or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.thorough\n" in collection_path.read_text() or None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what make test leaves to make test-all."""
     if is_thorough(item):

@@ -1,4 +1,4 @@
-"""Two ranks train and save after every step; started again they go on. Prints losses."""
+"""Two ranks train and save after every step; started again they go on. Writes their losses, and undisturbed ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import raybench.torch as rt
 
 STEPS = 30
 
-if __name__ == "__main__":
-    rank, folder, dies = join(), Path(sys.argv[1]), sys.argv[2] == "dies"
+
+def train(rank: int, file: Path, dies: bool) -> list[float]:
+    """Train from where a file is, saving after every step; return all losses."""
     model = network()
     optimizer = sgd(model)
     optimizer.param_groups[0]["momentum"] = 0.9
     opt = rt.CompressedOptimizer(optimizer, "rand_k:k=10%", "diana")
-    file, losses = folder / f"checkpoint.{rank}.pt", []
+    losses: list[float] = []
     if file.exists():
         kept = torch.load(file, weights_only=True)
         model.load_state_dict(kept["model"])
@@ -39,5 +40,11 @@ if __name__ == "__main__":
         dist.barrier()
         if dies and t == 12:
             os.kill(os.getpid(), 9)
-    save({"losses": losses})
+    return losses
+
+
+if __name__ == "__main__":
+    rank, folder = join(), Path(sys.argv[1])
+    resumed = train(rank, folder / f"checkpoint.{rank}.pt", sys.argv[2] == "dies")
+    save({"losses": resumed, "undisturbed": train(rank, folder / f"other.{rank}.pt", False)})
     leave()

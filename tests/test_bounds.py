@@ -199,10 +199,10 @@ OTHERWISE = {  # bounds over rounds that are not of the generic rule, or methods
 
 
 def cases(*names: str, without: Any = ()) -> pytest.MarkDecorator:
-    """Parametrise by the cases of some methods, or of all; make test takes the first of each method and kind."""
+    """Parametrise by the cases of some methods, or of all; make test takes the first of each, and one with an l1 term."""
     every = [c for c in CASES if (c.name in names or not names) and c.name not in without]
     chosen = first_of_each(
-        ((c,) for c in every), lambda one: (one[0].name, one[0].problem == LASSO)
+        ((c,) for c in every), lambda one: "l1" if one[0].problem == LASSO else one[0].name
     )
     ids = [f"{c.name}-{CASES.index(c)}" for c in every]
     return pytest.mark.parametrize("case", chosen, ids=ids)

@@ -27,7 +27,7 @@ def swept(tmp_path_factory) -> tuple[Path, Said]:
     folder = tmp_path_factory.mktemp("swept")
     (folder / "s.yaml").write_text(SWEEP)
     raybench.sweep(folder / "s.yaml", folder / "out", inline=True, sets=["seed=0"])
-    said = cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline")
+    said = cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline", firm=True)
     return folder, said
 
 
@@ -80,6 +80,9 @@ def test_sweep_ends_with_table_report_and_next_command(swept):
     assert re.search(r"^skipped +8 cells: marina needs an unbiased compressor", said.out, re.M)
     assert re.search(rf"^report +{re.escape(str(out / 'report.html'))}$", said.out, re.M)
     assert re.search(r"^next +raybench plot ", said.out, re.M)
+    assert re.search(
+        r"^order +.* is first in \d+% of \d+ readings: raybench audit ", said.out, re.M
+    )
     assert "note: gd x 3 compressors: 18 cells merged to 6" in said.err
     assert "<html" in (out / "report.html").read_text()
     cells = pd.read_parquet(out / "cells")

@@ -28,7 +28,8 @@ def test_cp_copies_every_shipped_sweep(here):
     for name in (n for n in listed if n != "sweeps"):
         said = cli("cp", name)
         assert said.code == 0
-        assert said.out.startswith(f"{name}.yaml\nnext: raybench plan {name}.yaml")
+        files = [f"{name}.yaml", f"{name}.py"] if name == "network" else [f"{name}.yaml"]
+        assert said.out.splitlines() == [*files, f"next: raybench plan {name}.yaml"]
         assert yaml.safe_load((here / f"{name}.yaml").read_text())["problem"]
     (here / "sub").mkdir()
     assert cli("cp", "quickstart", "sub").out.startswith("sub/quickstart.yaml")

@@ -391,7 +391,6 @@ def test_times_of_a_network_are_split(tmp_path):
     times_are_split(timed(tmp_path / "simulate"), "simulate")
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_times_on_workers_are_split(tmp_path):

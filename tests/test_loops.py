@@ -632,14 +632,12 @@ def test_nothing_here_keeps_a_process_group_alive(tmp_path):
 @pytest.mark.thorough
 def test_a_killed_loop_goes_on_with_the_same_losses(tmp_path):
     """Both ranks are killed after step 12, and started again: losses as undisturbed, bit for bit."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    want = results("loop_killed.py", 2, tmp_path / "a", "lives")
-    for process in start("loop_killed.py", 2, tmp_path / "b", "dies"):
+    for process in start("loop_killed.py", 2, tmp_path, "dies"):
         assert process.wait(timeout=120) == -9
-    got = results("loop_killed.py", 2, tmp_path / "b", "lives")
-    assert got == want
-    assert len(got[0]["losses"]) == 30
+    assert len(torch.load(tmp_path / "checkpoint.0.pt", weights_only=True)["losses"]) == 13
+    for got in results("loop_killed.py", 2, tmp_path, "lives"):
+        assert got["losses"] == got["undisturbed"]
+        assert len(got["losses"]) == 30
 
 
 @pytest.fixture(scope="module")
@@ -665,7 +663,6 @@ def test_a_loop_ends_where_the_same_cell_of_a_sweep_does(cells, name, batch):
     assert cells[f"{name} {batch} float64"] < 1e-9
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -61,7 +61,7 @@ def by_hand(codes, width):
     return sent + number.to_bytes(math.ceil(width * len(rest) / 8), "little")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_packing_is_what_is_said(data):
     dtype = data.draw(st.sampled_from(list(NARROW)))

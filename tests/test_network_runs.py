@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from cli_kit import cli
 from test_networks import DIGITS, NORMED, by_hand, network, point
 from torch.nn import functional as F
 
 import raybench
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
-from raybench.testing.trial import Method, finished, recorded, started
+from raybench.testing.trial import Method, finished, on_ranks, recorded, started
 
 
 def test_gd_is_sgd_on_minibatches_of_the_problem():
@@ -48,7 +51,7 @@ def test_only_some_rows_of_the_test_part():
 
 
 def test_a_row_measures_what_it_is_asked_for():
-    more = {"record": {"every": 1}, "evaluate": {"every": 4, "gradient": False}}
+    more = {"record": {"every": 1}, "evaluate": {"every": 4, "loss": True}}
     problem = {"name": "network", **DIGITS, "test_size": 0.2}
     frame = raybench.run(
         {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
@@ -59,13 +62,126 @@ def test_a_row_measures_what_it_is_asked_for():
         assert frame[column].notna().equals(asked)
     assert frame["grad_norm_sq"].isna().all()
     assert np.isfinite(frame["bits_up"]).all()
-    more["evaluate"]["loss"] = False
+    del more["evaluate"]["loss"]  # the default, where there is a test part
     less = raybench.run(
         {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
     )
     assert less["loss"].isna().all()
     assert less["test_loss"].equals(frame["test_loss"])
     assert less["bits_up"].equals(frame["bits_up"])
+    assert less["extra.minibatch_loss"][1:].notna().all()
+
+
+def swept(problem=None, **more):
+    """Return the curve of three rounds of SGD on a network."""
+    config = {
+        "problem": {"name": "network", **DIGITS, **(problem or {})},
+        "algorithm": "sgd",
+        "step_size": {"value": 0.1},
+        "rounds": 3,
+        **more,
+    }
+    return raybench.run(config)
+
+
+@pytest.mark.parametrize(
+    ("more", "loss", "gradient"),
+    [
+        ({}, True, False),  # without a test part
+        ({"problem": {"test_size": 0.2}}, False, False),
+        ({"problem": {"test_size": 0.2}, "evaluate": {"gradient": True}}, True, True),
+        ({"problem": {"test_size": 0.2}, "stop": {"loss": 1e-9}}, True, False),
+        ({"problem": {"test_size": 0.2}, "stop": {"grad_norm_sq": 1e-9}}, True, True),
+        ({"evaluate": {"loss": False}}, False, False),
+    ],
+)
+def test_f_and_its_gradient_are_measured_where_something_asks_for_them(more, loss, gradient):
+    frame = swept(**more)
+    assert frame["loss"].notna().all() == loss
+    assert frame["grad_norm_sq"].notna().all() == gradient
+    assert frame["loss"].isna().all() != loss
+    assert frame["grad_norm_sq"].isna().all() != gradient
+
+
+def test_a_stop_at_a_gradient_stops_networks_too():
+    assert swept(stop={"grad_norm_sq": 1e9}, problem={"test_size": 0.2})["round"].tolist() == [0]
+
+
+@pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
+def test_the_minibatch_loss_is_that_of_the_minibatches_since_the_row_before(params):
+    problem = {"name": "network", **params, "batch": 8}
+    method = Method("gd", {}, None, problem, step=0.1, rounds=4)
+    run = started(method.batch([1.0, 3.0]), every=2)
+    want = []
+    for t in range(1, 5):
+        x = run.s.x.clone() if t > 1 else run.problem.start().expand(2, -1)
+        run.advance(1)
+        J = run.net.sample("batch", 8)
+        losses = [
+            [float(by_hand(run.problem, x[b], J.indices[b, i], i, params is NORMED)[1]) for i in range(3)]
+            for b in range(2)
+        ]  # fmt: skip
+        want.append(np.mean(losses, 1))
+    found = run.recorder.column("minibatch_loss")
+    assert np.isnan(found[:, 0]).all()
+    np.testing.assert_allclose(found[:, -1], np.mean(want[2:], 0), rtol=1e-9)
+
+
+def test_full_gradients_and_participants_tell_their_loss():
+    run = finished(Method("gd", {}, None, {"name": "network", **DIGITS, "batch": "full"}, step=0.1, rounds=3).batch())  # fmt: skip
+    loss, heard = (run.recorder.column(name)[0] for name in ("loss", "minibatch_loss"))
+    np.testing.assert_allclose(heard[1:], loss[:-1], rtol=1e-9)
+    net = started(Method("sgd", {}, None, {"name": "network", **DIGITS}, step=0.1).batch()).net
+    x, who = net.oracle.problem.start()[None], torch.tensor([[True, False, True]])
+    J = net.sample("some", 8)
+    net.grad(x, J, clients=who)
+    want = [float(by_hand(net.oracle.problem, x[0], J.indices[0, i], i)[1]) for i in (0, 2)]
+    assert net.oracle.told()["minibatch_loss"][0] == pytest.approx(np.mean(want), rel=1e-9)
+    assert np.isnan(net.oracle.told()["minibatch_loss"]).all()
+
+
+@pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
+def test_what_minibatches_told_goes_along_to_ranks_and_other_processes(params):
+    problem = {"name": "network", **params, "batch": 8}
+    batch = Method("gd", {}, None, problem, step=0.1, rounds=5).batch()
+    whole = finished(batch, every=5).recorder.column("minibatch_loss")
+    ranks = on_ranks(3, batch, lambda run: run.recorder.column("minibatch_loss")[:, -1])
+    of_every_round = finished(batch).recorder.column("minibatch_loss")[:, -1]
+    np.testing.assert_allclose(ranks, [of_every_round] * 3, rtol=1e-9)
+    first, then = started(batch, every=5), started(batch, every=5)
+    first.advance(3)
+    then.load(first.state())
+    then.advance(2)
+    np.testing.assert_array_equal(then.recorder.column("minibatch_loss"), whole)
+
+
+def test_a_plan_tells_the_share_of_evaluation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = "problem: {name: network, model: mlp, dataset: digits, clients: 2, batch: 1, test_size: 0.2, test_rows: 5}"
+    text = few + "\nalgorithm: sgd\nstep_size: {value: 0.1}\nrounds: 400\nevaluate: {every: 400}\n"
+    (tmp_path / "few.yaml").write_text(text)
+    said = cli("plan", "few.yaml")
+    (share,) = re.findall(r"evaluation +(\d+)% of the time", said.out)
+    assert int(share) <= 25
+    assert "evaluation takes" not in said.err
+    (tmp_path / "much.yaml").write_text(text.replace("400}", "1, gradient: true}"))
+    said = cli("plan", "much.yaml")
+    (share,) = re.findall(r"evaluation +(\d+)% of the time", said.out)
+    assert int(share) > 25
+    assert f"evaluation takes {share}% of the time: a larger evaluate.every" in said.err
+
+
+def test_a_network_that_diverges_is_seen_by_its_minibatches():
+    frame = swept(problem={"test_size": 0.2}, step_size={"value": 1e30}, rounds=40)
+    assert frame["round"].max() < 5
+
+
+def test_tokens_are_counted_by_client(tmp_path):
+    (tmp_path / "own.txt").write_text("to be or not to be, that is the question " * 40)
+    text = {"model": "transformer:width=8,layers=1,heads=1", "dataset": str(tmp_path / "own.txt")}
+    frame = swept(problem={**text, "rows": None, "length": 8, "batch": 4, "clients": 2})
+    assert frame["extra.tokens"].tolist() == [0, 32, 64, 96]
+    assert "extra.tokens" not in swept()
 
 
 # BatchNorm ------------------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ def test_three_ranks_are_one(alone, name):
         near(results, alone[name], name)
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(500)
 def test_workers_of_ray_train_are_one_process(tmp_path):

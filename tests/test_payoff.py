@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raybench.analysis.links import Link, Network, all_gather, all_reduce
+from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.measure.payoff import (
     ALL_TO_ALL,
     BUCKETS,

@@ -55,10 +55,16 @@ CASES = {
     "vertical single": ("vertical_least_squares", {**CANCER, "clients": 30}),
     "yours": OnlyLosses,
 }
+THOROUGH = {"logistic l2", "logistic none", "logistic digits", "sigmoid l2", "squares"}
 _made: dict[str, Problem] = {}
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(
+    params=[
+        pytest.param(case, marks=[pytest.mark.thorough] if case in THOROUGH else [])
+        for case in CASES
+    ]
+)
 def problem(request) -> Problem:
     """Each problem, made once."""
     if request.param not in _made:

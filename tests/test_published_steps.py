@@ -63,7 +63,13 @@ def step(problem: dict, algorithm: dict, operator: dict, rule: str) -> float:
     return Resolver().resolve(cell).step_size
 
 
-@pytest.fixture(scope="module", params=SETS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("breast_cancer", "mushrooms"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("a9a", "w8a")),
+    ],
+)
 def nonconvex(request):
     """The problem of MARINA's experiments, its clients' rows, d, and lambda = 1e-6 L."""
     X, _ = rows_of(request.param)

@@ -404,9 +404,7 @@ x0: {normal: 1.0}
 rounds: 40
 """
     for name, split in (("two", "[contiguous, sorted_by_label]"), ("third", "shuffled")):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("SPLIT", split))
-        out = tmp_path / name
-        assert cli("sweep", tmp_path / f"{name}.yaml", "--out", out, "--inline").code == 0
+        raybench.sweep(text.replace("SPLIT", split), tmp_path / name, inline=True)
     two, third = frames(tmp_path / "two"), frames(tmp_path / "third")
     own = to_target(two, 0.1, by=("facet", "step"))
     costs = own.set_index(["facet", "step"])["bits_up"].to_dict()
@@ -431,7 +429,7 @@ rounds: 40
 # -- steps that are chosen on some seeds and reported on the others ------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=2, max_size=4),
     st.sets(st.integers(0, 3), min_size=1, max_size=3),
@@ -529,8 +527,14 @@ def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
 # -- an audit: every reading is what the table says under it ---------------------------------------
 
 
-def test_readings_are_those_of_the_table(swept):
-    result = audit(swept)
+@pytest.fixture(scope="module")
+def audited(swept):
+    """Return an audit, which takes long."""
+    return audit(swept)
+
+
+def test_readings_are_those_of_the_table(swept, audited):
+    result = audited
     own = result.readings[result.readings["own"]].set_index("method")["cost"]
     want = closing_table(swept).set_index("method")["bits_to_target"].dropna()
     assert own.to_dict() == want.to_dict()
@@ -546,8 +550,8 @@ def test_readings_are_those_of_the_table(swept):
         assert part.to_dict() == want.to_dict()
 
 
-def test_pairs_count_what_the_readings_say(swept):
-    result = audit(swept)
+def test_pairs_count_what_the_readings_say(audited):
+    result = audited
     costs = result.readings.set_index([*FACTORS, "method"])["cost"].unstack()
     assert len(result.pairs) > 2
     for row in result.pairs.itertuples():

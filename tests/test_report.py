@@ -113,6 +113,7 @@ def test_bits_have_units_and_say_what_is_not_known():
 # -- figures ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_figures_are_png_pdf_and_csv(folder_of, tmp_path, monkeypatch):
     monkeypatch.setitem(plots.STYLE, "savefig.dpi", 30)
     paths = figures(folder_of(), tmp_path / "out")
@@ -141,7 +142,10 @@ def test_the_csv_behind_a_figure_is_the_curve(folder_of, tmp_path):
     np.testing.assert_allclose(rows["step_size"], own["step_size"])
 
 
-@pytest.mark.parametrize("methods", [fake_store.METHODS, (GD,)], ids=["several", "one"])
+@pytest.mark.parametrize(
+    "methods",
+    [pytest.param(fake_store.METHODS, marks=pytest.mark.thorough, id="several"), (GD,)],
+)
 def test_figures_say_what_their_bands_are(folder_of, methods):
     """With a legend of several series, and below the panel of a lone one."""
     folder = folder_of(seeds=3, methods=methods)

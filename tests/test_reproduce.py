@@ -513,12 +513,18 @@ def test_those_that_come_with_raybench_are_read_and_listed():
 
 
 def test_the_page_of_the_docs_is_what_the_kept_results_say():
-    """`raybench reproduce --all --page docs/reproductions.md` writes it: a number typed by hand is found."""
+    """`raybench reproduce --all --page docs/reproductions.md` writes it: a number typed by hand is found.
+
+    What disagrees with a source is explained.
+    """
     every = []
     for name in catalogue():
         what = find(name)
         result = kept(what, DOCS / "reproductions")
+        assert result is not None
         every.append(page.Judged(what, judge(what, result), result))
+        for verdict in every[-1].verdicts:
+            assert verdict.word != DISAGREES or verdict.claim.likely, verdict.claim.name
     assert page.text(every, "reproductions") == (DOCS / "reproductions.md").read_text("utf-8")
     for one in every:
         for number in range(len(one.what.figures) if one.evidence is not None else 0):

@@ -305,7 +305,6 @@ def killed_after(tmp_path: Path, out: Path, count: int) -> None:
         os.kill(driver.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
     config = {**LOGISTIC, **REFINE, "prune": "halving", "rounds": 600}
     (tmp_path / "driver.py").write_text(DRIVER)

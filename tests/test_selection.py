@@ -27,7 +27,9 @@ def counts_for(d):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [1, 2, 8, 17, 112, 999, 8200, 70_001])
+@pytest.mark.parametrize(
+    "d", [1, 2, 8, 17, 112, 999, 8200, pytest.param(70_001, marks=pytest.mark.thorough)]
+)
 def test_top_k_is_brute_force(d, dtype):
     """Most of all where sizes are equal, all of them or some of a few."""
     random = np.random.default_rng(d)

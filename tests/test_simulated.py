@@ -12,8 +12,8 @@ from cli_kit import cli, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
-from raybench.analysis.links import Link, Network, all_gather, all_reduce
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
+from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.report import charts, figures, html, render
 from raybench.store import Store
 
@@ -215,6 +215,7 @@ def test_the_chart_says_what_it_assumes(swept):
     assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
 
 
+@pytest.mark.thorough
 def test_the_page_says_for_which_link(swept, tmp_path):
     said = cli("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
     assert said.code == 0

@@ -334,6 +334,7 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     assert rand_k["properties"]["k"]["default"] == "1%"
 
 
+@pytest.mark.thorough
 def test_shipped_sweeps_fit_the_schema(monkeypatch):
     for name, value in zip(("_entries", "_ensure"), REAL):
         monkeypatch.setattr(registry, name, value)

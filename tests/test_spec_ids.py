@@ -76,7 +76,7 @@ def written_out(config, draw):
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_spelling_does_not_change_an_id(data):
     base = only(CONFIG)

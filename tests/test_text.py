@@ -134,7 +134,7 @@ def test_wrong_arguments(file):
     for share in (1, -0.1, float("nan"), "all"):
         assert "test_share is" in complaint(file, 5, test_share=share)
     assert "did you mean character?" in complaint(file, 5, level="characters")
-    assert "allowed: byte, character" in complaint(file, 5, level="word")
+    assert "allowed: byte, character; or {bpe: 2048}" in complaint(file, 5, level="word")
 
 
 def test_files_that_are_damaged_or_no_text(tmp_path):

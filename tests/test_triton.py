@@ -235,8 +235,7 @@ def test_strides_are_heard():
         assert torch.equal(counts, (part.abs() > 1).sum(-1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("k", [1, 300, 3000, 30000, 299_999, 300_000])
+@pytest.mark.parametrize("k", [1, 3000, 299_999, 300_000])
 def test_largest_of_longer_rows(k):
     check_largest(gaussian(300_000), k)
 

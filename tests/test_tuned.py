@@ -245,7 +245,7 @@ def test_closing_table_by_hand():
 
 
 def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
-    fake_store.fill(Store(tmp_path), rounds=200)
+    fake_store.fill(Store(tmp_path), rounds=60)
     plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
     assert set(plain["method"]) == set(paper["method"])
     gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]

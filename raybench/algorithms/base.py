@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-@facts.base("algorithm", leaves=("batch",))
+@facts.base("algorithm", leaves=("batch", "stop"))
 class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
+from raybench.clock.clients import Clients
 from raybench.core.cells import PerCell
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream
@@ -199,3 +201,65 @@ class Net(Wire, Protocol):
 
     def oracle_spread(self, X: Tensor) -> Tensor:
         """Return mean_i ||x_i - mean x||^2, (B,), of X (B, n_here, d): for the record, never booked."""
+
+
+class Queue(Protocol):
+    """The event queue of clients that do not wait for each other."""
+
+    now: float  # seconds on the simulated clock
+    step: np.ndarray  # of which server step each client's model is, (n,)
+
+    def next(self) -> tuple[int, bool]:
+        """Go on to the next event: the client, and whether its message arrives; else it is back, to begin anew."""
+
+    def wait(self, i: int) -> None:
+        """Let client i wait: it is not to begin anew by itself."""
+
+    def ignored(self, i: int) -> None:
+        """Count what client i has computed as thrown away."""
+
+    def stop(self, i: int) -> None:
+        """Stop the computation of client i, which is thrown away as far as it has come."""
+
+    def old(self, limit: int, step: int) -> np.ndarray:
+        """Return the clients that compute at a model of ``limit`` steps or more ago, or wait."""
+
+
+class Events(Net, Protocol):
+    """The net of asynchronous methods, which speak with one client at a time."""
+
+    @property
+    def events(self) -> Queue:
+        """Return the event queue."""
+
+    def prepare(self, calls: int, batch: object, message: Message) -> None:
+        """Make the event queue: gradients per message, their samples, and a message (1, 1) of the method."""
+
+    def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
+        """Return the stream (B, 1) of client i's latest computation, or of a call ``back`` before its last one."""
+
+    def grad_of(self, i: int, x: Tensor, batch: object = None, back: int = 0) -> Tensor:
+        """Return the gradient (B, d) of client i at x (B, d), of ``batch`` samples or all of them."""
+
+    def deliver(self, i: int, message: Message) -> Tensor:
+        """Book the message (B, 1) of client i, and return what the server decodes, (B, d)."""
+
+    def begin_computing(self, i: int, step: int) -> None:
+        """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
+
+
+class Timed(Net, Protocol):
+    """The net of methods whose rounds depend on the speed of clients."""
+
+    @property
+    def simulated(self) -> Clients:
+        """Return the simulated clients: ``tau`` (B, n), ``up`` and the like."""
+
+    def repeat(self, calls: int) -> None:
+        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
+
+    def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
+        """Cut calls that take longer than ``most`` seconds (B, n), None for none, from now on.
+
+        Return whose next call, of ``size`` samples, is done by then, bool (B, n).
+        """

@@ -15,7 +15,6 @@ from raybench.analysis.frames import (
     keep_targets,
     opened,
 )
-from raybench.analysis.links import Network
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.rankings import audit, compare, differences, profile, rank, trials
 from raybench.analysis.simulated import SECONDS, simulated
@@ -29,6 +28,7 @@ from raybench.analysis.tuned import (
     main_metric,
     tuned,
 )
+from raybench.clock.links import Network
 from raybench.store.reader import configs
 
 __all__ = [

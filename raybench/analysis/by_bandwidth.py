@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.curves import first_crossing
-from raybench.analysis.links import Network
 from raybench.analysis.simulated import SECONDS, travel, work
 from raybench.analysis.statistics import interval
 from raybench.analysis.tuned import candidates, set_apart
+from raybench.clock.links import Network
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
 POINTS = 49

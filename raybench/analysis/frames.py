@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, growth
-from raybench.analysis.links import Network
-from raybench.analysis.links import parse as parse_link
+from raybench.analysis.clocked import CLOCK, with_clock
+from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, first_crossing, growth
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.analysis.tuned import (
@@ -37,6 +36,8 @@ from raybench.analysis.tuned import (
     tuned,
     with_final,
 )
+from raybench.clock.links import Network
+from raybench.clock.links import parse as parse_link
 from raybench.core.errors import InputError, nearest
 from raybench.store import reader
 from raybench.store.accounting import parse, rebook
@@ -75,6 +76,7 @@ class Frames:
     texts: Mapping[str, str] = field(default_factory=dict)  # of the sweeps that ran, by file
     link: Network | None = None
     link_text: str = ""  # as the user wrote it
+    paid: str | None = None  # the column that a target is paid in, where it is not the usual one
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
     tuning_seeds: tuple[int, ...] = ()  # on which steps are chosen; none: all
@@ -166,7 +168,7 @@ class Frames:
     @property
     def cost(self) -> str:
         """The column that a target is paid in."""
-        return "bits_up" if self.link is None else SECONDS
+        return self.paid or ("bits_up" if self.link is None else SECONDS)
 
 
 def _shares(part: pd.Series, whole: pd.Series) -> str:
@@ -192,6 +194,7 @@ def frames(
     target: float | str | None = None,
     tuning_seeds: Sequence[int] = (),
     every: bool = False,
+    clock: Mapping[str, Any] | None = None,
 ) -> Frames:
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
@@ -200,6 +203,7 @@ def frames(
     target: in place of those that the folder keeps (``keep_targets``); ``auto``: from what it holds now.
     tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the other seeds.
     every: all cells, not those alone of the sweep that ran last in the folder.
+    clock: typed; curves that have none get its ``clock_seconds``, in which targets are then paid.
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
     some of those there are.
     """
@@ -212,7 +216,7 @@ def frames(
     more |= {"texts": reader.sweep_texts(folder), "grid": reader.grid(folder)}
     only = None if every else reader.planned(folder)
     asked = parse(accounting if accounting is not None else sweep.get("accounting"))
-    if accounting is None and link is None:
+    if accounting is None and link is None and clock is None:
         stored = reader.Results(folder, only)
         more["left_out"] = stored.left_out
         cells = describe(stored.cells)
@@ -229,6 +233,8 @@ def frames(
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
         curves, cells = (part[part["cell"].isin(only)] for part in (curves, cells))
+    if clock is not None:
+        curves, more["paid"] = with_clock(curves, cells, clock), CLOCK
     results = framed(
         curves, cells, accounting=str(asked), link=network, link_text=link or "", **more
     )
@@ -296,6 +302,7 @@ def chosen(results: Frames, where: Where) -> Frames:
 
 def axis(name: str, results: Frames, key: str) -> str:
     """Return a column of curves. Raises InputError, which names ``key``, where it is none that holds numbers."""
+    name = CLOCK if name == "clock" else name
     there = [*NUMBERS, *[SECONDS] * (results.link is not None)]
     if name not in there:
         raise InputError.of(key, f"no column of numbers: {name!r}", nearest(name, there))
@@ -471,9 +478,35 @@ def closing_table(
         best[name] = math.nan  # methods are judged by another column
     if by != "k":
         best["method"] = best[by]
+    times = clock_to_target(results, best)
+    if times is not None:
+        best["clock_to_target"] = times
+        heads = [*heads, "clock_to_target"]
     order = ["facet", *["k"] * (by == "k"), paid, results.metric]
     best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)
     return best[heads]
+
+
+def clock_to_target(results: Frames, best: pd.DataFrame) -> np.ndarray | None:
+    """Return the median seconds of the clock at which the cells behind rows reach the target; None without a clock.
+
+    best: as the closing table has it, paid in something else.
+    """
+    if results.cost == CLOCK or not any(
+        isinstance(text, str) and '"clock": {' in text.replace('":{', '": {')
+        for text in results.cells["config"]
+    ):
+        return None
+    rows = results.held.columns([CLOCK, results.metric])
+    out = np.full(len(best), np.nan)
+    for j, row in enumerate(best.to_dict("records")):
+        cells = results.cells
+        mine = cells[(cells["series"] == row["series"]) & (cells["facet"] == row["facet"])]
+        mine = mine[(mine["step"] == row["step"]) & (mine["status"] == "ok")]
+        if row["eligible"] and len(mine):
+            crossing = first_crossing(rows, row["target"], CLOCK, results.metric, settled=True)
+            out[j] = mine["cell"].map(crossing).median()
+    return out
 
 
 # What a search over steps goes on around: the steps that the closing table rests on --------------------

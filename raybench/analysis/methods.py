@@ -148,7 +148,9 @@ def _plain(value: object) -> str | int | float | bool:
 def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     # f is the mean over honest clients: how many others there are is part of the problem
     problem_columns = [
-        c for c in config if c.startswith(("problem.", "x0.")) or c in ("x0", ATTACKERS)
+        c
+        for c in config
+        if c.startswith(("problem.", "x0.", "clock.")) or c in ("x0", "clock", ATTACKERS)
     ]
     table = config[problem_columns].copy()
     # cells of old folders have no config; the columns tell at least this much
@@ -174,6 +176,8 @@ def _word(column: str, value: object) -> str:
         return os.path.basename(str(value))
     if key == "clients":
         return f"{value:g} clients" if isinstance(value, int | float) else f"{value} clients"
+    if column.startswith("clock."):
+        return f"clock {' '.join(column.split('.')[-2:])}={_number(value)}"
     if column == ATTACKERS:
         return f"{_number(value)} Byzantine"
     return f"{key}={_number(value)}"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.links import Network, seconds_of_round
+from raybench.clock.links import Network, seconds_of_round
 
 SECONDS = "seconds_simulated"
 """The column that ``simulated`` adds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -15,6 +15,7 @@ from raybench.core.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from raybench.clock.waiting import Waiting
     from raybench.measure.advise import Candidate, Gradients
     from raybench.measure.payoff import Case, Compute
 
@@ -68,6 +69,13 @@ def advise(
         list[str] | None,
         Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
     ] = None,
+    clock: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|{..}",
+            help="Workers of different speed, '{compute: {lognormal: {median: 0.1, sigma: 0.5}}}': what waiting costs.",
+        ),
+    ] = None,
     json: shared.Json = False,
     plugin: shared.Plugins = None,
 ) -> None:
@@ -76,13 +84,15 @@ def advise(
     Replays compressors on real gradients, times their codecs here, and compares a step with that of
     data-parallel training in bfloat16 by a model of the network.
     """
-    from raybench.analysis.links import parse
+    from raybench.clock.links import parse
+    from raybench.clock.waiting import waiting
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy
 
     load_plugins(plugin)
     workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
+    timed = None if clock is None else shared.typed_clock(clock)
     asked = chosen(compressor)
     for key, seconds in (("--forward", forward), ("--backward", backward)):
         if seconds is not None and not 0 < seconds < math.inf:
@@ -98,10 +108,12 @@ def advise(
         for n in workers
         for name, network in networks.items()
     ]
+    waits = {} if timed is None else {n: waiting(timed, n) for n in workers}
     if json:
-        _print_json(source, compute, whose, rows, cases)
+        _print_json(source, compute, whose, rows, cases, waits)
     else:
         _print(Screen(), source, compute, whose, rows, cases)
+        _print_waiting(Screen(), waits)
     note(*filter(None, (source.note, doubt)))
 
 
@@ -136,7 +148,12 @@ def _compute(
 
 
 def _print_json(
-    source: Gradients, compute: Compute, whose: str, rows: list[Candidate], cases: list[Case]
+    source: Gradients,
+    compute: Compute,
+    whose: str,
+    rows: list[Candidate],
+    cases: list[Case],
+    waits: Mapping[int, list[Waiting]],
 ) -> None:
     """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null.
 
@@ -167,10 +184,30 @@ def _print_json(
             }
             for case in cases
         ],
+        "waiting": [{"gpus": n, **asdict(row)} for n, rows in waits.items() for row in rows],
         "steps_to_target": None,
     }
     finite = loads(dumps(figures), parse_constant=lambda word: None)
     print(dumps(finite, indent=1))
+
+
+def _print_waiting(out: Screen, waits: Mapping[int, list[Waiting]]) -> None:
+    """Print what waiting for slow workers costs, a table for each number of them."""
+    for n, rows in waits.items():
+        out.head(f"\n  {n} workers of different speed")
+        most = max(row.rate for row in rows)
+        cells = [
+            (f"  {row.who}", f"{row.rate:.3g}", f"{row.rate / most:.0%}", f"{row.wasted:.0%}")
+            for row in rows
+        ]
+        heads = ("  the server waits for", "gradients used a second", "of the most", "time wasted")
+        out.print(listing(heads, cells, right=heads[1:]))
+    if waits:
+        out.set_in(
+            "Late gradients help less than fresh ones, and the more noise, the more of them are worth their wait: "
+            "raybench sweep sweeps/stragglers.yaml compares methods to a target; docs/clock.md.",
+            "dim",
+        )
 
 
 def _print(
@@ -182,7 +219,7 @@ def _print(
     cases: list[Case],
 ) -> None:
     """Print the rule for sparse messages, the figures, the seconds of a step, and the advice."""
-    from raybench.analysis.links import time_word
+    from raybench.clock.links import time_word
 
     out.head(source.about)
     out.dim(f"  {count(source.layout.dim, 'parameter')}")
@@ -263,7 +300,7 @@ def _steps(cases: list[Case]) -> Table:
 
 def _sentence(case: Case) -> str:
     """Return what to do on a network, in one sentence."""
-    from raybench.analysis.links import time_word
+    from raybench.clock.links import time_word
 
     base = time_word(case.baseline.seconds)
     best, gentle, local = case.best(), case.gentlest, case.best(local=True)
@@ -297,7 +334,7 @@ def _digits(value: float) -> str:
 
 def _rate(bandwidth: float) -> str:
     """Return bytes per second as bit/s: 350 Mbit/s, any, never."""
-    from raybench.analysis.links import rate_word
+    from raybench.clock.links import rate_word
 
     if math.isinf(bandwidth) or bandwidth == 0:
         return "any" if bandwidth else "never"

@@ -208,7 +208,7 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
     from dataclasses import asdict
     from json import dumps
 
-    from raybench.analysis.links import rate_word, time_word, written
+    from raybench.clock.links import rate_word, time_word, written
     from raybench.measure import link
     from raybench.measure.timing import busy
 

@@ -116,18 +116,25 @@ def _sweeps() -> Table:
 def cp(
     name: Annotated[str, Argument(help="A shipped sweep; raybench ls sweeps lists them.")],
     goal: Annotated[
-        Path | None, Argument(metavar="FILE", help="Where to. [default: ./NAME.yaml]")
+        str | None, Argument(metavar="FILE|DIR/", help="Where to. [default: ./NAME.yaml]")
     ] = None,
 ) -> None:
-    """Copy a shipped sweep file to edit."""
+    """Copy a shipped sweep file to edit, with the Python file of its model and data where it has one."""
 
-    shipped = shared.sweeps()
+    shipped, beside = shared.sweeps(), shared.sweeps(".py")
     name = name.removesuffix(".yaml")
     check_word("cp", name, shipped, "sweep")
-    goal = goal or Path(f"{name}.yaml")
-    goal = shared.new_file("cp", goal / f"{name}.yaml" if goal.is_dir() else goal)
-    goal.write_text(shipped[name], encoding="utf-8")
-    print(f"{goal}\nnext: raybench plan {goal}")
+    place = Path(goal or f"{name}.yaml")
+    if str(goal).endswith("/") and not place.is_dir():
+        shared.new_file("cp", place).expanduser().mkdir()
+    place = place / f"{name}.yaml" if place.expanduser().is_dir() else place
+    texts = {place: shipped[name]}
+    if name in beside:
+        texts[place.with_name(f"{name}.py")] = beside[name]
+    for file, text in [(shared.new_file("cp", file), text) for file, text in texts.items()]:
+        file.write_text(text, encoding="utf-8")
+        print(file)
+    print(f"next: raybench plan {place}")
 
 
 def schema(plugin: shared.Plugins = None) -> None:

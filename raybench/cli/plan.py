@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from time import perf_counter
 
 from rich.table import Table
 from rich.text import Text
@@ -18,18 +19,21 @@ from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
 from raybench.execution.checks import counted
 from raybench.execution.costs import Estimate, Need, admit, estimate
+from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.resolve import describe
 from raybench.execution.run import Options
 from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
-from raybench.spec import Section
+from raybench.spec import Section, Sweep
 from raybench.spec.model import canonical
 from raybench.spec.values import show
 from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
+MOST_EVALUATION = 0.25  # of the time, above which a plan warns
+LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
@@ -77,6 +81,12 @@ def preview(
         rows += _needs(need, folder)
     if estimates:
         rows.append(("time", _time(plan, estimates)))
+        looks = sum(e.evaluation for e in estimates.values())
+        share = looks / (sum(e.seconds for e in estimates.values()) or 1)
+        if looks:
+            rows.append(("evaluation", f"{share:.0%} of the time"))
+        if share > MOST_EVALUATION:
+            note(f"evaluation takes {share:.0%} of the time: {LESS}")
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
     command = f"raybench sweep {file}" if plan.missing else f"raybench table {folder}"
@@ -84,6 +94,25 @@ def preview(
     screen.print(pairs(rows))
     note(*plan.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
     note(*crowded(sweep.resources))
+
+
+def smoke(sweep: Sweep) -> int:
+    """Run two rounds of each kind of cells and print how they went; return 1 if one raised, or all are skipped.
+
+    Raises InputError with every error at once, as ``preview`` does.
+    """
+    began, screen, plan = perf_counter(), Screen(), make_plan(sweep)
+    options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
+    tried = failed = 0
+    for kind in smoked(plan.batches, options):
+        tried, failed = tried + 1, failed + bool(kind.error)
+        said = f"raises\n{kind.error}" if kind.error else f"{kind.seconds:.1f} s"
+        screen.print(Text(f"{kind.label}  {said}", style="red" if kind.error else ""))
+    screen.print(pairs(shared.reasons(counted(plan.skipped)), indent=0))
+    went = f"{failed} of them raised" if failed else "none raised"
+    kinds = count(tried, "kind of cells", "kinds of cells")
+    screen.head(sweep.name, f"  two rounds of {kinds} in {_clock(perf_counter() - began)}: {went}")
+    return 1 if failed or not tried else 0
 
 
 def _fewer(plan: Plan) -> list[tuple[str, str]]:

@@ -13,6 +13,9 @@ from raybench.cli.shared import Screen, check_word, count, grid, listing, note, 
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from raybench.analysis import Frames
     from raybench.store.status import Status
 
 FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
@@ -39,13 +42,20 @@ def table(
         ),
     ] = None,
     out: shared.Written = None,
+    x: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="What the target is paid in: clock, or another column. [default: bits]",
+        ),
+    ] = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
     from raybench.report.tables import closing
 
     names = None if columns is None else columns.split(",")
-    shared.show(lambda: closing(read(folder), by=by, names=names), format, out)
+    shared.show(lambda: closing(read(folder, x), by=by, names=names), format, out)
 
 
 @shared.reading
@@ -126,9 +136,9 @@ def plot(
     kind: Annotated[
         str | None,
         Option(
-            metavar="curves|steps|k|heatmap|profile|trials",
-            help="One figure: curves, the final y by step, what the target costs by K, by K and step, as a profile, or "
-            "after m random trials of the grid.",
+            metavar="curves|steps|k|heatmap|profile|trials|timeline",
+            help="One figure: curves, the final y by step, what the target costs by K, by K and step, as a profile, "
+            "after m random trials of the grid, or what simulated clients do in their first rounds.",
         ),
     ] = None,
     x: Annotated[str | None, Option(metavar="COLUMN", help="One figure, against this.")] = None,
@@ -177,7 +187,9 @@ def plot(
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
     frames = read(folder)
     note(*frames.earlier)
-    if not (asked or drawn_methods or names):
+    if kind == "timeline":
+        paths = _timeline(frames, out, kinds, size, style)
+    elif not (asked or drawn_methods or names):
         from raybench.report.plots import figures
 
         paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
@@ -193,6 +205,34 @@ def plot(
             place = place_of(frames.folder, "figures", out)
             paths = save(place / drawing.name, canvas, behind(drawing), kinds)
     shared.show_files(paths)
+
+
+def _timeline(
+    frames: Frames, out: str | None, kinds: list[str], size: str | None, style: str | None
+) -> list[Path]:
+    """Draw what the clients of each method do, of several clocks on the last by name; return the files."""
+    from raybench import spec
+    from raybench.execution.timeline import timeline
+    from raybench.report.content import place_of
+    from raybench.report.plots import save, size_of, styled
+    from raybench.report.timeline import timeline as drawn
+
+    text = next(reversed([*frames.texts.values()]), None)
+    if text is None:
+        raise InputError.of(
+            "--kind", "the folder keeps no sweep file", "a folder of raybench sweep"
+        )
+    shown = frames.cells.dropna(subset=["step_size"]).sort_values("seed", kind="stable")
+    shown = shown[shown["facet"] == shown["facet"].max()].drop_duplicates("series")
+    names = shown.set_index("cell")["series"]
+    cells = {names[c.id]: c for c in spec.load(text).cells if c.id in names.index}
+    spans = timeline(cells)
+    if spans.empty:
+        raise InputError.of("--kind", "no cell of the folder has a clock", "a sweep with clock:")
+    with styled(style):
+        width = size_of(size)
+        canvas = drawn(spans, *([width[0]] if width else []))
+        return save(place_of(frames.folder, "figures", out) / "timeline", canvas, spans, kinds)
 
 
 def audit(

@@ -53,8 +53,8 @@ def usual_operator(algorithm: str) -> str | None:
     """Return the compressor of a method that takes one where none is given; None where it takes none."""
     from raybench.core import registry
 
-    role = registry.lookup("algorithm", algorithm).facts.up
-    return None if role is None else role.usual_form
+    facts = registry.lookup("algorithm", algorithm).facts
+    return None if facts.up is None or facts.dense else facts.up.usual_form
 
 
 def folder_name(sweep: Sweep) -> str:
@@ -141,6 +141,7 @@ def _way_out(skipped: Skipped) -> str:
     usual = usual_operator(skipped.cell.algorithm.name)
     data = shared.USUAL_PROBLEM.partition(":")[2]
     flags = {
+        SkipCode.NO_CLOCK: "--set clock.compute=1.0, the seconds of a gradient; docs/clock.md",
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
         SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{data}",
         SkipCode.OPERATOR: f"--compressor {usual}; --set allow_unproven=true runs what no theory covers",
@@ -226,6 +227,9 @@ def sweep(
     fresh: shared.Fresh = False,
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
+    smoke: Annotated[
+        bool, Option("--smoke", help="Two rounds of each kind of cells, here; saves nothing.")
+    ] = False,
     callback: Annotated[
         list[str] | None,
         Option(
@@ -243,6 +247,10 @@ def sweep(
     from raybench.runtime.driver import drive
 
     planned = shared.read(file, sets, plugin)
+    if smoke:
+        from raybench.cli.plan import smoke as try_out
+
+        raise typer.Exit(try_out(planned))
     folder = results_of(planned, out)
     note(*planned.notes)
     outcome = drive(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raybench.spec import Sweep
 
 
-Reader = Callable[[str], "Frames"]
+Reader = Callable[..., "Frames"]
 """What opens a results folder as the options of a verb say: see ``reading``."""
 RESULTS_FOLDER = Path("results")
 WIDEST_TABLE = 110
@@ -105,6 +105,14 @@ def reading_options(
             "hierarchical: 1Gbit,ring or 100Mbit,20ms,server. docs/links.md",
         ),
     ] = None,
+    clock: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|{..}",
+            help="Time a sweep of synchronous methods on simulated clients: a YAML file, or '{compute: {power: 1}}'. "
+            "docs/clock.md",
+        ),
+    ] = None,
     target: Target = None,
     tuning_seeds: Annotated[
         str | None,
@@ -123,12 +131,31 @@ def reading_options(
         what = f"{tuning_seeds!r} is no list of seeds"
         raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
 
-    def open_folder(folder: str) -> Frames:
+    timed = None if clock is None else typed_clock(clock)
+
+    def open_folder(folder: str, paid: str | None = None) -> Frames:
         from raybench.report.content import open_frames
 
-        return open_frames(folder, accounting, link, value, seeds, every)
+        return open_frames(folder, accounting, link, value, seeds, every, timed, paid)
 
     return open_folder
+
+
+def typed_clock(text: str) -> dict[str, Any]:
+    """Return the typed clock of a YAML file, which may be a sweep's, or of YAML. Raises InputError."""
+    from raybench.clock.model import typed
+    from raybench.core import yaml
+
+    file = Path(text).expanduser()
+    if text.lstrip().startswith("{"):
+        value = yaml.parse(text, "--clock")
+    elif file.is_file():
+        value = yaml.parse(file.read_text(encoding="utf-8"), text)
+    else:
+        raise InputError.of("--clock", f"no file {text}", "'{compute: {power: 1}}', or a YAML file")
+    if isinstance(value, dict) and "clock" in value:
+        value = value["clock"]
+    return typed(value, "--clock")
 
 
 def reading(verb: Callable[..., None]) -> Callable[..., None]:
@@ -359,14 +386,14 @@ def check_file(file: str) -> None:
         raise InputError.of(file, "no such file", fix)
 
 
-def sweeps() -> dict[str, str]:
-    """Return the text of every shipped sweep by name."""
+def sweeps(ending: str = ".yaml") -> dict[str, str]:
+    """Return the text of every shipped sweep by name; of ending .py, those of own models and data."""
     try:
         files = list(resources.files("raybench.sweeps").iterdir())
     except (ImportError, OSError):
         folder = Path(__file__).resolve().parents[2] / "sweeps"
         files = list(folder.iterdir()) if folder.is_dir() else []
-    texts = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
+    texts = {f.name.removesuffix(ending): f for f in files if f.name.endswith(ending)}
     return {name: texts[name].read_text(encoding="utf-8") for name in sorted(texts)}
 
 

@@ -98,7 +98,8 @@ def page(
         if kind == "algorithm" and (asked or compressor is not None or downlink is not None):
             operator = compressor or usual_operator(plain)
             share = _clients(problem, clients)
-            content = config(name, problem, dataset, share, operator, downlink)
+            clock = {"compute": 1.0} if entry.facts.clock else None  # steps do not depend on it
+            content = config(name, problem, dataset, share, operator, downlink, clock=clock)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
             assert isinstance(entry.facts, AlgorithmFacts)
@@ -131,7 +132,7 @@ def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
     about = f"  {entry.kind}"
     if isinstance(entry.facts, AlgorithmFacts):
-        about += f", {_needs(entry.facts.up)}"
+        about += f", {_needs(entry.facts.up, entry.facts.dense)}"
     out.head(entry.name, about + (", from a plug-in file" if entry.source else ""), dim=True)
     text = inspect.getdoc(entry.target) or "no description"
     if max(map(len, prose(text).splitlines())) + 2 > out.console.width:
@@ -158,8 +159,10 @@ def _flowing(paragraph: str) -> str:
     return " ".join(lines)
 
 
-def _needs(role: str | None) -> str:
+def _needs(role: str | None, dense: bool) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
+    if dense:
+        return f"dense messages, or {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor"
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 

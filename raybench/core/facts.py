@@ -125,6 +125,12 @@ class AlgorithmFacts(Facts):
         bool, "it may draw minibatches, so that about 400 points of a curve are recorded"
     ] = False
     proximal: Annotated[bool, "it takes proximal steps where f has a nonsmooth part"] = False
+    dense: Annotated[
+        bool, "it works without its uplink compressor as well: messages are then dense"
+    ] = False
+    clock: Annotated[
+        bool, "it depends on how fast clients are: a sweep needs a `clock`, and its seeds run apart"
+    ] = False
     decentralised: Annotated[
         bool, "clients talk to their neighbours on a `graph`, without a server"
     ] = False

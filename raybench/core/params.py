@@ -111,7 +111,7 @@ def Choice(
     )
 
 
-def Flag(default: bool = False, help: str = "") -> Any:
+def Flag(default: bool | None = False, help: str = "") -> Any:
     """Return a true / false parameter."""
     return Param("flag", default, help=help)
 

@@ -257,11 +257,11 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
         try:
             sys.modules[module_name] = module_of(file, module_name)
         except InputError as error:  # a decorator refused the plug-in
-            at = f"{where}, line {_line_in(error, str(file))}"
+            at = f"{where}, line {line_in(error, str(file))}"
             complaints = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]
             raise InputError(complaints) from error
         except Exception as error:
-            line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, str(file))
+            line = error.lineno if isinstance(error, SyntaxError) else line_in(error, str(file))
             what = f"line {line}: {type(error).__name__}: {error}"
             raise InputError.of(where, what, "the file must import cleanly") from error
         finally:
@@ -290,6 +290,7 @@ def module_of(file: Path, name: str) -> ModuleType:
     return module
 
 
-def _line_in(error: BaseException, file: str) -> int:
+def line_in(error: BaseException, file: str) -> int:
+    """Return the line of a file at which an error was raised, or was passed through last; 0 for none."""
     steps = traceback.extract_tb(error.__traceback__)
     return next((step.lineno or 0 for step in reversed(steps) if step.filename == file), 0)

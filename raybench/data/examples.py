@@ -15,13 +15,13 @@ CHUNK = 1 << 22  # values that are taken to float64 at a time
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs (N, ...) in the type they are stored in, and targets in int64, (N,) or (N, T).
+    """Inputs (N, ...) in the type they are stored in, and targets, classes in int64 (N,) or (N, T), or floats (N, ...).
 
     kind ``image``: inputs (N, C, H, W), uint8 where 255 is full intensity, or float32 in [0, 1].
     kind ``text``: tokens (N, T), uint8 or int64, and as targets the tokens one place later.
-    kind ``features``: float32 (N, d).
+    kind ``features``: floats (N, ...).
 
-    ``classes`` is the number of classes, or the size of the vocabulary. ``checksum`` is the SHA-256
+    ``classes`` is the number of classes, the size of the vocabulary, or how many floats a target has. ``checksum`` is the SHA-256
     of the arrays as they were read, before rows were chosen; ``source`` says where they came from.
     """
 
@@ -44,8 +44,9 @@ class Examples:
         source: str,
         kind: str,
     ) -> Examples:
-        """Return examples with the checksum of these arrays; targets become int64."""
-        targets = targets.astype(np.int64, copy=False)
+        """Return examples with the checksum of these arrays; targets that are whole numbers become int64."""
+        if targets.dtype.kind != "f":
+            targets = targets.astype(np.int64, copy=False)
         return cls(name, inputs, targets, classes, source, digest(inputs, targets), kind)
 
     def __len__(self) -> int:

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from raybench.core.errors import nearest
+from raybench.core.errors import InputError, nearest
 from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
 
 LEVELS = ("byte", "character")
+EXTRA = "pip install 'raybench[text]'"
+Level = str | Mapping[str, int]
 CODES = 0x110000  # of Unicode
 
 
 def text(
     name_or_path: str | os.PathLike[str],
     length: int,
-    level: str = "character",
+    level: Level = "character",
     test_share: float = 0.1,
+    tokenizer: str | None = None,
 ) -> Pair:
     """Return the sequences of a text: inputs (N, length) and, one place later, targets (N, length).
 
     A name is a file ``<data folder>/text/<name>.txt[.bz2|.gz|.xz]``; a path a text file, plain or with
     one of those endings. level ``character``: UTF-8, the vocabulary is the characters that occur;
-    ``byte``: any file, 256 tokens. Sequences are consecutive and share no input: sequence i starts at
+    ``byte``: any file, 256 tokens; ``{"bpe": n}``: n pairs of bytes that are frequent in all but the test share, joined
+    by the library tokenizers. tokenizer: a ``tokenizer.json`` of that library, in place of level. Sequences are consecutive and share no input: sequence i starts at
     token i * length, and the tokens left over at the end are dropped. The last ``test_share`` of them
     is the test part (None for 0), so the model is tested on text after all that it has learned from.
 
@@ -41,7 +47,13 @@ def text(
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _found(name_or_path)
-    tokens, distinct = _tokens((file,), level)
+    if tokenizer is not None:
+        tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
+    elif isinstance(level, Mapping):
+        ((word, size),) = level.items()
+        tokens, distinct = _tokens((file,), word, size, test_share)
+    else:
+        tokens, distinct = _tokens((file,), level, 0, 0.0)
     count = max(len(tokens) - 1, 0) // length
     if count == 0:
         what = (
@@ -83,12 +95,12 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
 
 
 @cached(4)
-def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, int]:
+def _tokens(files: tuple[Path, ...], level: str, size: int, share: float) -> tuple[np.ndarray, int]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64; and its size."""
-    if level not in LEVELS:
-        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
-    (file,) = files
-    raw = content(file)
+    if level not in (*LEVELS, "file") and not (level == "bpe" and size):
+        fix = f"{nearest(str(level), LEVELS)}; or {{bpe: 2048}}"
+        raise data_error(f"unknown level {level!r}", fix)
+    file, raw = files[0], content(files[0])
     if level == "byte":
         return np.frombuffer(raw, np.uint8), 256
     check_fits(DATASET_KEY, f"{file} as characters", 8 * len(raw), "use level byte")
@@ -97,9 +109,40 @@ def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, int]:
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 text: byte {error.start:,} is {raw[error.start]:#04x}"
         raise data_error(what, "save it as UTF-8, or use level byte") from error
+    if level in ("bpe", "file"):
+        return _pieces(whole, size, share, files[1:])
     codes = np.frombuffer(whole.encode("utf-32-le"), "<u4")
     # A table of all of Unicode makes this linear: sorting the text would take longer than reading it.
     occurs = np.zeros(CODES, bool)
     occurs[codes] = True
     distinct, place = int(occurs.sum()), np.cumsum(occurs) - 1
     return place.astype(np.uint8 if distinct <= 256 else np.int64)[codes], distinct
+
+
+def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tuple[np.ndarray, int]:
+    """Return the tokens of a text by the library tokenizers, and the size of the vocabulary, line after line.
+
+    files: a tokenizer.json; without one, a byte-level BPE of so many tokens is learnt from all but the last share.
+    """
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise data_error("bpe needs the package tokenizers", f"{EXTRA}, or level byte") from error
+    lines = whole.splitlines(keepends=True)
+    if files:
+        try:
+            made = Tokenizer.from_file(str(files[0]))
+        except Exception as error:  # the library's own kind
+            what = f"cannot read {files[0]}: {error}"[:300]
+            raise InputError.of("problem.tokenizer", what, "a tokenizer.json") from error
+    else:
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=size, initial_alphabet=alphabet, show_progress=False
+        )
+        made.train_from_iterator(whole[: round(len(whole) * (1 - share))].splitlines(True), trainer)
+    encoded = made.encode_batch(lines, add_special_tokens=False)
+    ids = np.concatenate([np.asarray(line.ids, np.int64) for line in encoded])
+    return ids, made.get_vocab_size()

@@ -41,6 +41,9 @@ class Form:
     roles: tuple[Role, Role]  # in which the uplink and the downlink compressor serve
     shape: str
     alone: bool  # whether each cell is a batch by itself
+    by_seed: (
+        bool  # whether cells of a batch have one seed, as where they share the events of a clock
+    )
     run: str
 
 
@@ -71,7 +74,9 @@ class Resolved:
     def shape(self) -> str:
         """Return what must be equal within a batch: all but step size, seed and numbers."""
         # a cell whose weights are kept runs by itself
-        return f"{self.form.shape} {self.id}" if self.form.alone else self.form.shape
+        if self.form.alone:
+            return f"{self.form.shape} {self.id}"
+        return f"{self.form.shape} {self.cell.seed}" if self.form.by_seed else self.form.shape
 
 
 def texts_of(

@@ -12,12 +12,14 @@ from typing import TypeAlias
 import numpy as np
 
 from raybench.algorithms.base import HOOKS, Estimator
+from raybench.algorithms.events import Asynchronous
+from raybench.clock.clients import Clients
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import Robust
 from raybench.execution.build import collective_of, relays, unbound, uplink
-from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures
+from raybench.problems.abilities import Buffered, Labelled, Predicting, SplitByFeatures
 from raybench.problems.base import Constants, Fact, Problem
 from raybench.spec import Cell
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
@@ -40,6 +42,7 @@ class SkipCode(StrEnum):
     NO_PARTICIPATION = "no_participation"
     NO_F_STAR = "no_f_star"
     NOT_ROBUST = "not_robust"  # no mean over clients to replace, or no labels to turn around
+    NO_CLOCK = "no_clock"  # the method needs simulated clients
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
 
 
@@ -286,5 +289,27 @@ def about_start(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]
         yield "x0", what, f"save {problem.dim} numbers with numpy.save"
 
 
-CHECKS = (about_problem, about_parts, about_robust, about_collective, about_start)
+def about_clock(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why a method cannot live on the cell's clock, or without one."""
+    if cell.clock is not None:
+        Clients(cell.clock, problem.n, [cell.seed], problem.samples)  # raises what does not fit
+    elif entry.facts.clock:
+        what = f"{entry.name} depends on how fast clients are, and no clock says so"
+        yield SkipCode.NO_CLOCK, what, "clock: {compute: {lognormal: {median: 1.0, sigma: 0.5}}}"
+    elif "clock" in cell.stop:
+        yield "stop.clock", "there is no clock", "clock: {compute: 1.0}"
+    if not issubclass(entry.target, Asynchronous):
+        return
+    correlated = unbound(uplink(cell, entry)).correlated
+    if correlated or collective_of(cell.compressor) != GATHER:
+        what = f"clients of {entry.name} send at different times, and messages of this compressor belong together"
+        yield SkipCode.NO_COLLECTIVE, what, "an independent compressor, such as rand_k"
+    if problem.has_prox:
+        yield SkipCode.NONSMOOTH, f"{entry.name} takes no proximal steps", SMOOTH
+    if isinstance(problem, Buffered) and problem.buffers(1):
+        what = f"{entry.name} has no place for the statistics of BatchNorm"
+        yield SkipCode.NO_PREDICTIONS, what, "problem.batchnorm: none, or another model"
+
+
+CHECKS = (about_problem, about_parts, about_robust, about_collective, about_start, about_clock)
 """What is asked of every cell, in this order."""

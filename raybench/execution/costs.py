@@ -188,6 +188,7 @@ class Estimate:
     error: str = ""
     warning: str = ""
     spread: tuple[float, float] = (1.0, 1.0)
+    evaluation: float = 0.0  # of the seconds, those of passes over the data for the record
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,7 @@ class _Trial:
     error: str = ""
     warning: str = ""
     spread: tuple[float, float] = (1.0, 1.0)
+    evaluation: float = 0.0  # seconds of all passes over the data for the record
 
     def rounds(self, cell: Cell) -> float:
         """Return after how many rounds a cell ends: by its number of them, its bits or its seconds.
@@ -225,7 +227,8 @@ class _Trial:
         rounds = sum(self.rounds(cell) for cell in cells)
         bits = self.start + self.each * rounds / len(cells)
         seconds = self.seconds * rounds * share / self.cells
-        return Estimate(seconds, bits, self.error, self.warning, self.spread)
+        looks = self.evaluation * share * len(cells) / self.cells
+        return Estimate(seconds + looks, bits, self.error, self.warning, self.spread, looks)
 
 
 def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
@@ -253,20 +256,20 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
         warning, f_star = "", run.first.f_star
-        loss, start = float(np.nanmin(run.recorder.last("loss"))), float(run.bits("up").mean())
+        loss, start = run.recorder.smallest("loss").min(), float(run.bits("up").mean())
         if f_star is not None and loss < f_star:
             what = f"f_star: {f_star:g} lies above f(x0) = {loss:.6g}: no minimum does"
             warning = f"{what}; suboptimality would be negative"
-        began = perf_counter()
+        began = perf_counter() - sum(run.looks)
         over = run.advance(1)
-        first = perf_counter() - began
+        first = perf_counter() - sum(run.looks) - began
         # the first round loads compiled kernels, for seconds: it counts where a second one takes as long
         laps: list[float] = []
         until = perf_counter() + (0.0 if first > LONG_ROUND else seconds)
         while not over and (not laps or perf_counter() < until):
-            began = perf_counter()
+            began = perf_counter() - sum(run.looks)
             over = run.advance(1)
-            laps.append(perf_counter() - began)
+            laps.append(perf_counter() - sum(run.looks) - began)
         if first > LONG_ROUND and (not laps or laps[0] > first / 2):
             laps.append(first)
         # the median, as a lap in which a kernel is loaded would mislead
@@ -277,6 +280,7 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
             spread = (0.5, 2.0)  # one round says little
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         ended = run.t if over else None
-        return _Trial(count, spent, start, each, ended, warning=warning, spread=spread)
+        looks = run.evaluation()
+        return _Trial(count, spent, start, each, ended, "", warning, spread, looks)
     except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return _Trial(count, error=traceback.format_exception_only(error)[-1].strip())

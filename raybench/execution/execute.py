@@ -158,6 +158,42 @@ def _best(batch: Batch, run: Run) -> dict[str, float]:
     return {batch.cells[0].label: float(run.recorder.smallest("grad_norm_sq").min())}
 
 
+@dataclass(frozen=True)
+class Smoked:
+    """How two rounds of a kind of cells went: its label, seconds, and what it raised, empty where nothing was."""
+
+    label: str
+    seconds: float
+    error: str
+
+
+def smoke(batches: Sequence[Batch], options: Options) -> Iterator[Smoked]:
+    """Run two rounds of one batch of each kind and make its tables; nothing is kept.
+
+    A kind is a method on a problem, and what differs from others in more than numbers: compressors, optimizers and so
+    on. Of a batch the first and the last cell run, and networks have few examples.
+    """
+    kinds: dict[object, Batch] = {}
+    for batch in batches:
+        config = batch.cells[0].cell.config()
+        kinds.setdefault((config.pop("problem")["name"], _names(config)), batch)
+        kinds.setdefault((batch.cells[0].cell.problem, _names(config["algorithm"])), batch)
+    several = len({batch.cells[0].cell.problem for batch in kinds.values()}) > 1
+    for batch in {b.name: b for b in kinds.values()}.values():
+        first = batch.cells[0].cell.problem
+        on = f" on {first.params.get('dataset') or first.name}" if several else ""
+        batch = replace(batch, cells=batch.cells[:: max(1, len(batch.cells) - 1)])
+        began, error = perf_counter(), ""
+        try:
+            run = Run(batch, problem_of_cell(batch.cells[0].cell).few(), options)
+            run.advance(2)
+            run.tables({**rows.host_facts(), "mode": "simulate", "workers": 1})
+            run.files()
+        except Exception as raised:  # whatever a user's code raises
+            error = "".join(traceback.format_exception(raised, limit=-1)).strip()
+        yield Smoked(batch.cells[0].label + on, perf_counter() - began, error)
+
+
 ROUNDS = 3
 
 _warm: set[tuple[object, ...]] = set()

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.clock.clients import Clients, Span
 from raybench.core.cells import PerCell
 from raybench.core.streams import Sample, Stream
 from raybench.execution.oracle import oracle_for
 from raybench.problems.abilities import Labelled
 from raybench.problems.base import Problem
 from raybench.wire.collectives import GATHER
+from raybench.wire.ledger import COLUMNS
 from raybench.wire.neighbours import Mixing
 from raybench.wire.transport import Transport
 from raybench.wire.wire import Cells, Vectors, Wire
+
+
+class Timing(Protocol):
+    """A simulated clock: that of rounds, or the event queue."""
+
+    log: list[Span] | None
+
+    def columns(self, cells: int) -> dict[str, np.ndarray]:
+        """Return what a row records, (B,) each."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what a run that goes on elsewhere must know."""
+
+    def load(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Go on from what ``state`` returned."""
 
 
 def vectors_of(problem: Problem) -> Vectors:
@@ -72,6 +93,35 @@ class Net(Wire):
         """Return mean_i ||x_i - mean x||^2, (B,), of X (B, n_here, d): for the record, never booked."""
         everyone = self.transport.gather_rows(X, self.n)
         return (everyone - everyone.mean(1, keepdim=True)).square().sum(-1).mean(-1)
+
+    @property
+    def timing(self) -> Timing | None:
+        """Return the simulated clock, None where there is none."""
+        return self.oracle.rounds
+
+    def end_round(self) -> None:
+        """End a round on the simulated clock, if there is one."""
+        if self.oracle.rounds is not None:
+            down = self.ledger.down[COLUMNS.index("bytes")]
+            self.oracle.rounds.end(self.ledger.bytes_of_round(self.n), down)
+
+    @property
+    def simulated(self) -> Clients:
+        """Return the simulated clients of the clock."""
+        assert self.oracle.rounds is not None, "the method is declared with clock=True"
+        return self.oracle.rounds.clients
+
+    def repeat(self, calls: int) -> None:
+        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
+        assert self.oracle.rounds is not None, "the method is declared with clock=True"
+        self.oracle.rounds.repeat = calls
+
+    def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
+        """Cut calls that take longer than ``most`` seconds (B, n) from now on; return whose next call is done by then."""
+        rounds = self.oracle.rounds
+        assert rounds is not None, "the method is declared with clock=True"
+        rounds.most = most
+        return rounds.clients.call(rounds.calls, size) <= (np.inf if most is None else most)
 
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""

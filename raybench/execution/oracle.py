@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.clock.clients import Rounds
 from raybench.core.cells import PerCell
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
 from raybench.core.streams import Sample
-from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
+from raybench.problems.abilities import Buffered, Predicting, Sampled, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire
 
@@ -49,6 +50,9 @@ def _writes(x: Tensor, grads: Tensor | None) -> tuple[int, int]:
     return x._version, 0 if grads is None else grads._version
 
 
+HEARD = "heard"  # in the state, beside the buffers: what belongs to clients
+
+
 class Oracle:
     """The oracle of B cells, for the clients of ``problem`` that are hosted here.
 
@@ -63,8 +67,14 @@ class Oracle:
         self.spared = 0.0  # seconds of gradients that methods took over from the record
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self._last: Full | None = None
+        self._sampled = problem if isinstance(problem, Sampled) else None
+        # the losses of what gradients were taken of since the last record, and how many, (B, n_here, 2)
+        self._heard = torch.zeros(
+            wire.B, wire.n_here, 2, dtype=torch.float64, device=problem.device
+        )
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
         self._full = float(self._counts.mean())  # samples of a full gradient, mean per client
+        self.rounds: Rounds | None = None  # the simulated clock, where there is one
 
     # Gradients, paid for by methods -----------------------------------------------------------
 
@@ -93,6 +103,8 @@ class Oracle:
             owed = last.seconds if last is latest else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
+            if self._sampled is not None and last.losses is not None:
+                self._hear(last.losses, slice(None), clients)
         else:
             some = slice(None) if cells is None else cells
             at = x if cells is None else x[cells]
@@ -102,13 +114,14 @@ class Oracle:
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
+            self._tick(None if sample is None else sample.size, cells, clients)
         self._taken(cells, clients)
-        return self._clipped(grads, at)
+        return self.clipped(grads, at)
 
     def _taken(self, cells: Cells | None, clients: Tensor | None) -> None:
         """Take over what the gradients that a method has just got leave behind: here nothing."""
 
-    def _clipped(self, grads: Tensor, x: Tensor) -> Tensor:
+    def clipped(self, grads: Tensor, x: Tensor) -> Tensor:
         """Return what methods get of gradients (B, n_here, d) at x: scaled down to ``clip``, others as they are.
 
         Weight decay is added afterwards, as torch's optimizers add it to gradients that ``clip_grad_norm_`` has scaled.
@@ -121,7 +134,16 @@ class Oracle:
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
-        return self.problem.grad(x, sample)
+        if sample is None or self._sampled is None:
+            return self.problem.grad(x, sample)
+        grads, losses, _ = self._sampled.sampled(x, sample, {})
+        self._hear(losses, cells, clients)
+        return grads
+
+    def _hear(self, losses: Tensor, cells: Cells, clients: Tensor | None) -> None:
+        there = torch.ones_like(losses) if clients is None else clients.to(losses)
+        heard = torch.stack((losses * there, there), -1).to(self._heard)
+        self._heard[cells] = self._heard[cells] + heard
 
     @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +153,8 @@ class Oracle:
         assert losses is not None
         self.wire.clock.gradient += perf_counter() - began
         self._pay(self._cost(None, None))
-        return self._clipped(grads, X), losses
+        self._tick()
+        return self.clipped(grads, X), losses
 
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
@@ -145,6 +168,18 @@ class Oracle:
     def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         self.evals[at] += cost
+
+    def _tick(
+        self, size: float | None = None, cells: Cells | None = None, clients: Tensor | None = None
+    ) -> None:
+        """Let clients compute a call on so many samples each, by default all, on the simulated clock."""
+        if self.rounds is None:
+            return
+        at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
+        who = None
+        if clients is not None:
+            who = self.wire.transport.gather_rows(clients.double(), self.wire.n).cpu().numpy()
+        self.rounds.compute(at, who, self._counts.numpy() if size is None else size)
 
     def _mean_over_clients(self, x: Tensor) -> np.ndarray:
         return self.wire.transport.gather_rows(x, self.wire.n).mean(1).cpu().numpy()
@@ -218,6 +253,21 @@ class Oracle:
     ) -> Measured:
         return self.problem.measure(x, what, full)
 
+    def told(self, bad: int = 0) -> dict[str, np.ndarray]:
+        """Return what gradients have brought along since it was last asked, (B,) by column, ``bad`` last clients left out.
+
+        minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens: of all gradients so far.
+        """
+        if self._sampled is None:
+            return {}
+        heard = self.wire.transport.gather_rows(self._heard, self.wire.n)
+        losses, count = heard[:, : self.wire.n - bad].sum(1).cpu().numpy().T
+        self._heard = torch.zeros_like(self._heard)
+        losses = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
+        mean = np.divide(losses, count, out=np.full(len(count), np.nan), where=count > 0)
+        tokens = {"tokens": self.evals * self._sampled.tokens} if self._sampled.tokens else {}
+        return {"minibatch_loss": mean, **tokens}
+
     @wide()
     def at_minimizer(self) -> Tensor:
         """Return grad f_i(x*) of the clients here, (B, n_here, d), where x* is known."""
@@ -234,9 +284,11 @@ class Oracle:
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""
         self.evals = self.evals[cells.cpu().numpy()]
-        self._last = None
+        self._last, self._heard = None, self._heard[cells]
+        if self.rounds is not None:
+            self.rounds.select(cells.cpu().numpy())
 
-    def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
         last = self._last
         held = last is not None and last.paid
@@ -244,14 +296,14 @@ class Oracle:
         return {
             "evals": torch.from_numpy(self.evals.copy()),
             "spared": self.spared,
-            "buffers": {},
+            "buffers": {} if self._sampled is None else {HEARD: self._heard.clone()},
             "paid_at": at[0] if at else None,
         }
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
         self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
-        self._last = None
+        self._last, self._heard = None, saved["buffers"].pop(HEARD, self._heard)
         if saved["paid_at"] is not None:
             x = points[saved["paid_at"]]
             self._last = Full(x, None, None, _writes(x, None), 0.0, True)
@@ -280,6 +332,7 @@ class PredictionOracle(Oracle):
     def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
         """Return grad mean_b D(teacher_b, prediction_b) of the clients here, (B, n_here, d); counts b gradients."""
         self._pay(float(rows.shape[-1]))
+        self._tick(rows.shape[-1])
         return self._predicting.distill(X, rows, teacher)
 
 
@@ -325,6 +378,7 @@ class VerticalOracle(Oracle):
         grads = self._timed(lambda: self._blocks.block_grad(blocks, r, rows))
         share = 1.0 if rows is None else rows.shape[-1] / self._blocks.sample_count
         self._pay(self._full * share)
+        self._tick(self._full * share)
         return grads
 
     def _timed(self, work: Callable[[], Tensor]) -> Tensor:
@@ -360,7 +414,11 @@ class BufferedOracle(Oracle):
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
-        grads, self._after = self._buffered.grad_buffered(x, sample, before)
+        if sample is None or self._sampled is None:
+            grads, self._after = self._buffered.grad_buffered(x, sample, before)
+        else:
+            grads, losses, self._after = self._sampled.sampled(x, sample, before)
+            self._hear(losses, cells, clients)
         return grads
 
     def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:
@@ -406,10 +464,11 @@ class BufferedOracle(Oracle):
         self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._after = {}
 
-    def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know, the buffers among it."""
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return {**super().state(points), "buffers": buffers}
+        state = super().state(points)
+        held = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return {**state, "buffers": {**held, **state["buffers"]}}
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""

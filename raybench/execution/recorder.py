@@ -32,6 +32,7 @@ COLUMNS_OF_MEASURES = (
     "accuracy",
     "test_loss",
     "grad_evals",
+    "clock_seconds",
     "seconds",
     "seconds_gradient",
     "seconds_compress",

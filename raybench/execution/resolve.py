@@ -207,6 +207,7 @@ class Resolver:
             roles=(case.role_up, case.role_down),
             shape=shape,
             alone=cell.train is not None and cell.train["save"] != "none",
+            by_seed=entry.facts.clock,
             run=run,
         )
 

@@ -15,6 +15,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from raybench.algorithms.events import Asynchronous
+from raybench.clock.clients import Clients, Rounds
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, joined
 from raybench.core.counts import Counts
@@ -24,6 +26,7 @@ from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
+from raybench.execution.events import EventNet
 from raybench.execution.net import Net, Poisoned
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
@@ -33,7 +36,7 @@ from raybench.execution.recorder import (
     measured,
 )
 from raybench.execution.search import Halving
-from raybench.problems.abilities import Trained
+from raybench.problems.abilities import Sampled, Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
 from raybench.spec.model import Evaluate, Prune, Record
 from raybench.store.accounting import Accounting
@@ -82,7 +85,17 @@ class Run:
         graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
         compressor = uplink(first, self.entry)
         how = relays(first.downlink), collective_of(compressor)
-        self.net = Net(problem, roots, transport, graph, *how)
+        rounds: Rounds | None = None
+        if first.clock is not None:
+            seeds = [c.cell.seed for c in batch.cells]
+            clients = Clients(first.clock, problem.n, seeds, problem.samples)
+            rounds = Rounds(clients, None if graph is None else graph.W.numpy() != 0)
+        if issubclass(self.entry.target, Asynchronous):
+            assert rounds is not None, "checked as the sweep was planned"
+            self.net: Net = EventNet(problem, roots, rounds)
+        else:
+            self.net = Net(problem, roots, transport, graph, *how)
+            self.net.oracle.rounds = rounds
         self.a = method_of(batch.cells, problem, self.net.clock)
         self.net.apart = self.a.robust is not None
         self.bad = attackers(first, problem)  # f is the mean over the other clients
@@ -106,9 +119,11 @@ class Run:
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
         self.index = np.arange(self.B)  # numbers of the cells that are in the tensors
         self.live = np.ones(self.B, bool)  # by number: whether the cell still runs
+        self.running = self.B  # how many do
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
+        self.looks: list[float] = []  # seconds of rows that take costly passes over the data
         self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 
@@ -124,25 +139,28 @@ class Run:
             if self.t < 0:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
-            while self.live.any() and self.t < until:
+            while self.running and self.t < until:
                 t, step = self.t + 1, self.first.step
                 self.net.begin(t)
                 if step.schedule != "constant" or step.warmup:
                     self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
                 self._step(self.a.round, t)
-        return not self.live.any() or self.t >= self.rounds
+        return not self.running or self.t >= self.rounds
 
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
         net.oracle.loss_wanted = wanted = t in self._wanted
-        before = np.array([net.oracle.spared, *net.clock.parts])
+        before = net.oracle.spared, *net.clock.parts
         began = perf_counter()
         work(net, self.s, self.c)
+        net.end_round()
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
-        spent = np.array([elapsed, *net.clock.parts]) - before
-        self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
+        parts = zip((elapsed, *net.clock.parts), before, strict=True)
+        spent = np.array([after - then for after, then in parts]) / max(1, self.running)
+        whole = self.running == self.clock.shape[1]  # as a rule: an index costs more than the sum
+        self.clock[:, slice(None) if whole else self.index[self.live]] += spent[:, None]
         self.t = t
         if self.average is not None:
             self.average.add(self.a.point(net, self.s, self.c))
@@ -151,7 +169,7 @@ class Run:
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
             self._leave(self.live & ~finite, "diverged")
-        if 0 < self.live.sum() < len(self.index) / 2:  # what has ended is let go
+        if 0 < self.running < len(self.index) / 2:  # what has ended is let go
             keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
             self.index = self.index[self.live]
             self.live = np.ones(len(self.index), bool)
@@ -168,23 +186,13 @@ class Run:
                 estimate = self.a.pooled(net, estimate)
         elif self.average.value is not None:
             x = self.average.value
-        fully = self._fully(t)
-        f_star = self.first.f_star
-        no_minimum = f_star is None and not self.bad
-        facts = self.batch.facts if no_minimum else {**self.batch.facts, "f_star": f_star}
-        row = measured(
-            net,
-            x,
-            self._what(fully),
-            facts,
-            bad=self.bad,
-            estimate=estimate if isinstance(estimate, Tensor) else None,
-            metrics=self.options.evaluate.metrics if fully else (),
-        )
+        row = self._measured(x, estimate, self._fully(t))
         apart = self.a.disagreement(net, self.s, self.c)
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
-        row["grad_evals"] = net.oracle.evals
+        row |= {**net.oracle.told(self.bad), "grad_evals": net.oracle.evals}
+        if net.timing is not None:
+            row.update(net.timing.columns(net.B))
         row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
         self.recorder.add(t, self.index, self.live, row)
         self.recorder.add_counts(net.ledger, self.index)
@@ -193,6 +201,32 @@ class Run:
         if due and t < self.rounds:  # in the last round all have run anyway
             pruned = self._halving.ends(due, self.recorder, self.status)
             self._leave(self.live & np.isin(self.index, net.transport.agree(pruned)), "pruned")
+
+    def _measured(self, x: Tensor, estimate: object, fully: bool) -> dict[str, np.ndarray]:
+        began = perf_counter()
+        f_star = self.first.f_star
+        no_minimum = f_star is None and not self.bad
+        facts = self.batch.facts if no_minimum else {**self.batch.facts, "f_star": f_star}
+        row = measured(
+            self.net,
+            x,
+            self._what(fully),
+            facts,
+            bad=self.bad,
+            estimate=estimate if isinstance(estimate, Tensor) else None,
+            metrics=self.options.evaluate.metrics if fully else (),
+        )
+        if fully and self.problem.costly:
+            self.looks.append(perf_counter() - began)
+        return row
+
+    def evaluation(self) -> float:
+        """Return the seconds of all passes over the data for the record, by those after round 0, or one now; 0 where cheap."""
+        if len(self.looks) < 2 and self.problem.costly:
+            self._measured(self.a.point(self.net, self.s, self.c), None, True)
+        every, rows = self.options.evaluate.every, self._wanted.count
+        often = self.rounds // every if every else rows // self._evaluate_each
+        return (1 + min(often, rows)) * float(np.median(self.looks[1:] or [0.0]))
 
     def _fully(self, t: int) -> bool:
         """Return whether the row of round t measures what takes a pass over the data."""
@@ -208,13 +242,22 @@ class Run:
         if not fully and self.problem.costly:
             return frozenset()
         what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
-        evaluate = self.options.evaluate
-        what = what if evaluate.gradient else what - OF_GRADIENTS
-        return what if evaluate.loss else what - OF_LOSSES
+        gradient, loss = self.options.evaluate.gradient, self.options.evaluate.loss
+        network = isinstance(self.problem, Sampled) and self.problem
+        if gradient is None:
+            gradient = not network or not OF_GRADIENTS.isdisjoint(self.first.stop)
+        if loss is None:
+            asked = self.first.f_star is not None or not OF_LOSSES.isdisjoint(self.first.stop)
+            loss = gradient or asked or not network or not network.tested
+        what = what if gradient else what - OF_GRADIENTS
+        return what if loss else what - OF_LOSSES
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
-        size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
+        loss = row.get("loss", unknown)
+        if self.options.evaluate.loss is None and "loss" not in row and "minibatch_loss" in row:
+            loss = np.nan_to_num(row["minibatch_loss"], nan=1.0, posinf=np.inf)
+        size = np.stack((row.get("grad_norm_sq", unknown), np.abs(loss)))
         if self.first_size is None:
             self.first_size = np.maximum(size, 1.0)
         sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self.first_size[:, self.index])
@@ -223,6 +266,8 @@ class Run:
         for name, threshold in self.first.stop.items():
             if name in ("bits_up", "bits_down"):
                 done |= self.bits(name.removeprefix("bits_")) >= threshold
+            elif name == "clock":
+                done |= row["clock_seconds"] >= threshold
             elif name == "seconds":
                 done |= self.net.transport.agree(row["seconds"] >= threshold)
             elif name in row:
@@ -238,6 +283,7 @@ class Run:
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status
         self.live &= ~who
+        self.running = int(self.live.sum())
 
     def _select(self, keep: Tensor) -> None:
         """Keep some cells of everything but what the method remembers."""
@@ -267,6 +313,10 @@ class Run:
             "oracle": self.net.oracle.state(vars(self.s)),
             "average": None if self.average is None else self.average.state(),
             "recorder": self.recorder.state(),
+            "timing": {
+                name: torch.from_numpy(value)
+                for name, value in (self.net.timing.state() if self.net.timing else {}).items()
+            },
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -283,6 +333,7 @@ class Run:
         oracle = {**saved["oracle"], "buffers": here(saved["oracle"]["buffers"])}
         for name in ARRAYS:
             setattr(self, name, None if saved[name] is None else saved[name].numpy().copy())
+        self.running = int(self.live.sum())
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
         self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())
@@ -293,6 +344,8 @@ class Run:
         self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
         self.net.ledger.load(saved["ledger"])
         self.net.oracle.load(oracle, vars(self.s))
+        if self.net.timing is not None:
+            self.net.timing.load({k: v.numpy() for k, v in saved["timing"].items()})
         if self.average is not None:
             self.average.load(saved["average"])
         self.recorder.load(saved["recorder"])

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from raybench.analysis.links import Link, Network, all_gather, all_reduce
+from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.wire.transport import Distributed
 
 SIZES = (64, 4096, 65536, 524288, 2**22, 2**24)

@@ -30,7 +30,7 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy.optimize import brentq
 
-from raybench.analysis.links import Network, all_gather, all_reduce, overlapped, server, two_shot
+from raybench.clock.links import Network, all_gather, all_reduce, overlapped, server, two_shot
 
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)

@@ -93,6 +93,25 @@ class Trained(Protocol):
 
 
 @runtime_checkable
+class Sampled(Protocol):
+    """A problem whose gradients of a sample bring its loss along, as those of networks do: for the record it is free.
+
+    tested: whether there is a test part. tokens: of a sample, 0 where it is no text.
+    """
+
+    @property
+    def tested(self) -> bool: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def sampled(
+        self, x: Tensor, sample: Sample, buffers: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the clients' gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
+
+
+@runtime_checkable
 class Buffered(Protocol):
     """A problem whose gradients carry memory along, such as BatchNorm's running statistics.
 

@@ -202,6 +202,10 @@ class Problem:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
         return part.to(self.device)
 
+    def few(self) -> Self:
+        """Return the problem with few samples, to try what runs on it; itself where a round is cheap."""
+        return self
+
     def to(self, device: torch.device | str) -> Self:
         """Return the problem with its tensors on ``device`` (itself if they are there)."""
         device = torch.device(device)

@@ -28,15 +28,20 @@ from raybench.core.registry import (
 )
 from raybench.core.streams import Sample, Stream
 from raybench.data import Examples, catalogue
-from raybench.problems.base import DTYPES, Problem
-from raybench.problems.networks import build
+from raybench.data.images import MOST_SIDE
+from raybench.problems.base import DTYPES, EVALUATED, Problem
+from raybench.problems.networks import build, own
+from raybench.problems.networks.adapted import adapted, merged
 from raybench.problems.networks.passes import (
+    LOSSES,
     Passes,
     Work,
     check_repeatable,
+    cross_entropy,
     shifted_and_flipped,
     with_streams,
 )
+from raybench.store import CURVES
 
 Buffers = Mapping[str, Tensor]
 
@@ -46,8 +51,10 @@ class NetworkProblem(Problem):
     """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
     model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes as
-    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``, which returns a module or a ``Network``. The
-    loss is cross-entropy (of the next token for text, of the inputs squared error for the autoencoder). Minibatches,
+    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my.py:function``, which returns a module or a ``Network``. The
+    ``causal_lm`` is the language model of the Hugging Face folder ``init_from``, by the library transformers. The
+    loss is cross-entropy (of the next token for text), of targets that are no whole numbers the squared error (of the
+    inputs for the autoencoder), unless ``loss`` says otherwise. Minibatches,
     augmentation and dropout are functions of the sample, so that a sample is the same at two points. Full gradients are
     taken without either.
 
@@ -63,9 +70,15 @@ class NetworkProblem(Problem):
 
     def __init__(
         self,
-        model: str = Text(help="a name with sizes, torchvision:NAME, or my_module:function"),
+        model: str = Text(help="a name with sizes, torchvision:NAME, or my.py:function"),
         *,
-        dataset: str | None = Text(None, help="digits, mnist, cifar10, shakespeare, .., or a path"),
+        dataset: str | None = Text(
+            None, help="digits, mnist, cifar10, shakespeare, .., a path, or my.py:function"
+        ),
+        loss: str | None = Text(
+            None, help=f"{', '.join(LOSSES)}, or my.py:function; by the targets unless given"
+        ),
+        metrics: Sequence[str] = List((), help="accuracy, losses by name, or my.py:function"),
         clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
         batch: int | str = Integer(
             32, low=1, words=("full",), help="samples per client of a gradient"
@@ -80,15 +93,34 @@ class NetworkProblem(Problem):
         batchnorm: str = Choice("server", "sync", "frozen", help="by what BatchNorm normalises"),
         init_seed: int = Integer(0, low=0, help="drives the initial weights"),
         init_from: str | None = Text(
-            None, help="a file of weights, as torch.save(model.state_dict()) makes"
+            None, help="weights: a state_dict of torch.save, .safetensors, or a folder of them"
+        ),
+        match: Sequence[str] = List((), help="patterns of the parameters that are trained; all"),
+        lora: int | None = Integer(
+            None, low=1, help="rank of updates that take the place of matched matrices"
+        ),
+        lora_alpha: float | None = Number(
+            None, low=0, open_low=True, help="updates are lora_alpha/lora B A; by default B A"
         ),
         freeze: Sequence[str] = List((), help="patterns of parameters that stay, such as layer1.*"),
         augment: str = Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
         scale: str = Choice(
             "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
         ),
+        size: int | None = Integer(
+            None,
+            low=1,
+            high=MOST_SIDE,
+            help="pixels a side that a folder's pictures are resized to",
+        ),
         length: int = Integer(64, low=1, help="tokens of a sequence"),
-        level: str = Choice("character", "byte", help="what is a token"),
+        level: str | Mapping[str, int] = Choice(
+            "character",
+            "byte",
+            tags={"bpe": Integer(low=256, high=1 << 17, help="tokens of a byte-level BPE")},
+            help="what is a token",
+        ),
+        tokenizer: str | None = Text(None, help="a tokenizer.json, in place of level"),
         dtype: str = Choice("float32", "float64", help="floating-point type"),
         seed: int = Integer(0, low=0, help="drives the split and the test part"),
         rows: int | None = Integer(None, low=1, help="only the first so many examples"),
@@ -104,9 +136,11 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        given = None if dataset is None else examples_of(dataset, model, length, level)
+        given = (
+            None if dataset is None else examples_of(dataset, model, length, level, size, tokenizer)
+        )
         made, self._task = build.network_of(
-            model, None if given is None else given.train, init_seed
+            model, None if given is None else given.train, init_seed, loss, metrics, init_from
         )
         train = made.train or (given.train if given else None)
         assert train is not None
@@ -122,12 +156,14 @@ class NetworkProblem(Problem):
         parts = data.split(labels, clients, split, remainder=remainder, seed=seed)
         self.rows = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
         self.augment = augment
-        if augment != "none" and train.kind != "image":
+        if augment != "none" and train.inputs.ndim != 4:
             raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
         self._shift, self._factor = scaling(train, scale)
         net = with_streams(made.model)
-        if init_from is not None:
+        if init_from is not None and model != build.CAUSAL_LM:
             build.load_weights(net, init_from)
+        if match or lora is not None:
+            net = adapted(net, tuple(match), lora, lora_alpha, init_seed)
         params = build.trainable(net, tuple(freeze))
         layout = Layout(tuple((name, tuple(p.shape)) for name, p in params.items()))
         super().__init__(
@@ -138,22 +174,61 @@ class NetworkProblem(Problem):
         self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
         self._check(train)
 
+    @classmethod
+    def fingerprint(cls, dataset: str) -> str:
+        """Return the hash of what a user's function returns as a data set, which takes its name's place in ids."""
+        return own.fingerprint(own.dataset(dataset))
+
     def _check(self, train: Examples) -> None:
-        """Raise InputError where the network does not take the data, or gives one loss for all of them."""
+        """Raise InputError where network, data and loss do not fit, or there is one loss for all samples."""
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
+        told = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
         try:
             check_repeatable(self.passes.model, inputs)
-            losses = self._measures(self.passes.outputs(self._start, inputs), targets)["test_loss"]
+            outputs = self.passes.outputs(self._start, inputs)
         except InputError:
             raise
         except Exception as error:
-            shape = tuple(inputs.shape[1:])
-            what = f"{self._text} does not take inputs of shape {shape}: {build.reason(error)}"
+            what = f"{self._text} does not take {told}, as of sample 0: {build.reason(error)}"
             raise InputError.of("problem.model", what, "a model and data that fit") from error
-        if losses.shape != (len(inputs),):
-            what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
-            raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
+        if self._task.losses is cross_entropy:
+            for part, noun in ((train, "sample"), (self.test, "test sample")):
+                if part is not None:
+                    self._check_labels(part, noun, outputs)
+        try:
+            measures = self._measures(outputs, targets)
+        except InputError:
+            raise
+        except Exception as error:
+            what = f"takes no outputs of shape {tuple(outputs.shape[1:])} and targets of shape"
+            what += f" {tuple(targets.shape[1:])}, as of sample 0: {build.reason(error)}"
+            raise InputError.of("problem.loss", what, "a loss and a model that fit") from error
+        for name, values in measures.items():
+            if name not in EVALUATED and name in CURVES.names:
+                what = f"{name} is a column of its own"
+                raise InputError.of("problem.metrics", what, "another name for the function")
+            if values.shape != (len(inputs),):
+                what = f"the {name.replace('test_loss', 'losses')} of {len(inputs)} samples"
+                what += f" have shape {tuple(values.shape)}"
+                fix = "return one loss for every sample, (b,): torch's do by reduction='none'"
+                raise InputError.of("problem.loss", what, fix)
         self.passes.fit(self._start, inputs, targets)
+
+    def _check_labels(self, part: Examples, noun: str, outputs: Tensor) -> None:
+        """Raise InputError where cross-entropy has no score for a label of some sample."""
+        scores, targets = outputs.shape[-1], part.targets
+        sequences = targets.dtype.kind == "i" and outputs.ndim - targets.ndim == 1
+        if not sequences or outputs.shape[1:-1] != targets.shape[1:]:
+            what = f"{self._text} gives outputs of shape {tuple(outputs.shape[1:])} for targets of"
+            what += f" {targets.dtype} {targets.shape[1:]}, as of {noun} 0"
+            fix = "scores of classes for whole numbers; or loss: squared_error, my.py:function, .."
+            raise InputError.of("problem.loss", what, fix)
+        beyond = (targets.reshape(len(part), -1) >= scores).any(1)
+        if beyond.any():
+            i = int(beyond.argmax())
+            what = f"{part.name}: {noun} {i} has the label {targets[i].max()}, and"
+            what += f" {self._text} gives {scores} scores"
+            raise InputError.of("problem.model", what, f"{part.classes} scores, one for each class")
 
     def trained(self, train: Train) -> Self:
         """Return the problem with other settings of training.
@@ -175,6 +250,13 @@ class NetworkProblem(Problem):
             out.passes = self.passes.computing_in(torch.bfloat16)
         return out
 
+    def few(self) -> Self:
+        few, most = copy.copy(self), self.batch or 32
+        few.rows = [rows[:most] for rows in self.rows]
+        few.samples, few._kept = tuple(map(len, few.rows)), {}
+        few.test = (self.test or self.train)[:most]
+        return few
+
     def host(self, clients: range) -> Self:
         part = super().host(clients)
         part.passes = self.passes.apart()
@@ -194,6 +276,7 @@ class NetworkProblem(Problem):
         if self._task.on_inputs:
             return inputs, inputs
         targets = torch.from_numpy(source.targets[rows.flatten().cpu().numpy()]).to(self.device)
+        targets = targets.to(self.dtype) if targets.is_floating_point() else targets
         return inputs, targets.unflatten(0, tuple(rows.shape))
 
     def _rows(self, indices: Tensor) -> Tensor:
@@ -221,7 +304,7 @@ class NetworkProblem(Problem):
     @property
     def labelled(self) -> bool:
         """Whether targets are classes, of examples or of the next token."""
-        return not self._task.on_inputs
+        return not self._task.on_inputs and self.train.targets.dtype.kind == "i"
 
     def flipped(self) -> Self:
         """Return the same problem with class c - 1 - k in place of k of c, in training alone."""
@@ -259,13 +342,36 @@ class NetworkProblem(Problem):
         """Return the clients' gradients (B, n_here, d), and the buffers afterwards."""
         if sample is None:
             grads, _, after = self.oracle_buffered(x, buffers)
-            return grads, after
+        else:
+            grads, _, after = self.sampled(x, sample, buffers)
+        return grads, after
+
+    @property
+    def tested(self) -> bool:
+        """Whether there is a test part."""
+        return self.test is not None
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens a sample has, 0 where its targets are no tokens."""
+        return self.train.targets.shape[1] if self._next_token else 0
+
+    @property
+    def _next_token(self) -> bool:
+        return self.train.kind == "text" and self.train.targets.ndim > 1
+
+    def sampled(
+        self, x: Tensor, sample: Sample, buffers: Buffers
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
         at, out, after = self._room(x, buffers)
+        losses = x.new_zeros(out.shape[:2])
         for part in sample.split(self.most) if sample.size > self.most else [sample]:
             inputs, targets = self.minibatch(part)
             weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
-            self._add(at, inputs, targets, weights.to(self.device), part.stream, after, out)
-        return out, after
+            weights = weights.to(self.device)
+            losses += self._add(at, inputs, targets, weights, part.stream, after, out)
+        return out, losses + self._penalty(at), after
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
@@ -331,6 +437,7 @@ class NetworkProblem(Problem):
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
         views = zip(self.layout, self.layout.views(x), strict=True)
         weights = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        weights = merged(self.passes.model, weights)
         file = io.BytesIO()
         torch.save({n: v.detach().cpu().clone() for n, v in {**weights, **buffers}.items()}, file)
         return file.getvalue()
@@ -374,7 +481,7 @@ class NetworkProblem(Problem):
         values = {name: total / len(source) for name, total in sums.items()}
         if self.test is None:
             del values["test_loss"]
-        elif source.kind == "text":
+        elif self._next_token and self._task.losses is cross_entropy:
             values["perplexity"] = values["test_loss"].exp()
         return values
 
@@ -383,12 +490,21 @@ def _flat(streams: Stream) -> Stream:
     return Stream(streams.keys.flatten())
 
 
-def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
-    """Return a data set for networks: a text for transformers and known texts, else images."""
-    text = (
-        model.partition(":")[0] == "transformer" or dataset in catalogue.TEXTS or ".txt" in dataset
-    )
-    return data.text(dataset, length, level) if text else data.images(dataset)
+def examples_of(
+    dataset: str,
+    model: str,
+    length: int,
+    level: str | Mapping[str, int],
+    size: int | None = None,
+    tokenizer: str | None = None,
+) -> data.Pair:
+    """Return a data set for networks: a user's, a text for transformers and known texts, else images."""
+    if own.is_function(dataset):
+        return own.dataset(dataset)
+    of_text = model.partition(":")[0] in ("transformer", build.CAUSAL_LM)
+    if of_text or dataset in catalogue.TEXTS or ".txt" in dataset:
+        return data.text(dataset, length, level, tokenizer=tokenizer)
+    return data.images(dataset, size=size)
 
 
 def scaling(train: Examples, scale: str) -> tuple[Tensor | None, Tensor | None]:

@@ -15,6 +15,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, Integer, List, Number, problem
+from raybench.core.streams import Sample
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 
 
@@ -174,13 +175,17 @@ def quadratic(
     return Quadratic(torch.from_numpy(A), torch.from_numpy(b), layout=layout, dtype=DTYPES[dtype])
 
 
+NOISY_SAMPLES = 1000  # of a client with noisy gradients, which has no samples that could be counted
+
+
 @problem("tridiagonal", x0="problem")
 class Tridiagonal(Problem):
     """Tridiagonal quadratics: f_i(x) = x'A_i x / 2 - b_i'x, matrix-free, constants in closed form.
 
     A_i = (nu_i / 4) tridiag(-1, 2, -1) + c I and b_i = (nu_i / 4) (eta_i - 1) e_1 with
     nu_i = 1 + s N(0,1), eta_i = s N(0,1) and c such that lambda is the smallest eigenvalue of the
-    mean. Starts at sqrt(d) e_1. Szlendak, Tyurin, Richtarik 2021, generator of Richtarik et al.
+    mean. Minibatches of b samples have noise N(0, s^2/b) on every coordinate, s = ``gradient_noise``. Starts at
+    sqrt(d) e_1. Szlendak, Tyurin, Richtarik 2021, generator of Richtarik et al.
     2022 (3PC).
     """
 
@@ -194,13 +199,18 @@ class Tridiagonal(Problem):
         lambda_: float = Number(1e-6, low=0, open_low=True, help="smallest eigenvalue of the mean"),
         dtype: str = Choice("float64", "float32", help="floating-point type"),
         seed: int = Integer(0, low=0, help="drives scales and right-hand sides"),
+        gradient_noise: float = Number(
+            0.0, low=0, help="s: standard deviation of a sample's noise on each coordinate"
+        ),
     ) -> None:
         need_memory(
             8 * (4 * dim + 2 * clients),
             f"the spectrum of {dim:,} coordinates and the scales of {clients:,} clients",
             "a smaller problem.dim, or fewer problem.clients",
         )
-        super().__init__(clients, dim, dtype=DTYPES[dtype])
+        samples = (NOISY_SAMPLES,) * clients if gradient_noise else None
+        super().__init__(clients, dim, dtype=DTYPES[dtype], samples=samples)
+        self.gradient_noise = gradient_noise
         random = np.random.default_rng([seed, *b"tridiagonal"])
         self.nu = 1 + noise * random.standard_normal(clients)
         self.b_first = self.nu / 4 * (noise * random.standard_normal(clients) - 1)
@@ -221,6 +231,13 @@ class Tridiagonal(Problem):
         losses = 0.5 * (at * Ax).sum(-1) - self.first * at[..., 0] if loss else None
         Ax[..., 0] -= self.first
         return Ax, losses
+
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
+        grads = self.oracle(x, loss=False)[0]
+        if sample is None or not self.gradient_noise:
+            return grads
+        noise = sample.stream.fold("noise").normal(self.dim)
+        return grads + self.gradient_noise / math.sqrt(sample.size) * noise.to(grads)
 
     def find_constants(self) -> Constants:
         """Closed forms: all A_i share eigenvectors, with eigenvalues nu_i sin^2(theta_k) + c.
@@ -256,7 +273,7 @@ class Tridiagonal(Problem):
             f_star=f_star,
             L_samples=L_plus,
             L_sample_i=each,
-            sample_variance=0.0,
+            sample_variance=self.dim * self.gradient_noise**2,
             facts=frozenset(facts),
         )
 

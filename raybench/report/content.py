@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from raybench.analysis import SECONDS, Frames, How, Network, bands, final_vs_step, frames
-from raybench.analysis.frames import choosing_on, inside
+from raybench.analysis.clocked import CLOCK
+from raybench.analysis.frames import axis, choosing_on, inside
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 
 MOST_SERIES = 8
 METRICS = ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
-SHOWN = ("bits_up", "seconds", *METRICS)
+SHOWN = ("bits_up", "seconds", CLOCK, *METRICS)
 LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
@@ -74,11 +76,18 @@ def open_frames(
     target: float | str | None = None,
     tuning_seeds: Sequence[int] = (),
     every: bool = False,
+    clock: Mapping[str, Any] | None = None,
+    paid: str | None = None,
 ) -> Frames:
-    """Return the frames of a results folder, or those given, with another target or other seeds that tune if given."""
+    """Return the frames of a results folder, or those given, with another target, seeds that tune, or cost if given.
+
+    paid: the column that targets are paid in, ``clock`` for that of the simulated clock.
+    """
     if not isinstance(source, Frames):
-        return frames(source, accounting, link, target, tuning_seeds, every)
+        source = frames(source, accounting, link, target, tuning_seeds, every, clock)
     results = source if target is None else replace(source, asked=target)
+    if paid is not None:
+        results = replace(results, paid=axis(paid, results, "--x"), _tuned={})
     return choosing_on(results, tuning_seeds)
 
 
@@ -214,7 +223,8 @@ def build(results: Frames, extras: bool = False) -> list[Figure]:
     style = looks(best[best["eligible"]], all_methods(results))
     figures: list[Figure | None] = []
     ys = [y for y in (*METRICS, *more) if rows[y].notna().any()]
-    clock = "seconds" if results.link is None else SECONDS
+    clocks = [CLOCK, "seconds"] if results.link is None else [CLOCK, SECONDS]
+    clock = next((x for x in clocks if x in rows and rows[x].notna().any()), "seconds")
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [results.metric] for x in xs]
     figures += [curve(rows, style, facets, x, y, notes, results.link) for x, y in pairs]
@@ -285,16 +295,16 @@ def scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
     ends = data.groupby(["panel", "series"])["x"].max()
     ends = ends[ends > 0]
     if ends.empty:
-        return "s" if x == SECONDS else "bit", 1.0, False, 1.0
+        return "s" if KINDS[x] == "s" else "bit", 1.0, False, 1.0
     positive = data.loc[data["x"] > 0, "x"].min()
     start = float(max(positive, min(ends.min() / 30, positive * 1e3)))
     if ends.max() > 5 * ends.min():
         return "", 1.0, True, start
-    size, name = (words.time_unit_of if x == SECONDS else words.unit_of)(float(ends.max()))
+    size, name = (words.time_unit_of if KINDS[x] == "s" else words.unit_of)(float(ends.max()))
     return name, size, False, start
 
 
-KINDS = {"bits_up": "bit", "bits_down": "bit", SECONDS: "s"}
+KINDS = {"bits_up": "bit", "bits_down": "bit", SECONDS: "s", CLOCK: "s"}
 """Columns whose axes have units, and which."""
 
 

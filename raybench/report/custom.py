@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import Frames, How, tuned
+from raybench.analysis.clocked import CLOCK
 from raybench.analysis.curves import NUMBERS
 from raybench.analysis.frames import framed
 from raybench.core.errors import InputError, nearest
@@ -147,7 +148,8 @@ def figure(
     elif kind == "k":
         made = _by_k(results, _lines(results, ran, "k"), every)
     else:
-        x = x or "bits_up"
+        x = CLOCK if x == "clock" else x or "bits_up"
+        results = replace(results, paid=CLOCK) if x == CLOCK else results  # steps are chosen by it
         for name in {x, y} - {results.cost}:
             if not name.startswith("extra.") and name not in NUMBERS:
                 raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
@@ -253,7 +255,7 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     data[["y", "low", "high"]] = data[["y", "low", "high"]].replace(np.inf, np.nan)
     goals = sorted(set(lines["target"]))
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
-    unit = words.unit_of if results.link is None else words.time_unit_of
+    unit = words.unit_of if results.cost == "bits_up" else words.time_unit_of
     size, name = unit(float(data["y"].min())) if data["y"].notna().any() else (1.0, "bit")
     never = sorted(set(data["series"]) - set(data.loc[data["y"].notna(), "series"]))
     data = data[~data["series"].isin(never)]

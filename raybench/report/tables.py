@@ -75,8 +75,10 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     if results.accounting:
         notes.append(f"Accounting: {results.accounting}")
     spread = words.intervals(int(n) for n in table["seeds"])
-    if results.link is None:
+    if results.cost == "bits_up":
         paid = "Bits: upstream per client"
+    elif results.link is None:
+        paid = "Seconds: on the simulated clock"
     else:
         paid = f"Seconds: simulated for {results.link}, each client on a machine of its own"
     if not spread:
@@ -136,9 +138,10 @@ def usual(results: Frames, table: pd.DataFrame, by: str) -> list[str]:
     """Return the names of the columns that the closing table shows unless others are asked for."""
     facets = table["facet"].nunique() > 1
     heads = ["k", "method"] if by == "k" else ["method", "k"]
-    cost = "bits_to_target" if results.link is None else "seconds_to_target"
+    cost = "bits_to_target" if results.cost == "bits_up" else "seconds_to_target"
     accuracy = bool(table["accuracy"].notna().any())
-    names = ["facet"] * facets + heads + ["step", cost, "ratio_to_gd", "seeds", results.metric]
+    costs = [cost, *["clock_to_target"] * ("clock_to_target" in table)]
+    names = ["facet"] * facets + heads + ["step", *costs, "ratio_to_gd", "seeds", results.metric]
     return names + ["accuracy"] * (accuracy and results.metric != "accuracy")
 
 
@@ -176,10 +179,17 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
         return column(rows, name, "Step", _step)
     if name == "k":
         return column(rows, name, "K", _k, behind=["k"], digits=9)
+    if name == "clock_to_target":
+
+        def seconds(row: Row) -> str:
+            return words.interval(row[name], math.nan, math.nan, words.time_unit_of)
+
+        head, unit_of = "Time to target", words.time_unit_of
+        return column(rows, name, head, seconds, behind=[name], unit=unit_of, better="low")
     if name.endswith("_to_target"):
         paid = name.removesuffix("_to_target")
         ends = [name, f"{paid}_low", f"{paid}_high"]
-        unit = words.unit_of if results.link is None else words.time_unit_of
+        unit = words.unit_of if results.cost == "bits_up" else words.time_unit_of
         head = f"{paid.capitalize()} to target"
         spell = partial(_cost, ends, unit)
         return column(rows, name, head, spell, behind=ends, unit=unit, better="low")

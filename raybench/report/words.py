@@ -29,6 +29,7 @@ COLUMNS = {
     "round": "round",
     "seconds": "seconds",
     "seconds_simulated": "simulated seconds",
+    "clock_seconds": "simulated seconds",
 }
 
 AXES = {
@@ -42,6 +43,7 @@ AXES = {
     "grad_evals": "Gradient evaluations per client",
     "seconds": "Wall-clock time (s)",
     "seconds_simulated": "Simulated time",
+    "clock_seconds": "Simulated time",
     "grad_norm_sq": r"$\Vert\nabla f(x^t)\Vert^2$",
     "loss": r"$f(x^t)$",
     "suboptimality": r"$f(x^t) - f^\ast$",

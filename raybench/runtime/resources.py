@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.execution.plan import Plan
 from raybench.spec.model import Resources
@@ -64,6 +65,10 @@ def mode_of(plan: Plan) -> str:
     if mode == "auto":
         mode = "train" if resources.workers > 1 else "simulate"
     if mode == "train":
+        for name in sorted({b.cells[0].cell.algorithm.name for b in plan.batches}):
+            if registry.lookup("algorithm", name).facts.clock:
+                what = f"{name} lives on one clock for all clients, and runs in one process"
+                raise InputError.of("resources.mode", what, "leave mode and workers out")
         fewest = min((b.facts["clients"] for b in plan.batches), default=1 << 30)
         if resources.workers > fewest:
             what = f"{resources.workers} workers for {fewest} clients"

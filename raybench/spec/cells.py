@@ -14,6 +14,7 @@ from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Robust, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import (
+    Clocked,
     Groups,
     Named,
     Plugin,
@@ -53,6 +54,7 @@ STOP_PARAMS: Mapping[str, Param] = {
     "bits_up": Number(None, low=0, open_low=True, help="stop at or above, per client"),
     "bits_down": Number(None, low=0, open_low=True, help="stop at or above"),
     "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
+    "clock": Number(None, low=0, open_low=True, help="stop at or above, seconds of the clock"),
 }
 _WEIGHTS: Mapping[str, Param] = {
     "weights": Choice("metropolis", "laplacian", help="mixing weights")
@@ -103,7 +105,7 @@ class Cell:
         "the compressor for messages to the server; none leaves them dense",
         override=True,
         heard=lambda problem, method: method.compresses("up"),
-        needs=lambda method: method.up,
+        needs=lambda method: None if method.dense else method.up,
     )
     groups: Sequence[Mapping[str, str]] | None = key(
         Groups(),
@@ -141,6 +143,10 @@ class Cell:
         "who talks to whom, for decentralised methods",
         heard=lambda problem, method: method.decentralised,
         in_every_id=True,
+    )
+    clock: Mapping[str, Any] | None = key(
+        Clocked(),
+        "simulated clients: what their gradients and messages take, for the column clock_seconds",
     )
     prox: Mapping[str, float] | None = key(
         Prox(), "a problem's nonsmooth term is its regularizer, for example l1"

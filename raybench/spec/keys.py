@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from raybench.clock import model
 from raybench.core import registry
-from raybench.core.errors import Complaint, nearest
+from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
 from raybench.spec import sections
@@ -298,6 +299,8 @@ class Plugin(Sections):
                 def by_content(given: object, where: str = f"problem.{key}") -> object:
                     file, rest = parted(given) if isinstance(given, str) else ("", "")
                     path = file and is_path(file)
+                    if path and rest and where.endswith(".dataset"):
+                        return f"sha256:{entry.target.fingerprint(given)}"
                     return f"sha256:{content_hash(file, where)}{rest}" if path else given
 
                 params[key] = each(params[key], by_content)
@@ -382,6 +385,42 @@ class Steps(Mappings):
     def schema(self) -> Schema:
         number, many = value_schema(STEP["value"]), mapping_schema(STEP)
         return or_list({"anyOf": [number, many]})
+
+
+# Simulated clients ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clocked(Mappings):
+    """A clock: ``{compute: .., per: .., jitter: .., dropout: .., link: ..}``, see ``raybench.clock.model``."""
+
+    merges = False
+
+    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
+        if value is None or value == "none":
+            return [None]
+        clock = model.typed(value, where)
+        trace = clock["compute"].get("trace")
+        if trace is not None and locate(trace) is None:
+            raise InputError.of(f"{where}.compute.trace", f"no file {trace}", "give its path")
+        return [clock]
+
+    def identity(self, value: Any) -> Any:
+        return model.identity(value, lambda path: content_hash(path, "clock.compute.trace"))
+
+    def schema(self) -> Schema:
+        either: Schema = {"type": ["number", "array", "object"]}
+        parts = {
+            "compute": {
+                **either,
+                "description": f"seconds of a gradient: {', '.join(model.COMPUTES)}",
+            },
+            "per": {"enum": [*model.PER], "default": "call"},
+            "jitter": {"type": ["object", "null"], "description": ", ".join(model.JITTERS)},
+            "dropout": {"type": ["object", "null"], "description": "{p: .., back_after: ..}"},
+            "link": {"type": ["string", "object", "null"]},
+        }
+        return or_list({"anyOf": [closed(parts, ["compute"]), {"type": "null"}]})
 
 
 # Groups of tensors: compressors by the names of the tensors that they are for -----------------------

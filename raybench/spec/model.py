@@ -136,11 +136,11 @@ class Evaluate:
     every: int | None = Integer(
         None, low=1, help="rounds between measures that take a pass over the data; about 50 in all"
     )
-    gradient: bool = Flag(
-        True, help="measure grad f over all samples; a network without it saves time"
+    gradient: bool | None = Flag(
+        None, help="measure grad f over all samples; null: of all but networks"
     )
-    loss: bool = Flag(
-        True, help="measure f over all samples, where grad f is not; slow for networks"
+    loss: bool | None = Flag(
+        None, help="measure f over all samples; null: but for networks with a test part"
     )
     metrics: tuple[str, ...] = List((), help="metrics by name")
 

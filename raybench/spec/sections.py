@@ -599,7 +599,7 @@ def versions(text: str, where: str = "") -> dict[str, list[str]]:
 # Files that a sweep names: where they are, and what they hold -------------------------------------
 
 
-FILES = ("dataset", "test_set", "init_from", "model")
+FILES = ("dataset", "test_set", "init_from", "model", "loss", "metrics", "tokenizer")
 """Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
 
 

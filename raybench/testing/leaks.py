@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.algorithms import protocols
+from raybench.execution.events import EventNet
 from raybench.execution.net import Net
 from raybench.execution.run import Run
 from raybench.testing.compressors import same_bits, sent
@@ -31,7 +32,7 @@ def named(*kinds: type) -> frozenset[str]:
     return frozenset(n for n in every if not n.startswith("_")) - {*RECORD}
 
 
-OF_NET = named(protocols.Net)
+OF_NET = named(protocols.Net, protocols.Events, protocols.Timed)
 OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Vertical)
 
 
@@ -202,7 +203,8 @@ class Spy:
         self.bytes = {side: np.zeros(net.B) for side in ("up", "down")}
         self.messages = {"up": 0, "down": 0}
         self.by_round: dict[int, np.ndarray] = {}
-        for name in ("up", "all_gather", "mix", "average", "broadcast", "down_each", "charge"):
+        names = ["up", "all_gather", "mix", "average", "broadcast", "down_each", "charge"]
+        for name in [*names, *(["deliver", "tell"] if isinstance(net, EventNet) else [])]:
             setattr(net, name, self._listening(name, getattr(net, name)))
 
     @property
@@ -237,7 +239,18 @@ class Spy:
                     self._add("down", rows.sum(1), self.net.n * self._most(message))
             return call(message)
 
-        return charge if name == "charge" else send
+        def deliver(i: int, message: Message) -> Any:
+            rows = np.zeros((self.net.B, self.net.n))
+            rows[:, i] = [sent_up(message, b, 0) for b in range(self.net.B)]
+            self._add_up(rows, self._most(message))
+            return call(i, message)
+
+        def tell(message: Message) -> Any:
+            packed = [broadcast(message, b) for b in range(self.net.B)]
+            self._add("down", np.array(packed, float) / self.net.n, self._most(message))
+            return call(message)
+
+        return {"charge": charge, "deliver": deliver, "tell": tell}.get(name, send)
 
     def _most(self, message: Message) -> int:
         """Return how many fields that are padded to bytes a message has, at most."""

@@ -30,6 +30,7 @@ from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
 PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}
+CLOCK = {"compute": {"power": 1.0}, "jitter": {"exponential": 0.1}}  # of methods that need one
 WILD = 1e12  # a multiple of the step at which a method on a quadratic diverges at once
 
 
@@ -57,7 +58,10 @@ def compressors_for(entry: Entry) -> list[Any]:
         Role.UNBIASED: {**rand, "mask": "common"},
         Role.ANY: top,
     }
-    return [{"name": role.usual, "k": 3}, second[role], "natural"]
+    kinds = [{"name": role.usual, "k": 3}, second[role], "natural"]
+    if entry.facts.clock:  # clients send at different times, so that they share no mask
+        kinds = [kinds[0], "natural"]
+    return [None, *kinds] if entry.facts.dense else kinds
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Method:
             "seed": seed,
             "rounds": self.rounds,
             "allow_unproven": True,
+            **({"clock": CLOCK} if self.entry.facts.clock else {}),
             **self.more,
         }
         return {key: value for key, value in given.items() if value is not None}
@@ -114,6 +119,8 @@ class Method:
 
     def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
         """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
+        if self.entry.facts.clock:  # cells of a batch share their events, and so their seed
+            seeds = (0,)
         count = max(len(multiples), len(seeds))
         pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
         return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])

@@ -14,6 +14,7 @@ from raybench.wire.base import Message
 from raybench.wire.compound import CasesMessage
 
 COLUMNS = Counts._fields
+BYTES = COLUMNS.index("bytes")
 """What the rows of a ledger's arrays count."""
 
 Cells = slice | np.ndarray
@@ -46,6 +47,11 @@ class Ledger:
         largest = 0.0 if self._own is None else self._own.max(1, initial=0.0)
         return self._largest + self._alike + largest
 
+    def bytes_of_round(self, clients: int) -> np.ndarray:
+        """Return the bytes that each client has sent in the present round, (B, clients)."""
+        alike = np.broadcast_to(self._alike[:, None], (len(self._alike), clients))
+        return alike if self._own is None else alike + self._own
+
     def begin(self) -> None:
         """Begin a round: the client that sends most may be another one than in the last."""
         self._largest = self.bytes_up_max
@@ -66,6 +72,22 @@ class Ledger:
             if self._own is None:
                 self._own = np.zeros((self.up.shape[1], part.lead[-1]))
             self._own[cells] += size if times is None else size * times
+
+    def book_one(self, message: Message, i: int, clients: int) -> None:
+        """Book a message (B, 1) of client i alone, of so many clients."""
+        if self._own is None:
+            self._own = np.zeros((self.up.shape[1], clients))
+        for cells, part in _by_cells(message):
+            counts = [_mean(_plain(count), None) for count in part.cost]
+            self._add(self.up, cells, [count / clients for count in counts])
+            self._own[cells, i] += counts[BYTES]
+
+    def book_fixed(self, counts: np.ndarray, i: int, clients: int) -> None:
+        """Book a message of client i alone, whose counts, as means over so many clients, are the same for all cells."""
+        if self._own is None:
+            self._own = np.zeros((self.up.shape[1], clients))
+        self.up += counts[:, None]
+        self._own[:, i] += counts[BYTES] * clients
 
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""

@@ -277,7 +277,7 @@ class Wire(Draws):
         themselves.
         """
         if not self.aggregate:
-            self.broadcast(_lent(x))
+            self.broadcast(lent(x))
         return x
 
     def choices(self, x: Tensor, symbols: int) -> Tensor:
@@ -302,7 +302,7 @@ class Wire(Draws):
         if not tensors:
             return []
         flat = [x.reshape(*x.shape[:2], -1) for x in tensors]
-        message: Message = _lent(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
+        message: Message = lent(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
         if cells is not None:
             those = torch.zeros(self.B, dtype=torch.bool, device=flat[0].device)
             those[cells] = True
@@ -349,6 +349,6 @@ class Wire(Draws):
         self.ledger = self.ledger.select(cells.cpu().numpy())
 
 
-def _lent(values: Tensor) -> DenseMessage:
+def lent(values: Tensor) -> DenseMessage:
     """Return a dense message that is only booked and added up, so that it need not copy its values."""
     return DenseMessage(values.shape[-1], values.dtype, values)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.registry import module_of
 from raybench.data import Examples
+from raybench.data.text import EXTRA
+from raybench.problems.networks import own
 from raybench.problems.networks.models import NAMED, Seen
-from raybench.problems.networks.passes import Task, task_of
+from raybench.problems.networks.passes import LOSSES, Task, accuracy, cross_entropy, squared_error
 from raybench.spec.sections import parse
 
 KEY = "problem.model"
 TORCHVISION = "torchvision:"
+CAUSAL_LM = "causal_lm"
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,90 @@ class Network:
     metrics: Callable[[Tensor, Tensor], Mapping[str, Tensor]] | None = None
 
 
-def network_of(text: str, train: Examples | None, seed: int) -> tuple[Network, Task]:
+def network_of(
+    text: str,
+    train: Examples | None,
+    seed: int,
+    loss: str | None = None,
+    metrics: Sequence[str] = (),
+    folder: str | None = None,
+) -> tuple[Network, Task]:
     """Return the network that ``model`` stands for, initialised from ``seed``, and its task.
 
-    text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
+    loss, metrics: what is minimised and measured in place of what is usual for the data. folder: of ``causal_lm``. text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
     ``module:function`` of a user's. torch's own random numbers stay as they were. Raises InputError for
     an unknown name, or sizes that do not fit.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own.seeded(seed):
         if text.startswith(TORCHVISION):
             made = Network(_torchvision(text.removeprefix(TORCHVISION), train))
+        elif text == CAUSAL_LM:
+            made = Network(_causal_lm(folder))
         elif text.partition(":")[0] in NAMED:
             made = Network(_named(text, train))
         elif ":" in text:
             made = _of_user(text, train)
         else:
-            fix = f"{nearest(text, NAMED)}; or torchvision:NAME, or my_module:function"
+            fix = (
+                f"{nearest(text, (*NAMED, CAUSAL_LM))}; or torchvision:NAME, or my_module:function"
+            )
             raise InputError.of(KEY, f"unknown model {text!r}", fix)
-    kind = text.partition(":")[0]
     examples = made.train or train
     assert examples is not None
-    return made, Task(made.losses, made.metrics) if made.losses else task_of(kind, examples)
+    return made, _task(made, text.partition(":")[0] == "autoencoder", examples, loss, metrics)
+
+
+def _task(
+    made: Network, on_inputs: bool, train: Examples, loss: str | None, metrics: Sequence[str]
+) -> Task:
+    """Return what is minimised and measured: as the sweep says, as the user's function does, or as the data are."""
+    numbers = on_inputs or train.targets.dtype.kind == "f"
+    losses = made.losses or (squared_error if numbers else cross_entropy)
+    measured = made.metrics or (None if made.losses or numbers else accuracy)
+    if loss is not None:
+        losses = _of_task(loss, "problem.loss", LOSSES)
+        if not metrics and losses not in (cross_entropy, LOSSES["binary_cross_entropy"]):
+            measured = made.metrics
+    if metrics:
+        known = {**LOSSES, "accuracy": accuracy}
+        named = {
+            name.rpartition(":")[2]: _of_task(name, "problem.metrics", known) for name in metrics
+        }
+        measured = Metrics(named)
+    return Task(losses, measured, on_inputs)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Functions of outputs and targets by name; each returns a value of every sample, or a mapping of such values."""
+
+    named: Mapping[str, Callable[[Tensor, Tensor], Any]]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return values by name, (b,) each."""
+        values: dict[str, Tensor] = {}
+        for name, metric in self.named.items():
+            found = metric(outputs, targets)
+            values |= found if isinstance(found, Mapping) else {name: found}
+        return values
+
+
+def _of_task(text: str, key: str, known: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Any]:
+    if text in known:
+        return known[text]
+    if not own.is_function(text):
+        fix = f"{nearest(text, known)}; or my.py:function of outputs and targets"
+        raise InputError.of(key, f"{text!r} is unknown", fix)
+    made = own.function(text, key)
+    if isinstance(made, nn.Module) and hasattr(made, "reduction"):
+        setattr(made, "reduction", "none")  # noqa: B010 - of torch's own, which then give a value for every entry
+        return partial(_by_sample, made)
+    return made
+
+
+def _by_sample(loss: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    values = loss(outputs, targets)
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
 def sizes_of(text: str, names: Collection[str], key: str) -> dict[str, Any]:
@@ -138,17 +201,9 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
 
 def _of_user(text: str, train: Examples | None) -> Network:
     """Return what a user's function gives; it may take the training examples as its one argument."""
-    where, _, name = text.rpartition(":")
-    try:
-        module = _module(where)
-    except ImportError as error:
-        fix = f"{nearest(text, NAMED)}; or the path of a file, ./my_module.py:function"
-        raise InputError.of(KEY, f"cannot import {where}: {error}", fix) from error
-    function = vars(module).get(name)
-    if not callable(function):
-        names = [n for n, value in vars(module).items() if callable(value)]
-        raise InputError.of(KEY, f"{where} has no function {name!r}", nearest(name, names))
-    made = function(train) if inspect.signature(function).parameters else function()
+    function = own.function(text, KEY)
+    with own.told(KEY, text, "return a torch module, or raybench.plugins.Network"):
+        made = function(train) if inspect.signature(function).parameters else function()
     if isinstance(made, nn.Module):
         made = Network(made)
     if not isinstance(made, Network):
@@ -159,28 +214,80 @@ def _of_user(text: str, train: Examples | None) -> Network:
     return made
 
 
-def _module(where: str) -> Any:
-    if not where.endswith(".py"):
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # as ``python -m`` does
-        return importlib.import_module(where)
-    path = Path(where).resolve()
-    if not path.is_file():
-        raise ImportError(f"no file {where}")
-    # No name leads to the module afterwards: workers could not import it by that name, and what no name leads
-    # to is sent to them whole.
-    return module_of(path, f"raybench_network_{path.stem}")
+class _Scores(nn.Module):
+    """Tokens (b, T) to scores (b, T, tokens) by a model of the library transformers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(input_ids=tokens, use_cache=False).logits
+
+
+def _causal_lm(folder: str | None) -> nn.Module:
+    """Return the language model of a folder of the user's: nothing is fetched, no code of the folder is run."""
+    key, fix = "problem.init_from", "a folder with config.json and model.safetensors"
+    if folder is None:
+        raise InputError.of(key, f"{CAUSAL_LM} needs it", fix)
+    safetensors_of(folder)
+    try:
+        import transformers
+
+        net = transformers.AutoModelForCausalLM.from_pretrained(
+            str(Path(folder).expanduser()),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            dtype=torch.float32,
+        )
+    except ImportError as error:
+        fix = f"{EXTRA}; or a model of your own, my.py:function"
+        raise InputError.of(key, f"{CAUSAL_LM} needs the package transformers", fix) from error
+    except Exception as error:
+        raise InputError.of(key, f"cannot read {folder}: {reason(error)}"[:300], fix) from error
+    return _Scores(net)
+
+
+def safetensors_of(path: str) -> list[Path]:
+    """Return the files of weights of a folder of Hugging Face, or the one file, in the format of safetensors alone."""
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        return [place]
+    files = sorted(place.glob("*.safetensors"))
+    lacks = "config.json" if not (place / "config.json").is_file() else "" if files else "weights"
+    if lacks:
+        what = f"{path} has no {lacks} as Hugging Face's folders have"
+        fix = "config.json and model.safetensors; files of pickles may run code and are not read"
+        raise InputError.of("problem.init_from", what, fix)
+    return files
+
+
+def _weights(path: str) -> Mapping[str, Any]:
+    """Return the tensors of a file or folder by name, from formats that run no code."""
+    place = Path(path).expanduser()
+    if not (place.is_dir() or place.suffix == ".safetensors"):
+        return torch.load(place, map_location="cpu", weights_only=True)
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        what = f"{path} needs the package safetensors"
+        raise InputError.of("problem.init_from", what, EXTRA) from error
+    return {n: v for file in safetensors_of(path) for n, v in load_file(file).items()}
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Read the weights of a file that ``torch.save`` made of a ``state_dict``; nothing else is read.
+    """Read the weights of a file that ``torch.save`` made of a ``state_dict``, or of safetensors; nothing else is read.
 
     A last layer of another shape is left as it is initialised, as one does for other classes. Raises
     InputError where the file is no such thing or does not fit.
     """
     key = "problem.init_from"
     try:
-        result = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+        result = _weights(path)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError.of(key, f"cannot read {path}: {reason(error)}", "a state_dict") from error
     if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):

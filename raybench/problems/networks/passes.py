@@ -21,7 +21,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream
-from raybench.data import Examples
 from raybench.problems.base import right
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -274,21 +273,47 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Return the share of right answers of every sample, (b,); classes that share the largest score count in part."""
-    result = right(outputs, targets).to(outputs.dtype)
+    """Return the share of right answers of every sample, (b,); classes that share the largest score count in part.
+
+    A single score is that of class 1, where class 0 has the score 0.
+    """
+    if outputs.shape[-1] == 1 or outputs.ndim == targets.ndim == 1:
+        scores = outputs.flatten()
+        outputs, targets = torch.stack([torch.zeros_like(scores), scores], -1), targets.flatten()
+    result = right(outputs, targets.long()).to(outputs.dtype)
     return {"accuracy": result.flatten(1).mean(1) if result.ndim > 1 else result}
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared error over the entries, (b,)."""
-    return (outputs - targets.flatten(1)).square().mean(1)
+    a, b = _alike(outputs, targets)
+    return (a - b).square().mean(1)
 
 
-def task_of(model: str, train: Examples) -> Task:
-    """Return what a model is trained for on these data: autoencoders for their inputs, others for the class."""
-    if model == "autoencoder":
-        return Task(squared_error, None, on_inputs=True)
-    return Task(cross_entropy, accuracy)
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean absolute error over the entries, (b,)."""
+    a, b = _alike(outputs, targets)
+    return (a - b).abs().mean(1)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the entries of -log p(target), (b,), of scores whose sigmoids are p, and targets in [0, 1]."""
+    a, b = _alike(outputs, targets)
+    return F.binary_cross_entropy_with_logits(a, b, reduction="none").mean(1)
+
+
+def _alike(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as (b, entries). Raises InputError for unequal numbers of entries, which torch would broadcast."""
+    a, b = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+    if a.shape != b.shape:
+        what = f"a sample has {a.shape[1]} outputs and {b.shape[1]} targets"
+        raise InputError.of("problem.loss", what, "a model with an output for each")
+    return a, b.to(a.dtype)
+
+
+LOSSES = {
+    f.__name__: f for f in (cross_entropy, squared_error, absolute_error, binary_cross_entropy)
+}
 
 
 # Dropout from a stream: the same wherever the same sample is taken --------------------------------

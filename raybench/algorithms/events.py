@@ -1,0 +1,133 @@
+"""The base of methods whose clients do not wait for each other: the server acts as messages arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench import theory
+from raybench.algorithms.base import Algorithm, Dense
+from raybench.algorithms.protocols import Events, Net
+from raybench.compressors.dense import Identity
+from raybench.core.cells import State
+from raybench.wire import Message
+
+TARGET = "epsilon: the E||grad f||^2 that `auto` and theoretical steps aim at"
+
+
+class Asynchronous(Algorithm):
+    """A method on events: ``arrive`` is called as messages reach the server, in the order of the simulated clock.
+
+    A client computes at the model that it was given, sends what it has, and begins anew at the model of that moment;
+    c.at (B, n, d) holds the points. A round is a server step, so a recorded row has the clock of that step. delay: the
+    server steps since the client began.
+
+    calls: gradients that a client takes between two messages. limit: messages that are so many steps late, or more,
+    are ignored; None: none is. stop: computations that old are stopped at once and begun anew, not ignored as they
+    arrive. waits: a client whose message has been used waits for the next step.
+    """
+
+    calls: int = 1
+    limit: int | None = None
+    stop: bool = False
+    waits: bool = False
+
+    def arrive(a, net: Events, s: State, c: State, i: int, grad: Tensor, delay: int) -> bool:
+        """Take what client i has sent, grad (B, d), ``delay`` steps late; return whether the server has stepped."""
+        raise NotImplementedError
+
+    def message(a, net: Events, s: State, c: State, i: int) -> Message:
+        """Return the message (B, 1) of client i: its gradient, compressed where there is a compressor."""
+        g = a.direction(net, s, c, i)[:, None]
+        return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else Dense(g)
+
+    def direction(a, net: Events, s: State, c: State, i: int) -> Tensor:
+        """Return what client i has computed at its point, (B, d): by default a gradient."""
+        return net.grad_of(i, c.at[:, i].contiguous(), a.batch)
+
+    def start(a, net: Any, s: State, c: State) -> None:
+        a.setup(net, s, c)
+        c.at = s.x[:, None].expand(-1, net.n, -1).clone()
+        for i in range(net.n):
+            net.begin_computing(i, 0)
+
+    def setup(a, net: Any, s: State, c: State) -> None:
+        net.prepare(a.calls, a.batch, trial(a, net))
+        a.begin(net, s, c)
+
+    def begin(a, net: Events, s: State, c: State) -> None:
+        """Make the state of the method beside s.x and c.at."""
+
+    def round(a, net: Any, s: State, c: State) -> None:
+        stepped = False
+        while not stepped:
+            i, arrives = net.events.next()
+            delay = net.t - 1 - int(net.events.step[i])
+            counts = arrives and (a.limit is None or delay < a.limit)
+            if counts:
+                grad = net.deliver(i, a.message(net, s, c, i))
+                stepped = a.arrive(net, s, c, i, grad, delay)
+            elif arrives:  # sent, and thrown away
+                net.deliver(i, a.message(net, s, c, i))
+                net.events.ignored(i)
+            if counts and a.waits and not stepped:
+                net.events.wait(i)
+            else:
+                a.restart(net, s, c, i, net.t if stepped else net.t - 1)
+        if (a.stop or a.waits) and a.limit is not None:
+            for j in net.events.old(a.limit, net.t):
+                net.events.stop(j)
+                a.restart(net, s, c, int(j), net.t)
+
+    def restart(a, net: Events, s: State, c: State, i: int, step: int) -> None:
+        """Let client i begin anew at the present model, that of so many steps."""
+        c.at[:, i] = s.x
+        net.begin_computing(i, step)
+
+    def descend(a, net: Events, s: State, u: Tensor) -> bool:
+        """x <- x - gamma u; return that the server has stepped."""
+        s.x = s.x - a.gamma * u
+        return True
+
+
+def compresses(a: Algorithm) -> bool:
+    """Return whether a method compresses its messages."""
+    return not isinstance(a.Q.declared, Identity)
+
+
+def trial(a: Algorithm, net: Net) -> Message:
+    """Return a message (1, 1) of a method, from which its length can be told."""
+    one = torch.linspace(0.5, 1.5, net.layout.dim, dtype=net.zero().dtype)[None, None]
+    return a.Q(one, net.server_stream("trial")[:1].each([0])) if compresses(a) else Dense(one)
+
+
+def length(a: Algorithm, net: Net) -> float:
+    """Return the bytes of a method's message."""
+    return float(trial(a, net).cost.bytes)
+
+
+# What theory needs -----------------------------------------------------------------------------------
+
+
+def noise_over_target(k: theory.Setting) -> float:
+    """Return sigma^2/epsilon, sigma^2 the variance of a client's gradient. Raises NoTheory where it is unknown."""
+    sigma2 = k.noise
+    if sigma2 is None:
+        raise theory.NoTheory("the variance of a minibatch gradient is unknown here")
+    if k.omega is not None and k.omega > 0:
+        raise theory.NoTheory("the theorem is about messages that are not compressed")
+    return sigma2 / k.number("target")
+
+
+def threshold(k: theory.Setting) -> float:
+    """max{1, ceil(sigma^2/epsilon)}."""
+    return float(max(1, -(-noise_over_target(k) // 1)))
+
+
+SAME_DATA = theory.Assumption(
+    "all clients have the same f",
+    "clients have functions of their own",
+    lambda k: k.constants.L_pm == 0,
+)

@@ -1,0 +1,314 @@
+"""The clients of a simulated clock: what each call of a gradient takes, and what a message takes to travel.
+
+Client i needs tau_i seconds for a gradient (``per: call``) or for each of its samples (``per: sample``), drawn once;
+``jitter`` is drawn anew for every call and added. All draws are a hash of seed, client, and how often the client has
+computed before, so they depend neither on the method, nor on K, nor on the step size: methods race on the same
+clients. By ``dropout`` a client vanishes in the middle of a call with probability p, at a place drawn uniformly, and
+comes back after a while to begin anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from raybench.core.errors import InputError
+from raybench.core.streams import stream
+
+Array = np.ndarray
+COMPUTING, SENDING, AWAY, WAITING = range(4)  # what a client does
+Span = tuple[int, int, float, float]
+"""A client, what it does, from when, until when; ``AWAY``: it computes what nobody uses."""
+
+
+def uniform(keys: Array, counter: Array) -> Array:
+    """Return numbers uniform on (0, 1) of 64-bit keys and counters, which broadcast: splitmix64 as the streams use."""
+    with np.errstate(over="ignore"):
+        z = keys + (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(11)).astype(float) + 0.5) * 2.0**-53
+
+
+def quantile(distribution: Mapping[str, Any], u: Array) -> Array:
+    """Return the quantiles of a typed distribution at u, its seconds."""
+    ((name, p),) = distribution.items()
+    if name == "lognormal":
+        from scipy.special import ndtri
+
+        return p["median"] * np.exp(p["sigma"] * ndtri(u))
+    if name == "uniform":
+        return p["low"] + (p["high"] - p["low"]) * u
+    if name == "exponential":
+        return -p["mean"] * np.log1p(-u)
+    return p["scale"] * (1 - u) ** (-1 / p["shape"])  # pareto
+
+
+def mean(distribution: Mapping[str, Any] | None) -> float:
+    """Return the mean of a typed distribution, 0 of none; infinite where it has none."""
+    if distribution is None:
+        return 0.0
+    ((name, p),) = distribution.items()
+    if name == "lognormal":
+        return p["median"] * math.exp(p["sigma"] ** 2 / 2)
+    if name == "uniform":
+        return (p["low"] + p["high"]) / 2
+    if name == "exponential":
+        return p["mean"]
+    return p["scale"] * p["shape"] / (p["shape"] - 1) if p["shape"] > 1 else math.inf
+
+
+class Clients:
+    """n clients for each of B seeds; arrays (B, n).
+
+    clock: typed (``model.typed``). samples: of each client. A call is counted where it begins: the k-th call of a
+    client takes the same seconds in every run of the seed. Raises InputError where the clock names another number of
+    clients, or its trace cannot be read.
+    """
+
+    def __init__(
+        self, clock: Mapping[str, Any], n: int, seeds: Sequence[int], samples: Sequence[int]
+    ) -> None:
+        self.clock, self.n, self.samples = clock, n, np.asarray(samples, float)
+        root = stream(list(seeds)).fold("clock")
+        self._keys = {
+            purpose: root.fold(purpose).each(range(n)).keys.numpy().view(np.uint64)
+            for purpose in ("tau", "jitter", "dropout", "place")
+        }
+        self.per_sample = clock["per"] == "sample"
+        self._trace: list[Array] | None = None
+        self.tau = np.broadcast_to(self._seconds(), (len(seeds), n))
+        link = clock["link"] or {}
+        self.latency, self.shared = link.get("latency", 0.0), link.get("shared", False)
+        self.up_rate = self._each(link["up"], "link.up") if link else None
+        down = link.get("down")
+        self.down_rate = None if down is None else self._each(down, "link.down")
+
+    def _seconds(self) -> Array:
+        """Return tau, (B, n) or (n,)."""
+        ((name, given),) = self.clock["compute"].items()
+        if name == "fixed":
+            return self._each(given, "compute.fixed")
+        if name == "power":
+            return np.arange(1.0, self.n + 1) ** given["exponent"]
+        if name == "trace":
+            self._trace = traced(given)
+            means = [float(t.mean()) for t in self._trace]
+            return np.array([means[i % len(means)] for i in range(self.n)])
+        keys = self._keys["tau"]
+        return quantile({name: given}, uniform(keys, np.zeros(1, np.uint64)))
+
+    def _each(self, given: float | Sequence[float], where: str) -> Array:
+        if isinstance(given, list | tuple) and len(given) != self.n:
+            what = f"{len(given)} numbers for {self.n} clients"
+            raise InputError.of(f"clock.{where}", what, "one number, or one for each client")
+        return np.broadcast_to(np.asarray(given, float), (self.n,))
+
+    def call(self, count: Array, size: float | Array, who: Any = slice(None)) -> Array:
+        """Return the seconds of the ``count``-th call (B, m), from 0, of clients ``who``, of ``size`` samples each.
+
+        A client that vanishes is away in them: from the place where it stopped until it has begun anew and ended.
+        """
+        spent = self.once(count, size, who)
+        drop = self.clock["dropout"]
+        if drop is None or drop["p"] == 0:
+            return spent
+        total = np.zeros_like(spent)
+        gone, attempt = np.ones(spent.shape, bool), 0
+        while True:
+            gone = gone & self.vanishes(count, attempt, who)
+            if not gone.any():
+                return total + spent
+            away = self.place(count, attempt, who) * spent + drop["back_after"]
+            total += np.where(gone, away, 0.0)
+            attempt += 1
+
+    def once(self, count: Array, size: float | Array, who: Any = slice(None)) -> Array:
+        """Return the seconds of a call that nobody leaves: tau, times the samples, and jitter."""
+        spent = self.tau[:, who]
+        if self._trace is not None:
+            clients = np.arange(self.n)[who]
+            table = [self._trace[i % len(self._trace)] for i in np.atleast_1d(clients)]
+            at = np.broadcast_to(count, (len(self.tau), len(table)))
+            spent = np.stack([t[at[:, j].astype(int) % len(t)] for j, t in enumerate(table)], -1)
+        if self.per_sample:
+            spent = spent * size
+        jitter = self.clock["jitter"]
+        if jitter is None:
+            return np.broadcast_to(spent, np.broadcast_shapes(spent.shape, np.shape(count)))
+        return spent + quantile(jitter, uniform(self._keys["jitter"][:, who], count))
+
+    def stretch(self, i: int, counts: Array, size: float) -> Array:
+        """Return ``once`` for many calls ``counts`` (m,) of one client, of the first seed."""
+        spent = np.full(len(counts), self.tau[0, i])
+        if self._trace is not None:
+            trace = self._trace[i % len(self._trace)]
+            spent = trace[counts % len(trace)]
+        if self.per_sample:
+            spent = spent * size
+        jitter = self.clock["jitter"]
+        if jitter is None:
+            return spent
+        return spent + quantile(jitter, uniform(self._keys["jitter"][0, i], counts))
+
+    def vanishes(self, count: Array, attempt: int, who: Any = slice(None)) -> Array:
+        """Return whether clients vanish in the ``attempt``-th try (from 0) of a call, bool (B, m)."""
+        if self.clock["dropout"] is None:
+            return np.zeros(np.shape(count), bool)
+        u = uniform(self._keys["dropout"][:, who], _slot(count, attempt))
+        return u < self.clock["dropout"]["p"]
+
+    def place(self, count: Array, attempt: int, who: Any = slice(None)) -> Array:
+        """Return at which share of a call clients vanish, uniform on (0, 1), (B, m)."""
+        return uniform(self._keys["place"][:, who], _slot(count, attempt))
+
+    def up(self, size: Array, who: Any = slice(None)) -> Array:
+        """Return the seconds in which messages of ``size`` bytes travel to the server: none, of no bytes."""
+        if self.up_rate is None:
+            return np.zeros(np.shape(size))
+        return np.where(size > 0, self.latency + size / self.up_rate[who], 0.0)
+
+    def down(self, size: Array, who: Any = slice(None)) -> Array:
+        """Return the seconds in which messages of ``size`` bytes travel from the server."""
+        if self.down_rate is None:
+            return np.zeros(np.shape(size))
+        return np.where(size > 0, self.latency + size / self.down_rate[who], 0.0)
+
+    def select(self, cells: Array) -> Clients:
+        """Return the clients of some of the seeds."""
+        some = object.__new__(Clients)
+        vars(some).update(vars(self))
+        some.tau = self.tau[cells]
+        some._keys = {purpose: keys[cells] for purpose, keys in self._keys.items()}
+        return some
+
+
+def _slot(count: Array, attempt: int) -> Array:
+    return np.asarray(count).astype(np.uint64) * np.uint64(2**20) + np.uint64(attempt)
+
+
+def traced(path: str) -> list[Array]:
+    """Return the seconds of each client's calls in a trace, in its order, taken again from the start at its end.
+
+    A Parquet file with the columns ``client`` (numbers from 0) and ``seconds``. Raises InputError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    where = "clock.compute.trace"
+    try:
+        table = pq.read_table(path, columns=["client", "seconds"]).to_pandas()
+    except (OSError, pa.ArrowException, KeyError) as error:
+        fix = "a Parquet file with the columns client and seconds"
+        raise InputError.of(where, f"cannot read {path}: {error}"[:120], fix) from None
+    seconds = table["seconds"].to_numpy(float)
+    if not len(seconds) or not (np.isfinite(seconds) & (seconds > 0)).all():
+        raise InputError.of(where, f"{path} has seconds that are not above 0", "positive numbers")
+    return [group.to_numpy(float) for _, group in table.groupby("client", sort=True)["seconds"]]
+
+
+class Rounds:
+    """The clock of synchronous rounds: a round ends when the last message of its participants has arrived.
+
+    A client computes its calls one after the other, then sends what it has in one transfer; the server's answer
+    travels before the next round. On a graph a client begins its round when its neighbours' messages are there.
+    now: (B,), or (B, n) on a graph.
+    """
+
+    def __init__(self, clients: Clients, neighbours: Array | None = None) -> None:
+        self.clients, self.neighbours = clients, neighbours
+        B, n = clients.tau.shape
+        self.calls = np.zeros((B, n))
+        self.times = np.zeros((B, 1 if neighbours is None else n))
+        self._work, self._told = np.zeros((B, n)), np.zeros(B)
+        self.most: Array | None = None  # seconds after which a call is cut
+        self.repeat = 1  # calls that one gradient stands for
+        self.log: list[Span] | None = (
+            None  # what the clients of the first cell do, where it is wanted
+        )
+
+    def columns(self, cells: int) -> dict[str, Array]:
+        """Return what a row records: when the last client is done."""
+        return {"clock_seconds": self.times.max(1)}
+
+    def compute(self, cells: Any, who: Array | None, size: float | Array) -> None:
+        """Count a call of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples.
+
+        With ``repeat`` so many calls, which share the samples.
+        """
+        B, _n = self.calls.shape
+        some = np.arange(B)[cells]
+        view = self.clients if len(some) == B else self.clients.select(some)
+        mask = 1.0 if who is None else who
+        for _ in range(self.repeat):
+            spent = view.call(self.calls[some], size / self.repeat)
+            if self.most is not None:
+                spent = np.minimum(spent, self.most[some])
+            self._work[some] += spent * mask
+            self.calls[some] += mask
+
+    def end(self, up: Array, down: Array) -> None:
+        """End a round in which clients sent ``up`` bytes (B, n); ``down`` (B,): what each was sent in all rounds so far."""
+        clients, down = self.clients, down - self._told
+        self._told = self._told + down
+        sent = clients.up(up)
+        ready = self.times + self._work
+        if self.neighbours is not None:
+            # t_i = max over i and its neighbours j of (t_j + work_j + send_ji)
+            there = ready + sent
+            reach = np.where(self.neighbours[None], there[:, None, :], -np.inf).max(2)
+            self.times = np.maximum(reach, ready)
+        else:
+            done = _through(ready, up, clients) if clients.shared else ready + sent
+            back = clients.down(np.broadcast_to(down[:, None], up.shape))
+            if clients.shared and clients.down_rate is not None:  # one copy after the other
+                back = np.where(
+                    down > 0, clients.latency + down * up.shape[1] / clients.down_rate[0], 0.0
+                )
+                back = back[:, None]
+            self.times = (done.max(1, keepdims=True) + back).max(1, keepdims=True)
+        if self.log is not None:
+            self._note(ready[0] - self._work[0], ready[0], (ready + sent)[0])
+        self._work[:] = 0
+
+    def _note(self, began: Array, ready: Array, sent: Array) -> None:
+        assert self.log is not None
+        for i, span in enumerate(zip(began, ready, sent, strict=True)):
+            for kind, start, end in ((COMPUTING, *span[:2]), (SENDING, *span[1:])):
+                if end > start:
+                    self.log.append((i, kind, float(start), float(end)))
+
+    def state(self) -> dict[str, Array]:
+        """Return what a run that goes on elsewhere must know after a round, copied."""
+        return {"calls": self.calls.copy(), "times": self.times.copy(), "told": self._told.copy()}
+
+    def load(self, saved: Mapping[str, Array]) -> None:
+        """Go on from what ``state`` returned."""
+        self.calls, self.times = saved["calls"].copy(), saved["times"].copy()
+        self._work, self._told = np.zeros_like(self.calls), saved["told"].copy()
+
+    def select(self, cells: Array) -> None:
+        """Keep some cells only."""
+        self.clients = self.clients.select(cells)
+        for name in ("calls", "times", "_work", "_told"):
+            setattr(self, name, getattr(self, name)[cells])
+
+
+def _through(ready: Array, size: Array, clients: Clients) -> Array:
+    """Return when messages have come through the server's one link, first come first served, (B, n).
+
+    The k-th to be ready is through at max over j <= k of (ready_j + the seconds of those from j to k).
+    """
+    assert clients.up_rate is not None
+    order = np.argsort(ready, axis=1, kind="stable")
+    at = np.take_along_axis(ready, order, 1)
+    spent = np.take_along_axis(size / clients.up_rate, order, 1)
+    total = np.cumsum(spent, 1)
+    through = np.maximum.accumulate(at - (total - spent), 1) + total
+    out = np.empty_like(through)
+    np.put_along_axis(out, order, through, 1)
+    return np.where(size > 0, out + clients.latency, ready)

@@ -1,0 +1,487 @@
+"""The simulated clock: what it draws, how rounds and events end, and what asynchronous methods do on it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raybench.clock.clients import Clients, Rounds
+from raybench.clock.model import typed
+from raybench.clock.waiting import waiting
+from raybench.core.errors import InputError
+from raybench.testing.trial import Method, batch_of, finished, started
+
+CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
+MIXED = {**CHAIN, "noise": 0.3}  # every client has its own f
+NOISY = {**CHAIN, "gradient_noise": 0.05}
+SPEEDS = [1.0, 1.3, 2.9, 4.4]
+
+
+def method(
+    name: str, clock: Mapping[str, Any], problem: Mapping[str, Any] = CHAIN, **more: Any
+) -> Method:
+    """Return a method at a step of 0.3 on a clock."""
+    given = {"step": 0.3, "rounds": 60, **{k: more.pop(k) for k in ("step", "rounds") if k in more}}
+    keys = {k: more.pop(k) for k in ("x0",) if k in more}
+    return Method(name, more, None, problem, more={"clock": clock, **keys}, **given)
+
+
+def ended(m: Method, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses and the clock of every round, (B, T + 1)."""
+    recorder = finished(m.batch(multiples)).recorder
+    return recorder.column("loss"), recorder.column("clock_seconds")
+
+
+# What is drawn ------------------------------------------------------------------------------------------
+
+
+def test_clients_are_those_of_the_seed_whatever_runs() -> None:
+    clock = typed(
+        {"compute": {"lognormal": {"median": 2, "sigma": 0.5}}, "jitter": {"exponential": 0.1}}
+    )
+    both = Clients(clock, 400, [3, 4], [1] * 400)
+    alone = Clients(clock, 400, [4], [1] * 400)
+    assert np.array_equal(both.tau[1], alone.tau[0])
+    counts = np.arange(70)
+    assert np.array_equal(
+        alone.stretch(7, counts, 1.0), [alone.once(np.array([[k]]), 1.0, [7])[0, 0] for k in counts]
+    )
+    assert abs(np.median(both.tau) - 2) < 0.2
+    assert abs(np.log(both.tau).std() - 0.5) < 0.05
+    jitter = alone.once(np.zeros((1, 400)), 1.0) - alone.tau
+    assert abs(jitter.mean() - 0.1) < 0.02
+
+
+def test_distributions_have_their_means_and_limits() -> None:
+    cases = {
+        "uniform": ([1.0, 3.0], 2.0),
+        "exponential": (0.5, 0.5),
+        "pareto": ({"scale": 1.0, "shape": 3.0}, 1.5),
+        "lognormal": ({"median": 1.0, "sigma": 0.4}, math.exp(0.08)),
+    }
+    for name, (params, mean) in cases.items():
+        drawn = Clients(typed({"compute": {name: params}}), 40_000, [0], [1] * 40_000).tau
+        assert abs(drawn.mean() - mean) < 0.03 * mean, name
+        assert (drawn > 0).all()
+    power = Clients(typed({"compute": {"power": 0.5}}), 9, [0], [1] * 9).tau
+    assert np.allclose(power[0], np.sqrt(np.arange(1, 10)))
+
+
+def test_a_trace_is_read_and_taken_again(tmp_path) -> None:
+    import pandas as pd
+
+    file = tmp_path / "trace.parquet"
+    pd.DataFrame({"client": [0, 0, 1], "seconds": [1.0, 2.0, 5.0]}).to_parquet(file)
+    clients = Clients(typed({"compute": {"trace": str(file)}}), 3, [0], [1] * 3)
+    calls = np.array([[0, 0, 0]]), np.array([[1, 1, 1]]), np.array([[2, 2, 2]])
+    assert [clients.once(k, 1.0)[0].tolist() for k in calls] == [[1, 5, 1], [2, 5, 2], [1, 5, 1]]
+    assert clients.stretch(0, np.arange(3), 1.0).tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("clock", "where"),
+    [
+        ({}, "clock.compute"),
+        ({"compute": 0}, "clock.compute"),
+        ({"compute": {"lognormall": 1}}, "clock.compute.lognormall"),
+        ({"compute": {"lognormal": {"median": 1}}}, "clock.compute.lognormal.sigma"),
+        ({"compute": 1, "jiter": 1}, "clock.jiter"),
+        ({"compute": 1, "jitter": {"fixed": 1}}, "clock.jitter.fixed"),
+        ({"compute": 1, "dropout": {"p": 1, "back_after": 1}}, "clock.dropout.p"),
+        ({"compute": 1, "link": "1Gbitt"}, "clock.link"),
+        ({"compute": 1, "link": "1Gbit,tree"}, "clock.link"),
+        ({"compute": 1, "link": {"down": 1}}, "clock.link.up"),
+        ({"compute": 1, "per": "batch"}, "clock.per"),
+        ({"compute": {"uniform": [2, 1]}}, "clock.compute.uniform"),
+        ({"compute": {"trace": 3}}, "clock.compute.trace"),
+        ({"compute": True}, "clock.compute"),
+        ({"compute": [1.0, math.inf]}, "clock.compute[1]"),
+        ("fast", "clock"),
+    ],
+)
+def test_a_wrong_clock_is_an_error_that_names_its_key(clock, where) -> None:
+    with pytest.raises(InputError) as caught:
+        typed(clock)
+    assert caught.value.complaints[0].where == where
+
+
+# Rounds -------------------------------------------------------------------------------------------------
+
+
+def test_a_round_ends_with_the_last_message() -> None:
+    clock = typed(
+        {"compute": [1.0, 2.0, 5.0], "link": {"up": [100, 10, 100], "down": 50, "latency": 0.5}}
+    )
+    rounds = Rounds(Clients(clock, 3, [0], [1] * 3))
+    rounds.compute(slice(None), None, 1)
+    rounds.end(np.array([[100.0, 60.0, 10.0]]), np.array([25.0]))
+    # 1 + .5 + 1, 2 + .5 + 6, 5 + .5 + .1; then .5 + .5 down
+    assert rounds.columns(1)["clock_seconds"].tolist() == [8.5 + 1.0]
+    rounds.compute(slice(None), np.array([[True, False, False]]), 1)
+    rounds.end(np.array([[100.0, 0.0, 0.0]]), np.array([25.0]))  # nothing new is sent down
+    assert rounds.columns(1)["clock_seconds"].tolist() == [9.5 + 2.5]
+
+
+def test_the_link_of_a_server_carries_one_message_after_the_other() -> None:
+    clock = typed({"compute": [1.0, 1.5, 9.0], "link": "8kbit,1s,server"})
+    rounds = Rounds(Clients(clock, 3, [0], [1] * 3))
+    rounds.compute(slice(None), None, 1)
+    rounds.end(np.full((1, 3), 2000.0), np.array([1000.0]))
+    # two seconds each: through at 3, 5 and 11, with the latency at 12; then three copies down
+    assert rounds.columns(1)["clock_seconds"].tolist() == [12.0 + 1.0 + 3.0]
+
+
+def test_on_a_graph_clients_wait_for_their_neighbours_alone() -> None:
+    clock = typed({"compute": [1.0, 1.0, 1.0, 10.0]})
+    path = np.eye(4) + np.eye(4, k=1) + np.eye(4, k=-1) > 0
+    rounds = Rounds(Clients(clock, 4, [0], [1] * 4), path)
+    zeros = np.zeros((1, 4))
+    for expected in ([1, 1, 10, 10], [2, 11, 20, 20], [12, 21, 30, 30]):
+        rounds.compute(slice(None), None, 1)
+        rounds.end(zeros, np.zeros(1))
+        assert rounds.times[0].tolist() == expected
+
+
+def test_who_vanishes_comes_back_and_begins_anew() -> None:
+    clock = typed({"compute": 2.0, "dropout": {"p": 0.5, "back_after": 100}})
+    clients = Clients(clock, 2000, [0], [1] * 2000)
+    spent = clients.call(np.zeros((1, 2000)), 1.0)[0]
+    again = np.round((spent - 2) / 100)
+    share = [(again == k).mean() for k in range(3)]
+    assert np.allclose(share, [0.5, 0.25, 0.125], atol=0.04)
+    once = spent[again == 1] - 102
+    assert (once > 0).all()
+    assert (once < 2).all()
+    assert abs(once.mean() - 1) < 0.1
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "marina", "ef21", "dsgd"])
+def test_synchronous_methods_by_hand(name) -> None:
+    """Local steps, minibatches and participation cost what they cost: two cells, the seconds of every round."""
+    clock = {"compute": SPEEDS}
+    if name == "local_sgd":
+        _, seconds = ended(method(name, clock, tau=3, rounds=5))
+        assert np.allclose(np.diff(seconds[0]), 3 * 4.4)
+    elif name == "ef21":
+        m = Method(name, {}, {"name": "top_k", "k": 3}, CHAIN, rounds=5, more={"clock": clock})
+        _, seconds = ended(m)
+        assert np.allclose(seconds[0], 4.4 * np.arange(1, 7))
+    elif name == "dsgd":
+        m = Method(
+            "dgd", {}, None, MIXED, step=0.1, rounds=6, more={"clock": clock, "graph": "path"}
+        )
+        seconds = finished(m.batch()).recorder.column("clock_seconds")
+        t = np.zeros(4)
+        for k in range(1, 7):
+            done = t + SPEEDS
+            t = np.array([max(done[max(0, i - 1) : i + 2]) for i in range(4)])
+            assert seconds[0, k] == pytest.approx(t.max())
+    else:
+        m = Method(
+            "pp_marina",
+            {"p": 0.3, "clients": 1},
+            {"name": "rand_k", "k": 3},
+            CHAIN,
+            rounds=30,
+            more={"clock": clock},
+        )
+        seconds = finished(m.batch()).recorder.column("clock_seconds")
+        assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
+
+
+# Events: against thirty lines of numpy -------------------------------------------------------------------
+
+
+def reference(name, grad, n, x, gamma, tau, steps, R=None, B=None):
+    """Yield (x, seconds) after every server step: full gradients, fixed speeds, written from the papers."""
+    heap = [(tau[i], i, 0, x) for i in range(n)]
+    heapq.heapify(heap)
+    k, total, count, table = 0, 0.0, np.zeros(n), {}
+    while k < steps:
+        t, i, born, at = heapq.heappop(heap)
+        g, late, new = grad(i, at), k - born, None
+        if name == "async":
+            new = x - gamma * g
+        elif name == "adaptive":
+            new = x - gamma * n / max(n, late) * g
+        elif name == "ringmaster" and late < R:
+            new = x - gamma * g
+        elif name == "rennala" and late == 0:
+            total, count[0] = total + g, count[0] + 1
+            if count[0] == B:
+                new, total, count[0] = x - gamma * total / B, 0.0, 0
+        elif name == "malenia" and late == 0:
+            count[i] += 1
+            table[i] = table.get(i, 0.0) + g
+            if count.all() and 1 / np.mean(1 / count) >= B / n:
+                new = x - gamma * sum(table[j] / count[j] for j in range(n)) / n
+                count[:], table = 0, {}
+        elif name == "iaasgd":
+            table[i] = g
+            if len(table) == n:
+                new = x - gamma * sum(table.values()) / n
+        if new is not None:
+            x, k = new, k + 1
+            yield x, t
+        heapq.heappush(heap, (t + tau[i], i, k, x))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "params"),
+    [
+        ("async", "async_sgd", {}),
+        ("adaptive", "async_sgd", {"adaptive": True}),
+        ("ringmaster", "ringmaster_asgd", {"threshold": 3, "stop": False}),
+        ("rennala", "rennala_sgd", {"collect": 5, "stop": False}),
+        ("malenia", "malenia_sgd", {"collect": 6, "stop": False}),
+        ("iaasgd", "iaasgd", {}),
+    ],
+)
+def test_methods_are_an_event_loop_in_numpy(name, ours, params) -> None:
+    m = method(ours, {"compute": SPEEDS}, MIXED, x0={"normal": 1.0}, **params)
+    run = started(m.batch())
+    start, problem = run.s.x[0].numpy().copy(), run.problem
+
+    def grad(i, x):
+        return problem.oracle(torch.from_numpy(x)[None])[0][0, i].numpy()
+
+    R, B = params.get("threshold"), params.get("collect")
+    for x, seconds in reference(name, grad, 4, start, 0.3, SPEEDS, 60, R, B):
+        run.advance(1)
+        assert np.allclose(run.s.x[0].numpy(), x, rtol=0, atol=1e-12)
+        assert run.net.timing.columns(1)["clock_seconds"][0] == pytest.approx(seconds, rel=1e-12)
+
+
+# Identities ----------------------------------------------------------------------------------------------
+
+
+def test_equal_speeds_make_rennala_minibatch_sgd() -> None:
+    clock = {"compute": 1.0}
+    losses, seconds = ended(method("rennala_sgd", clock, NOISY, batch=2, collect=4))
+    same, waited = ended(method("sgd", clock, NOISY, batch=2))
+    assert np.allclose(losses, same, rtol=1e-13, atol=0)
+    assert np.array_equal(seconds, waited)
+    fastest, third = ended(method("fastest_sgd", clock, NOISY, batch=2, collect="100%"))
+    assert np.array_equal(fastest, losses)
+    assert np.array_equal(third, waited)
+
+
+def test_a_threshold_of_one_is_sgd_on_the_fastest_client() -> None:
+    _losses, seconds = ended(
+        method("ringmaster_asgd", {"compute": [5.0, 1.0, 3.0, 4.0]}, MIXED, threshold=1)
+    )
+    m = method("ringmaster_asgd", {"compute": [5.0, 1.0, 3.0, 4.0]}, MIXED, threshold=1)
+    run = started(m.batch())
+    x = run.s.x.clone()
+    for k in range(1, 61):
+        run.advance(1)
+        x = x - 0.3 * run.problem.oracle(x)[0][:, 1]
+        assert torch.allclose(run.s.x, x, rtol=0, atol=1e-13)
+        assert seconds[0, k] == k
+
+
+def test_shadowheart_without_compressor_and_sending_steps_as_rennala_does() -> None:
+    """sigma = 0, no link: one gradient of the fastest clients, averaged; t* is the fastest client's second."""
+    losses, seconds = ended(method("shadowheart_sgd", {"compute": [1.0, 1.0, 1.0, 1.0]}))
+    same, waited = ended(method("rennala_sgd", {"compute": [1.0, 1.0, 1.0, 1.0]}, collect=4))
+    assert np.allclose(losses, same, rtol=1e-12)
+    assert np.array_equal(seconds, waited)
+
+
+def test_a_fast_client_bends_asynchronous_sgd_and_not_those_for_different_data() -> None:
+    """With f_i of their own clients weigh in by speed: a floor above f*, which Malenia and Ringleader have not."""
+    clock, ends = {"compute": [1.0, 7.0, 7.0, 7.0]}, {}
+    for name, params in {
+        "async_sgd": {},
+        "rennala_sgd": {"collect": 4},
+        "malenia_sgd": {"collect": 4},
+        "ringleader_asgd": {},
+        "iaasgd": {},
+    }.items():
+        run = finished(
+            method(name, clock, {**MIXED, "lambda": 0.1}, step=0.15, rounds=3000, **params).batch()
+        )
+        ends[name] = run.recorder.column("suboptimality")[0, -1]
+    assert min(ends["async_sgd"], ends["rennala_sgd"]) > 1e-4
+    assert max(ends[n] for n in ("malenia_sgd", "ringleader_asgd", "iaasgd")) < 1e-10
+
+
+def test_ringleader_takes_n_steps_a_phase_with_bounded_delays() -> None:
+    m = method("ringleader_asgd", {"compute": {"power": 1.5}}, MIXED, rounds=80, step=0.05)
+    run = started(m.batch())
+    worst = 0
+    while not run.advance(1):
+        worst = max(worst, run.t - int(run.net.events.step.min()))
+    assert worst <= 2 * 4
+
+
+def test_curves_of_a_batch_are_those_of_its_cells() -> None:
+    m = method(
+        "ringmaster_asgd",
+        {"compute": SPEEDS, "jitter": {"exponential": 0.5}},
+        NOISY,
+        batch=3,
+        threshold=3,
+    )
+    both, seconds = ended(m, (1.0, 0.4))
+    for j, multiple in enumerate((1.0, 0.4)):
+        alone, same = ended(m, (multiple,))
+        assert np.allclose(both[j], alone[0], rtol=1e-12)
+        assert np.array_equal(seconds[j], same[0])
+    with pytest.raises(InputError):
+        batch_of([m.cell(1.0, 0), m.cell(1.0, 1)])
+
+
+def test_compressed_messages_take_their_time_and_bits() -> None:
+    clock = {"compute": 1.0, "link": {"up": 24}}
+    dense = finished(method("async_sgd", clock, rounds=40).batch())
+    few = finished(
+        Method(
+            "async_sgd",
+            {},
+            {"name": "rand_k", "k": 3},
+            CHAIN,
+            step=0.1,
+            rounds=40,
+            more={"clock": clock},
+        ).batch()
+    )
+    seconds = [run.recorder.column("clock_seconds")[0, -1] for run in (dense, few)]
+    # 96 bytes at 24 a second: five seconds for each of four clients in turn; three values and their places: less
+    assert seconds[0] == pytest.approx(10 * (1 + 96 / 24))
+    assert seconds[1] < seconds[0] / 2
+    messages = [run.net.ledger.up[-1, 0] for run in (dense, few)]
+    assert messages == [40 / 4, 40 / 4]
+
+
+def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
+    params = {"collect": 3}
+    stop = finished(method("rennala_sgd", {"compute": SPEEDS}, stop=True, **params).batch())
+    late = finished(method("rennala_sgd", {"compute": SPEEDS}, stop=False, **params).batch())
+    for run, messages in ((stop, 3 * 60 / 4), (late, None)):
+        events = run.net.events
+        assert 0 < events.wasted < events.spent
+        sent = run.net.ledger.up[-1, 0]
+        assert sent == messages if messages else sent > 3 * 60 / 4
+        assert run.net.oracle.evals[0] == pytest.approx(sent)
+
+
+def test_whose_message_is_too_late_begins_anew_at_once() -> None:
+    """m-fastest over links: the third client is sending as the others make the step, and takes part in the next."""
+    clock = {"compute": [1.0, 1.0, 1.4], "link": {"up": [96, 96, 96]}}  # a message takes a second
+    run = started(
+        method("fastest_sgd", clock, {**CHAIN, "clients": 3}, collect=2, rounds=3).batch()
+    )
+    run.advance(1)
+    assert run.net.events.now == 2.0
+    assert run.net.events.due[2] == pytest.approx(2.4)
+    run.advance(1)
+    # its message of the first round is ignored at 2.4, where it begins: computed at 3.8, there at 4.8, behind the others' 4.0
+    assert run.net.events.now == 4.0
+    assert run.net.events.due[2] == pytest.approx(4.8)
+
+
+# Times of theorems -------------------------------------------------------------------------------------
+
+
+def lower_bound(tau: np.ndarray, steps: float, noise: float) -> float:
+    """min_m (mean of the m fastest 1/tau)^-1 (steps + noise/m): seconds up to a constant, H.4."""
+    best = math.inf
+    for m in range(1, len(tau) + 1):
+        best = min(best, (steps + noise / m) / np.mean(1 / np.sort(tau)[:m]))
+    return best
+
+
+def seconds_to(
+    name: str, speeds: Mapping[str, Any], n: int, epsilon: float, sigma2: float, **params: Any
+) -> float:
+    """Return the seconds to ||grad f||^2 <= epsilon at the theoretical step or ``step``, mean over seeds."""
+    problem = {**HOMOGENEOUS, "clients": n, "gradient_noise": math.sqrt(sigma2 / 20)}
+    step, spent = params.pop("step", None), []
+    for seed in range(3):
+        more = {"clock": {"compute": speeds}, "stop": {"grad_norm_sq": epsilon}}
+        given = {"batch": 1, **params}
+        m = Method(name, given, None, problem, step=step, rounds=200_000, more=more)
+        recorder = finished(m.batch((1.0,), (seed,)), every=10).recorder
+        assert recorder.column("grad_norm_sq")[0, recorder.last_row()[0]] <= epsilon
+        spent.append(recorder.last("clock_seconds")[0])
+    return float(np.mean(spent))
+
+
+HOMOGENEOUS = {"name": "tridiagonal", "dim": 20, "noise": 0.0, "lambda": 0.01}
+
+
+def smoothness_and_gap(n: int) -> tuple[float, float]:
+    """Return L and f(x^0) - f* of that problem."""
+    run = started(Method("gd", {}, None, {**HOMOGENEOUS, "clients": n}).batch())
+    f = float(run.problem.oracle(run.s.x)[1].mean())
+    return run.batch.facts["L"], f - run.batch.facts["f_star"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_times_to_a_target_are_within_their_theorems(power) -> None:
+    """tau_i = i and sqrt(i), much noise: within the bound (its constants: 24 and 16 + 8), near each other."""
+    n, epsilon, sigma2 = 30, 0.05, 1.0
+    L, gap = smoothness_and_gap(n)
+    tau = np.arange(1.0, n + 1) ** power
+    bound = lower_bound(tau, L * gap / epsilon, sigma2 * L * gap / epsilon**2)
+    speeds = {"power": power}
+    rennala = seconds_to("rennala_sgd", speeds, n, epsilon, sigma2, target=epsilon)
+    ringmaster = seconds_to("ringmaster_asgd", speeds, n, epsilon, sigma2, target=epsilon)
+    assert max(rennala, ringmaster) <= 48 * bound
+    assert 1 / 8 <= rennala / ringmaster <= 8
+    malenia = seconds_to("malenia_sgd", speeds, n, epsilon, sigma2, target=epsilon)
+    apart = (tau.max() + tau.mean() * sigma2 / (n * epsilon)) * L * gap / epsilon
+    assert malenia <= 48 * apart  # the bound for data of their own, which equal data have too
+
+
+@pytest.mark.thorough
+def test_who_waits_for_slow_clients_is_late_by_the_factor_of_theory() -> None:
+    """tau_i = i, little noise: one client would do. Asynchronous SGD pays n/(sum 1/tau_i), minibatch SGD max tau."""
+    n, epsilon = 30, 0.002
+    L, _ = smoothness_and_gap(n)
+    speeds = {"power": 1.0}
+    first = seconds_to("ringmaster_asgd", speeds, n, epsilon, epsilon, target=epsilon)
+    rennala = seconds_to("rennala_sgd", speeds, n, epsilon, epsilon, target=epsilon)
+    plain = seconds_to("async_sgd", speeds, n, epsilon, epsilon, step=1 / (2 * n * L))
+    waits = seconds_to("sgd", speeds, n, epsilon, epsilon, step=1 / (2 * L))
+    factor = n / np.sum(1 / np.arange(1, n + 1))
+    assert 1 / 4 <= rennala / first <= 4
+    assert factor / 3 <= plain / first <= 3 * factor
+    assert n / 3 <= waits / first <= 3 * n
+
+
+def test_collecting_b_gradients_takes_the_time_of_the_formula() -> None:
+    """B gradients at one point take the smallest t with sum floor(t/tau_i) >= B."""
+    tau = np.array(SPEEDS)
+    for B in (1, 3, 7, 20):
+        _, seconds = ended(method("rennala_sgd", {"compute": SPEEDS}, rounds=4, collect=B))
+        ends = sorted({k * t for t in tau for k in range(1, B + 1)})
+        t = next(e for e in ends if np.floor(e / tau + 1e-9).sum() >= B)
+        assert np.allclose(np.diff(seconds[0]), t)
+
+
+# What waiting costs --------------------------------------------------------------------------------------
+
+
+def test_waiting_costs_nothing_among_equals_and_much_beside_a_slow_one() -> None:
+    equal = waiting(typed({"compute": 2.0}), 4)
+    assert [row.rate for row in equal] == [
+        2.0,
+        2.0,
+        1.0,
+        2.0,
+    ]  # half of them: half of the gradients
+    assert [row.wasted for row in equal] == [0.0, 0.0, 0.5, 0.0]
+    one = {row.who: row for row in waiting(typed({"compute": [1.0, 1.0, 1.0, 10.0]}), 4)}
+    assert one["all"].rate == pytest.approx(0.4)
+    assert one["all"].wasted == pytest.approx(1 - 13 / 40)
+    assert one["the fastest half"].rate == pytest.approx(2.0)
+    assert one["nobody"].rate == pytest.approx(3.1)
