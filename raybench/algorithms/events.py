@@ -99,8 +99,8 @@ def compresses(a: Algorithm) -> bool:
 
 def trial(a: Algorithm, net: Net) -> Message:
     """Return a message (1, 1) of a method, from which its length can be told."""
-    one = torch.linspace(0.5, 1.5, net.layout.dim, dtype=net.zero().dtype)[None, None]
-    return a.Q(one, net.server_stream("trial")[:1].each([0])) if compresses(a) else Dense(one)
+    ramp = torch.linspace(0.5, 1.5, net.layout.dim, dtype=net.zero().dtype)[None, None]
+    return a.Q(ramp, net.server_stream("trial")[:1].each([0])) if compresses(a) else Dense(ramp)
 
 
 def length(a: Algorithm, net: Net) -> float:

@@ -127,10 +127,10 @@ def _work(
 
 def _full(rows: pd.DataFrame) -> float:
     """Return the samples of a full gradient, mean per client."""
-    known = rows[rows["epoch"] > 0]
-    if known.empty:
+    evaluated = rows[rows["epoch"] > 0]
+    if evaluated.empty:
         return 1.0
-    return float(known["grad_evals"].iloc[-1] / known["epoch"].iloc[-1])
+    return float(evaluated["grad_evals"].iloc[-1] / evaluated["epoch"].iloc[-1])
 
 
 def _samples(rows: pd.DataFrame, config: Mapping[str, Any], clock: Mapping[str, Any]) -> float:

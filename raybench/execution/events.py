@@ -71,10 +71,10 @@ class Events:
 
     def _vanishes(self, i: int, spent: float) -> bool:
         """Return whether client i vanishes in the middle of what it has begun; it then comes back later."""
-        count, attempt, one = self.calls[i : i + 1], int(self.attempt[i]), slice(i, i + 1)
-        if not self.clients.vanishes(count, attempt, one)[0, 0]:
+        count, attempt, who = self.calls[i : i + 1], int(self.attempt[i]), slice(i, i + 1)
+        if not self.clients.vanishes(count, attempt, who)[0, 0]:
             return False
-        self.work[i] = spent * self.clients.place(count, attempt, one)[0, 0]
+        self.work[i] = spent * self.clients.place(count, attempt, who)[0, 0]
         self.due[i] = self.began[i] + self.work[i] + self.clients.clock["dropout"]["back_after"]
         self.kind[i] = AWAY
         self.attempt[i] += 1

@@ -42,11 +42,11 @@ def function(text: str, key: str) -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
     with told(key, where, "the file must import cleanly"):
         module = _module(where, key)
-    found = vars(module).get(name)
-    if not callable(found):
-        names = [n for n, value in vars(module).items() if callable(value)]
+    value = vars(module).get(name)
+    if not callable(value):
+        names = [n for n, held in vars(module).items() if callable(held)]
         raise InputError.of(key, f"{where} has no function {name!r}", nearest(name, names))
-    return found
+    return value
 
 
 @contextmanager
@@ -180,12 +180,12 @@ def _arrays(
             has = f"a {type(item).__name__}"
             has += f" of {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
             raise wrong(i, f"is {has}", "a pair (input, target), or such columns: image, label")
-        found = [_array(value) for value in values]
-        for role, value in zip(ROLES, found, strict=True):
+        arrays = [_array(value) for value in values]
+        for role, value in zip(ROLES, arrays, strict=True):
             if value.dtype.kind not in "fiu" or not value.size:
                 what = f"has as {role} {value.dtype.name} of shape {value.shape}"
                 raise wrong(i, what, "tensors, arrays, numbers or pictures; texts become tokens")
-        return found
+        return arrays
 
     count = len(part) if hasattr(part, "__len__") else 0
     if not count:
