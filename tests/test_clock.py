@@ -375,7 +375,9 @@ def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
 def test_whose_message_is_too_late_begins_anew_at_once() -> None:
     """m-fastest over links: the third client is sending as the others make the step, and takes part in the next."""
     clock = {"compute": [1.0, 1.0, 1.4], "link": {"up": [96, 96, 96]}}  # a message takes a second
-    run = started(method("fastest_sgd", clock, {**CHAIN, "clients": 3}, collect=2, rounds=3).batch())
+    run = started(
+        method("fastest_sgd", clock, {**CHAIN, "clients": 3}, collect=2, rounds=3).batch()
+    )
     run.advance(1)
     assert run.net.events.now == 2.0
     assert run.net.events.due[2] == pytest.approx(2.4)
