@@ -61,8 +61,8 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3607,
-    "measure": 1260,
+    "cli, __main__": 3626,
+    "measure": 1368,
     "problems": 5042,
     "tests": 43500,
     "reproduce": 978,
