@@ -247,7 +247,7 @@ def _problem(model: str, dataset: str | None, batch: int) -> tuple[Any, str | No
         return problems.build("network", params), dataset, note
     except InputError as error:
         cause = error.__cause__  # what a user's function raises without the data it is made for
-        if dataset is None and cause is not None:
+        if dataset is None and cause and not isinstance(cause, ImportError | SyntaxError):
             what = f"is missing, and {model} cannot do without: {type(cause).__name__}: {cause}"
             raise InputError.of("--dataset", what, "such as --dataset digits") from error
         if not note:
