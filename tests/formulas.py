@@ -531,8 +531,26 @@ locodl | p | eta: 0.01 1e-6; lam: CURVED/2 | seldom(lent(1, lam), lam, eta)
 bicolor | p | eta: 0.01 1e-6; lam: CURVED/3 | seldom(lent(2, lam), lam, eta)
 """
 
+# On a simulated clock ---------------------------------------------------------------------------------
+
+ON_A_CLOCK = """
+ringmaster_asgd | nonconvex | constants: SAME; batch: 2; target: 0.5; threshold: 1 12 40 |
+    min(1 / (2 * threshold * L), 0.5 / (4 * 6 * L))
+ringmaster_asgd | nonconvex | constants: SAME; m: 1.0; batch: 2; target: 0.5; threshold: 3 | 1 / (6 * L)
+rennala_sgd | nonconvex | constants: SAME; batch: 2; target: 0.5; collect: 1 12 40 |
+    min(1 / L, 0.5 * collect / (2 * 6 * L))
+malenia_sgd | nonconvex | batch: 2; target: 0.5; collect: 1 12 40 | min(1 / L, 0.5 * collect / (2 * 6 * L))
+shadowheart_sgd | nonconvex | | 1 / (2 * L)
+"""
+
+ON_A_CLOCK_AUTO = """
+ringmaster_asgd | threshold | batch: 2; target: 0.5 5.0 50.0 | math.ceil(6 / target)
+rennala_sgd | collect | batch: 2; target: 0.5 5.0 50.0 | math.ceil(6 / target)
+malenia_sgd | collect | batch: 2; target: 0.5 5.0; n: 3 7 | max(math.ceil(6 / target), n)
+"""
+
 CASES = [
     *(*cases(UNBIASED), *cases(BIASED), *three_points()),
-    *(*ef_bv_cases(), *cases(BOTH_WAYS), *cases(LOCAL)),
+    *(*ef_bv_cases(), *cases(BOTH_WAYS), *cases(LOCAL), *cases(ON_A_CLOCK)),
 ]
-AUTO = [*cases(UNBIASED_AUTO), *cases(BOTH_WAYS_AUTO), *cases(LOCAL_AUTO)]
+AUTO = [*cases(UNBIASED_AUTO), *cases(BOTH_WAYS_AUTO), *cases(LOCAL_AUTO), *cases(ON_A_CLOCK_AUTO)]

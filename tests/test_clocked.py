@@ -158,6 +158,22 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, more, k
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_rows_by_simulated_seconds(tmp_path) -> None:
+    curves, _ = swept(
+        tmp_path / "out",
+        algorithm=[{"name": "async_sgd", "rounds": 200}],
+        clock={"compute": [1.0, 1.0, 1.5, 4.0]},
+        record={"clock": 10},
+    )
+    first = curves[curves["cell"] == curves["cell"].iloc[0]]
+    late = first[first["round"] > 128][
+        "clock_seconds"
+    ]  # before, rounds 1, 2, 4, .. make rows as well
+    assert (late.iloc[:-1] % 10 == 0).all()
+    assert set(np.arange(10, 61, 10)) <= set(first["clock_seconds"])
+    assert len(first) < 25
+
+
 def test_messages_that_differ_in_length_fail_on_a_link_and_say_why(tmp_path) -> None:
     code = {"name": "entropy_coded", "of": "dithering"}
     method = {"name": "async_sgd", "compressor": code}

@@ -34,6 +34,7 @@ class Counting:
         for name in ("oracle", "grad", "block_grad", "distill"):
             if hasattr(problem, name):
                 setattr(problem, name, self.counted(name, getattr(problem, name)))
+        problem.host = self.hosted(problem.host)
         grad, star = net.grad, net.oracle.at_minimizer
 
         def asked(x, sample=None, *, cells=None, clients=None):
@@ -50,6 +51,25 @@ class Counting:
             return out
 
         net.grad, net.oracle.at_minimizer = asked, unseen
+
+    def hosted(self, host):
+        """The single clients of asynchronous methods."""
+
+        def counting(clients):
+            part = host(clients)
+            for name in ("oracle", "grad"):  # a copy of what is counted
+                vars(part).pop(name, None)
+            grad, share = part.grad, 1 / len(self.m)
+
+            def asked(x, sample=None):
+                size = self.m[clients.start] if sample is None else sample.size
+                self.total += len(x) * float(size) * share
+                return grad(x, sample)
+
+            part.grad = asked
+            return part
+
+        return counting
 
     def counted(self, name, call):
         def counting(x, *rest, **named):

@@ -97,11 +97,24 @@ def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run(
     blocks = re.findall(r"```python\n(.*?)```", text_of("plugins.md"), re.DOTALL)
     short = [block for block in blocks if block.startswith("from ")]  # not one of the examples
     (twice,) = [block for block in short if "EF21Twice" in block]
-    assert [block for block in short if block != twice] == [OWN_KIND]
-    with monkeypatch.context() as patch:  # the method is forgotten afterwards
+    (waits,) = [block for block in short if "every_other" in block]
+    assert [block for block in short if block not in (twice, waits)] == [OWN_KIND]
+    with monkeypatch.context() as patch:  # the methods are forgotten afterwards
         patch.setattr(registry, "_entries", dict(registry._entries))
         exec(compile(twice, "plugins.md", "exec"), {})
         assert registry.lookup("algorithm", "ef21_twice").facts.theory is not None
+        exec(compile(waits, "plugins.md", "exec"), {})
+        assert registry.lookup("algorithm", "every_other").facts.clock
+
+
+@pytest.mark.thorough
+def test_the_asynchronous_method_of_the_page_conforms(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", text_of("plugins.md"), re.DOTALL)
+    (source,) = [block for block in blocks if "every_other" in block]
+    (tmp_path / "p.py").write_text(source)
+    with own_plugins():
+        said = cli("check", tmp_path / "p.py")
+    assert said.code == 0, said.out
 
 
 (OWN_KIND,) = re.findall(r"```python\n(from dataclasses.*?)```", text_of("plugins.md"), re.DOTALL)

@@ -61,13 +61,13 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3607,
-    "measure": 1260,
+    "cli, __main__": 3626,
+    "measure": 1368,
     "problems": 5042,
-    "tests": 43500,
+    "tests": 43600,
     "reproduce": 978,
     "data": 2210,
-    "spec": 2928,
+    "spec": 2933,
     "core": 3872,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}

@@ -13,6 +13,7 @@ from raybench.measure.payoff import (
     ALL_TO_ALL,
     BUCKETS,
     GATHER,
+    MOST_ERROR,
     REDUCE,
     Compute,
     Exchange,
@@ -104,13 +105,13 @@ def test_within_a_node_the_inner_link_counts():
     own = [step_of(replace(FORMAT, collectives=(ALL_TO_ALL,)), net, 16, COMPUTE)]
     n, a, B = 16, 1e-4, 1e9  # eight processes share a node's link
     assert own[0].exchange == pytest.approx(2 * ((n - 1) * a + (n - 1) / n * 8 * D / 2 / B))
-    said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, FORMAT])
+    said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, replace(FORMAT, error=0.01)])
     assert said.best() is None
     assert said.best(paying=False) is not None
 
 
-def judged(bandwidth: float, n: int = 8):
-    errors = [(TOP, 0.9), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
+def judged(bandwidth: float, n: int = 8, of_top: float = 0.85):
+    errors = [(TOP, of_top), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
     exchanges = [replace(x, error=error) for x, error in errors]
     return case_of("ring", ring(bandwidth, 1e-4), n, COMPUTE, BASELINE, exchanges)
 
@@ -129,6 +130,9 @@ def test_the_advice_turns_with_the_bandwidth():
     nearest = fast.best(paying=False)
     assert nearest is not None
     assert nearest.exchange.name == "top"  # the baseline's own format is no compression
+    coarse = judged(1e11, of_top=MOST_ERROR).best(paying=False)
+    assert coarse is not None
+    assert coarse.exchange.name == "four bits"
 
 
 @pytest.mark.parametrize("n", [2, 8, 64])

@@ -14,7 +14,7 @@ import torch
 from formulas import AUTO, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_problem import BREAKS, MOST, C, L, easy, setting
+from known_problem import BREAKS, MOST, SAME, C, L, easy, setting
 
 from raybench import theory
 from raybench.core import registry
@@ -103,6 +103,9 @@ def settled(name: str, rule: str) -> dict:
         return {"batch": "full", "eta": 0.1}
     if name == "ef21_normalized":
         return {"batch": "full", "eta": 1.0}
+    if name in ("ringmaster_asgd", "rennala_sgd", "malenia_sgd", "shadowheart_sgd"):
+        numbers = {"target": 0.1, "threshold": 5, "collect": 5}
+        return {**numbers, "omega": 0.0, "constants": SAME}  # whole gradients
     if name in ("locodl", "bicolor"):
         return {"eta": 0.001}
     return {**own, "a": 1 / 9} if "dasha" in name else own

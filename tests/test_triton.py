@@ -401,13 +401,6 @@ def test_random_supports_are_added_up_one_client_after_the_other(launched):
     assert "add_kernel" not in launched
 
 
-@pytest.mark.skipif(HERE == "cuda", reason="there is a GPU")
-def test_without_a_gpu_nothing_is_measured():
-    command = [sys.executable, str(ROOT / "benchmarks" / "kernels_gpu.py")]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=True)
-    assert done.stdout == "no GPU here, nothing measured\n"
-
-
 # The compiler -------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from raybench.clock import clients as clock
 
 
 def half(k: theory.Setting) -> float:
-    """1/(2 L)."""
+    """1/(2 L): half of gradient descent's step, however fast the clients are."""
     return 1 / (2 * k.need("L"))
 
 

@@ -25,6 +25,7 @@ MOST_WORKERS = 1_000_000
 FORWARD_SHARE = 0.5  # of the backward pass, which takes about twice the operations
 LINKS_AT_ONCE = 4
 FIGURES = ("pays", "speedup", "pays_below", "speedup_free", "pays_below_free")  # in JSON
+CPU_TIMES = "encode and decode: times of a CPU, measured on this machine's CPU"
 RULE_BY = "top_k:k=1%"
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which rate of the link, at the latency of the "
@@ -76,6 +77,10 @@ def advise(
             help="Workers of different speed, '{compute: {lognormal: {median: 0.1, sigma: 0.5}}}': what waiting costs.",
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Codecs' times of a GPU: gpu.json of benchmarks/gpu.py."),
+    ] = None,
     json: shared.Json = False,
     plugin: shared.Plugins = None,
 ) -> None:
@@ -85,22 +90,32 @@ def advise(
     data-parallel training in bfloat16 by a model of the network.
     """
     from raybench.clock.links import parse
+    from raybench.measure import gpu_file
+
+    # what needs no torch is checked before it is imported, which takes seconds
+    workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
+    codecs = None if gpu is None else gpu_file.read(gpu)
+    for key, seconds in (("--forward", forward), ("--backward", backward)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
+    if batch is not None and batch < 1:
+        raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
+
     from raybench.clock.waiting import waiting
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy
 
     load_plugins(plugin)
-    workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
     timed = None if clock is None else shared.typed_clock(clock)
     asked = chosen(compressor)
-    for key, seconds in (("--forward", forward), ("--backward", backward)):
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
     doubt = busy()
     source = gradients(model, dataset, BATCH if batch is None else batch)
     compute, whose = _compute(source, forward, backward)
     rows = replay(asked, source.layout, source.vectors)
+    if codecs is not None:
+        rows = codecs.served(rows, source.layout.dim)
+    whose_codecs = CPU_TIMES if codecs is None else f"encode and decode: times of {codecs.device}"
     base = baseline(source.layout.dim)
     measured = [row for row in rows if not row.left_out]
     cases = [
@@ -110,9 +125,9 @@ def advise(
     ]
     waits = {} if timed is None else {n: waiting(timed, n) for n in workers}
     if json:
-        _print_json(source, compute, whose, rows, cases, waits)
+        _print_json(source, compute, (whose, whose_codecs), rows, cases, waits)
     else:
-        _print(Screen(), source, compute, whose, rows, cases)
+        _print(Screen(), source, compute, (whose, whose_codecs), rows, cases)
         _print_waiting(Screen(), waits)
     note(*filter(None, (source.note, doubt)))
 
@@ -150,7 +165,7 @@ def _compute(
 def _print_json(
     source: Gradients,
     compute: Compute,
-    whose: str,
+    whose: tuple[str, str],
     rows: list[Candidate],
     cases: list[Case],
     waits: Mapping[int, list[Waiting]],
@@ -167,7 +182,8 @@ def _print_json(
         "parameters": source.layout.dim,
         "steps": source.steps,
         **asdict(compute),
-        "passes": whose,
+        "passes": whose[0],
+        "codecs": whose[1],
         "operators": [asdict(row) for row in rows],
         "networks": [
             {
@@ -214,7 +230,7 @@ def _print(
     out: Screen,
     source: Gradients,
     compute: Compute,
-    whose: str,
+    whose: tuple[str, str],
     rows: list[Candidate],
     cases: list[Case],
 ) -> None:
@@ -224,8 +240,8 @@ def _print(
     out.head(source.about)
     out.dim(f"  {count(source.layout.dim, 'parameter')}")
     passes = f"forward {time_word(compute.forward)}, backward {time_word(compute.backward)}"
-    out.dim(f"  {passes}: {whose}")
-    out.dim("  encode and decode: measured on this machine's CPU")
+    out.dim(f"  {passes}: {whose[0]}")
+    out.dim(f"  {whose[1]}")
     workers = list(dict.fromkeys(case.n for case in cases))
     out.print(f"\n{_rule(rows, workers)}")
     out.head("\nWhat compressors do to these gradients")
@@ -301,6 +317,7 @@ def _steps(cases: list[Case]) -> Table:
 def _sentence(case: Case) -> str:
     """Return what to do on a network, in one sentence."""
     from raybench.clock.links import time_word
+    from raybench.measure.payoff import MOST_ERROR
 
     base = time_word(case.baseline.seconds)
     best, gentle, local = case.best(), case.gentlest, case.best(local=True)
@@ -317,10 +334,12 @@ def _sentence(case: Case) -> str:
         return f"{text}{more}."
     near = case.best(paying=False)
     if near is None:
-        return f"nothing to compare; bf16 takes {base} a step{more}."
-    text = f"none pays; bf16 takes {base} a step, the next best, {near.exchange.name}, "
+        few = f"nothing to compare with an error below {MOST_ERROR:g}"
+        return f"{few}; bf16 takes {base} a step{more}."
+    text = f"none pays; bf16 takes {base} a step, the next best with an error below "
+    text += f"{MOST_ERROR:g}, {near.exchange.name}, "
     text += time_word(near.step.seconds) + (" (less than 5 % saved)" if near.speedup > 1 else "")
-    free = max(case.verdicts, key=lambda v: v.speedup_free if v.exchange.every == 1 else 0.0)
+    free = max(case.verdicts, key=lambda v: v.speedup_free if v.near else 0.0)
     if 1 / free.speedup_free > 0.95:
         return f"{text}, and a codec that takes no time would not change that{more}."
     text += f"; with a codec that takes no time {free.exchange.name} would be "

@@ -13,7 +13,7 @@ from typing import Any
 from raybench.clock import links
 from raybench.core.errors import InputError, nearest
 
-EXAMPLE = "{compute: {lognormal: {median: 1.0, sigma: 0.5}}, jitter: {exponential: 0.1}, link: 1Gbit,server}"
+EXAMPLE = "{compute: {lognormal: {median: 1.0, sigma: 0.5}}, jitter: {exponential: 0.1}, link: '1Gbit,server'}"
 KEYS = ("compute", "per", "jitter", "dropout", "link")
 PER = ("call", "sample")
 

@@ -176,9 +176,8 @@ class Oracle:
         if self.rounds is None:
             return
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
-        who = None
-        if clients is not None:
-            who = self.wire.transport.gather_rows(clients.double(), self.wire.n).cpu().numpy()
+        gather, n = self.wire.transport.gather_rows, self.wire.n
+        who = None if clients is None else gather(clients.double(), n).cpu().numpy()
         self.rounds.compute(at, who, self._counts.numpy() if size is None else size)
 
     def _mean_over_clients(self, x: Tensor) -> np.ndarray:

@@ -113,7 +113,9 @@ class Run:
             self.average = Average((self.gamma.values * mu / 2).clamp(max=0.5))
         record = self.options.record
         stochastic = self.entry.facts.stochastic or problem.costly
-        self._wanted = RecordedRounds.of(self.rounds, record.every, record.points, stochastic)
+        points = 1 if record.clock is not None else record.points
+        self._wanted = RecordedRounds.of(self.rounds, record.every, points, stochastic)
+        self._ticks = 0  # how often so many simulated seconds have passed
         self.recorder = Recorder(self.B, self._wanted.count)
         self._halving = Halving(batch, self.options.prune, self.rounds)
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
@@ -149,11 +151,16 @@ class Run:
 
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
-        net.oracle.loss_wanted = wanted = t in self._wanted
+        each = self.options.record.clock
+        wanted = t in self._wanted
+        net.oracle.loss_wanted = wanted or each is not None
         before = net.oracle.spared, *net.clock.parts
         began = perf_counter()
         work(net, self.s, self.c)
         net.end_round()
+        if each is not None and net.timing is not None:  # the last cell decides for all
+            ticks = int(net.timing.columns(net.B)["clock_seconds"].min() // each)
+            wanted, self._ticks = wanted or ticks > self._ticks, ticks
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
@@ -346,6 +353,9 @@ class Run:
         self.net.oracle.load(oracle, vars(self.s))
         if self.net.timing is not None:
             self.net.timing.load({k: v.numpy() for k, v in saved["timing"].items()})
+            if self.options.record.clock is not None:
+                now = self.net.timing.columns(self.net.B)["clock_seconds"].min()
+                self._ticks = int(now // self.options.record.clock)
         if self.average is not None:
             self.average.load(saved["average"])
         self.recorder.load(saved["recorder"])

@@ -246,15 +246,14 @@ def _problem(model: str, dataset: str | None, batch: int) -> tuple[Any, str | No
         params = {"model": model, "dataset": dataset, "clients": 1, "batch": batch}
         return problems.build("network", params), dataset, note
     except InputError as error:
+        cause = error.__cause__  # what a user's function raises without the data it is made for
+        if dataset is None and cause and not isinstance(cause, ImportError | SyntaxError):
+            what = f"is missing, and {model} cannot do without: {type(cause).__name__}: {cause}"
+            raise InputError.of("--dataset", what, "such as --dataset digits") from error
         if not note:
             raise
         fix = f"put {IMAGES} into the data folder, or give --dataset"
         raise InputError.of("--dataset", f"{note}; but {error}", fix) from error
-    except Exception as error:  # whatever a user's function raises without the data it is made for
-        if dataset is not None:
-            raise
-        what = f"is missing, and {model} cannot do without: {type(error).__name__}: {error}"
-        raise InputError.of("--dataset", what, "such as --dataset digits") from error
 
 
 # Replay --------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ from raybench.clock.links import Network, all_gather, all_reduce, overlapped, se
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)
 """Numbers of buckets that the baseline is tuned over."""
+MOST_ERROR = (
+    0.9  # of a compressor that is named the next best: others send next to nothing of a gradient
+)
 WORTH = 0.05
 """Share of the baseline's step that must be saved for a method to be recommended: less is within the noise."""
 BANDWIDTHS = np.geomspace(1e15, 1e2, 8 * 13 + 1)
@@ -111,6 +114,12 @@ class Verdict:
         """Whether at least ``WORTH`` of the baseline's step is saved."""
         return 1 / self.speedup <= 1 - WORTH
 
+    @property
+    def near(self) -> bool:
+        """Whether it may be named the next best: it compresses each gradient, with an error below ``MOST_ERROR``."""
+        error = self.exchange.error
+        return not self.exchange.overlaps and error is not None and error < MOST_ERROR
+
 
 @dataclass(frozen=True)
 class Case:
@@ -129,10 +138,11 @@ class Case:
     def best(self, local: bool = False, paying: bool = True) -> Verdict | None:
         """Return the fastest method that compresses every step, or with ``local`` exchanges once in several.
 
-        paying: of those that pay; else of all but formats of whole gradients. None where there is none.
+        paying: of those that pay; else of all but formats of whole gradients, with an error below ``MOST_ERROR``. None
+        where there is none.
         """
         some = [v for v in self.verdicts if (v.exchange.every > 1) == local]
-        some = [v for v in some if (v.pays if paying else not v.exchange.overlaps)]
+        some = [v for v in some if (v.pays if paying else v.near)]
         return max(some, key=lambda v: v.speedup, default=None)
 
     @property

@@ -57,8 +57,8 @@ class _Pickler(cloudpickle.Pickler):
         self.numbers: dict[int, np.ndarray] = {}  # by where a storage begins
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, TypedStorage) and obj.device.type == "cpu":
-            raw = obj._untyped_storage
+        if isinstance(obj, TypedStorage) and obj._untyped_storage.device.type == "cpu":
+            raw = obj._untyped_storage  # obj.device warns that it is deprecated
             numbers = torch.empty(0, dtype=torch.uint8).set_(raw).numpy()
             return _storage, (obj.dtype, self.numbers.setdefault(raw.data_ptr(), numbers))
         return super().reducer_override(obj)

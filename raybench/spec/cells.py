@@ -218,7 +218,9 @@ class Sweep:
     source: str
     name: str = key(FolderName(), "results go to results/NAME")
     plugins: tuple[str, ...] = key(PluginFiles(), "Python files with plug-ins of one's own")
-    record: Record = key(Group(Record, either=("every", "points")), "which rounds make a row")
+    record: Record = key(
+        Group(Record, either=("every", "points", "clock")), "which rounds make a row"
+    )
     accounting: Accounting = key(Booking(), "how messages become bits")
     resources: Resources = key(Group(Resources), "what a trial takes")
     evaluate: Evaluate = key(Group(Evaluate), "what is measured besides the standard columns")

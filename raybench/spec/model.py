@@ -89,17 +89,20 @@ class Step:
 
 @record
 class Record:
-    """Which rounds make a row: every so many, or about so many points in all.
+    """Which rounds make a row: every so many, about so many points in all, or one for so many simulated seconds.
 
-    Neither given: every round, or 400 points where the method is stochastic. Raises InputError for both.
+    None given: every round, or 400 points where the method is stochastic. Raises InputError for several.
     """
 
     every: int | None = Integer(None, low=1, help="each so many-th round makes a row")
     points: int | None = Integer(None, low=1, help="about so many rows in all")
+    clock: float | None = Number(
+        None, low=0, open_low=True, help="a row as so many simulated seconds have passed"
+    )
 
     def __post_init__(self) -> None:
-        if self.every is not None and self.points is not None:
-            raise InputError.of("record", "give every or points, not both")
+        if sum(value is not None for value in vars(self).values()) > 1:
+            raise InputError.of("record", "give one of every, points and clock")
 
 
 @record
