@@ -64,7 +64,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3626,
     "measure": 1368,
     "problems": 5042,
-    "tests": 43600,
+    "tests": 43640,
     "reproduce": 978,
     "data": 2210,
     "spec": 2933,
