@@ -34,7 +34,7 @@ from raybench.spec import load, sections
         ("x0: nope.npy", "x0", ["no file nope.npy"]),
         ("graph: rnig", "graph", ["did you mean ring?"]),
         ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),
-        ("record: {every: 1, points: 2}", "record", ["not both"]),
+        ("record: {every: 1, points: 2}", "record", ["give one of every, points and clock"]),
         ("record: {every: [1, 2]}", "record.every", ["no axis"]),
         ("record: 5", "record", ["expected a mapping", "every"]),
         ("resources: {mode: trian}", "resources.mode", ["did you mean train?"]),

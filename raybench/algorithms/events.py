@@ -13,6 +13,7 @@ from raybench.algorithms.protocols import Events, Net
 from raybench.compressors.dense import Identity
 from raybench.core.cells import State
 from raybench.wire import Message
+from raybench.wire.wire import lent
 
 TARGET = "epsilon: the E||grad f||^2 that `auto` and theoretical steps aim at"
 
@@ -21,7 +22,7 @@ class Asynchronous(Algorithm):
     """A method on events: ``arrive`` is called as messages reach the server, in the order of the simulated clock.
 
     A client computes at the model that it was given, sends what it has, and begins anew at the model of that moment;
-    c.at (B, n, d) holds the points. A round is a server step, so a recorded row has the clock of that step. delay: the
+    s.at holds the points, (B, d) for each client. A round is a server step, so a recorded row has the clock of that step. delay: the
     server steps since the client began.
 
     calls: gradients that a client takes between two messages. limit: messages that are so many steps late, or more,
@@ -41,15 +42,15 @@ class Asynchronous(Algorithm):
     def message(a, net: Events, s: State, c: State, i: int) -> Message:
         """Return the message (B, 1) of client i: its gradient, compressed where there is a compressor."""
         g = a.direction(net, s, c, i)[:, None]
-        return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else Dense(g)
+        return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else lent(g)
 
     def direction(a, net: Events, s: State, c: State, i: int) -> Tensor:
         """Return what client i has computed at its point, (B, d): by default a gradient."""
-        return net.grad_of(i, c.at[:, i].contiguous(), a.batch)
+        return net.grad_of(i, s.at[i], a.batch)
 
     def start(a, net: Any, s: State, c: State) -> None:
         a.setup(net, s, c)
-        c.at = s.x[:, None].expand(-1, net.n, -1).clone()
+        s.at = [s.x] * net.n
         for i in range(net.n):
             net.begin_computing(i, 0)
 
@@ -58,7 +59,7 @@ class Asynchronous(Algorithm):
         a.begin(net, s, c)
 
     def begin(a, net: Events, s: State, c: State) -> None:
-        """Make the state of the method beside s.x and c.at."""
+        """Make the state of the method beside s.x and s.at."""
 
     def round(a, net: Any, s: State, c: State) -> None:
         stepped = False
@@ -83,7 +84,7 @@ class Asynchronous(Algorithm):
 
     def restart(a, net: Events, s: State, c: State, i: int, step: int) -> None:
         """Let client i begin anew at the present model, that of so many steps."""
-        c.at[:, i] = s.x
+        s.at[i] = s.x  # never written to, so that clients may share it
         net.begin_computing(i, step)
 
     def descend(a, net: Events, s: State, u: Tensor) -> bool:

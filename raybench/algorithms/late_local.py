@@ -26,7 +26,7 @@ class LateLocal(Asynchronous):
         super().setup(net, s, c)
 
     def direction(a, net, s, c, i):
-        x = c.at[:, i]
+        x = s.at[i]
         v, y = torch.zeros_like(x), x
         for back in reversed(range(a.steps)):
             v = v + net.grad_of(i, y, a.batch, back)
