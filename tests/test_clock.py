@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from raybench.clock.clients import Clients, Rounds
+from raybench.clock.clients import Clients, Rounds, waiting
 from raybench.clock.model import typed
-from raybench.clock.waiting import waiting
 from raybench.core.errors import InputError
-from raybench.testing.trial import Method, batch_of, finished, started
+from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
 MIXED = {**CHAIN, "noise": 0.3}  # every client has its own f
@@ -49,9 +48,8 @@ def test_clients_are_those_of_the_seed_whatever_runs() -> None:
     alone = Clients(clock, 400, [4], [1] * 400)
     assert np.array_equal(both.tau[1], alone.tau[0])
     counts = np.arange(70)
-    assert np.array_equal(
-        alone.stretch(7, counts, 1.0), [alone.once(np.array([[k]]), 1.0, [7])[0, 0] for k in counts]
-    )
+    one = [alone.once(np.array([[k]]), 1.0, slice(7, 8))[0, 0] for k in counts]
+    assert np.array_equal(alone.once(counts[:, None], 1.0, slice(7, 8))[:, 0], one)
     assert abs(np.median(both.tau) - 2) < 0.2
     assert abs(np.log(both.tau).std() - 0.5) < 0.05
     jitter = alone.once(np.zeros((1, 400)), 1.0) - alone.tau
@@ -81,7 +79,7 @@ def test_a_trace_is_read_and_taken_again(tmp_path) -> None:
     clients = Clients(typed({"compute": {"trace": str(file)}}), 3, [0], [1] * 3)
     calls = np.array([[0, 0, 0]]), np.array([[1, 1, 1]]), np.array([[2, 2, 2]])
     assert [clients.once(k, 1.0)[0].tolist() for k in calls] == [[1, 5, 1], [2, 5, 2], [1, 5, 1]]
-    assert clients.stretch(0, np.arange(3), 1.0).tolist() == [1, 2, 1]
+    assert clients.once(np.arange(3)[:, None], 1.0, slice(0, 1))[:, 0].tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_a_trace_is_read_and_taken_again(tmp_path) -> None:
         ({"compute": {"lognormal": {"median": 1}}}, "clock.compute.lognormal.sigma"),
         ({"compute": 1, "jiter": 1}, "clock.jiter"),
         ({"compute": 1, "jitter": {"fixed": 1}}, "clock.jitter.fixed"),
-        ({"compute": 1, "dropout": {"p": 1, "back_after": 1}}, "clock.dropout.p"),
+        ({"compute": 1, "dropout": {"p": 0.999, "back_after": 1}}, "clock.dropout.p"),
         ({"compute": 1, "link": "1Gbitt"}, "clock.link"),
         ({"compute": 1, "link": "1Gbit,tree"}, "clock.link"),
         ({"compute": 1, "link": {"down": 1}}, "clock.link.up"),
@@ -193,6 +191,44 @@ def test_synchronous_methods_by_hand(name) -> None:
         )
         seconds = finished(m.batch()).recorder.column("clock_seconds")
         assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        {"compute": 1.0, "jitter": {"exponential": 1.0}},
+        {"compute": 1.0, "jitter": {"exponential": 1.0}, "dropout": {"p": 0.3, "back_after": 0.0}},
+    ],
+)
+def test_trials_arrive_as_often_as_mindflayer_takes_for_granted(clock) -> None:
+    clients = Clients(typed(clock), 5000, [0], [1] * 5000)
+    rounds = Rounds(clients)
+    most, p = clients.within(0.8, 1.0)
+    assert abs(rounds.cut(most, 1.0).mean() - p.mean()) < 0.02
+    rounds.compute(slice(None), None, 1.0)
+    rounds.end(np.zeros((1, 5000)), np.zeros(1))
+    assert rounds.times.max() <= most.max()
+
+
+def test_trials_of_a_trace_arrive_by_its_quantile(tmp_path) -> None:
+    import pandas as pd
+
+    file = tmp_path / "trace.parquet"
+    pd.DataFrame({"client": 0, "seconds": np.arange(1.0, 11.0)}).to_parquet(file)
+    clients = Clients(typed({"compute": {"trace": str(file)}}), 2, [0], [1, 1])
+    most, p = clients.within(0.75, 1.0)
+    assert np.allclose(most, 8.0)
+    assert p.tolist() == [0.8, 0.8]
+
+
+def test_a_clock_on_several_ranks_is_that_of_one_process() -> None:
+    clock = {"compute": SPEEDS, "jitter": {"exponential": 0.2}, "link": {"up": [50, 60, 70, 80]}}
+    m = Method("local_sgd", {"p": 0.5}, None, CHAIN, step=0.1, rounds=15, more={"clock": clock})
+    (alone,) = on_ranks(1, m.batch((1.0, 0.5), (0, 1)))
+    seconds = alone.recorder.column("clock_seconds")
+    assert (np.diff(seconds) >= 0).all()
+    for run in on_ranks(3, m.batch((1.0, 0.5), (0, 1))):
+        assert np.array_equal(run.recorder.column("clock_seconds"), seconds)
 
 
 # Events: against thirty lines of numpy -------------------------------------------------------------------

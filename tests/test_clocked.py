@@ -186,6 +186,53 @@ def test_messages_that_differ_in_length_fail_on_a_link_and_say_why(tmp_path) -> 
     assert set(free["status"]) == {"ok"}
 
 
+def test_rows_by_seconds_need_a_clock(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"record\.clock"):
+        swept(tmp_path / "out", algorithm=["gd"], record={"clock": 10})
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_timeline_says_what_every_client_does(tmp_path) -> None:
+    folder = tmp_path / "out"
+    methods = ["sgd", {"name": "fastest_sgd", "collect": 2}]
+    swept(folder, algorithm=methods, clock={"compute": [1.0, 2.0, 3.0, 6.0], "link": {"up": 96}})
+    said = cli("plot", folder, "--kind", "timeline", "--out", tmp_path / "f", "--format", "csv,png")
+    assert said.code == 0
+    assert (tmp_path / "f" / "timeline.png").stat().st_size > 1000
+    spans = pd.read_csv(tmp_path / "f" / "timeline.csv")
+    assert spans["panel"].nunique() == 2
+    waits = spans[spans["panel"] == "SGD"]
+    first = waits[waits["start"] < 7].set_index(["client", "kind"])
+    assert first.loc[(0, 0), "end"] == 1.0  # computes, then sends for a second
+    assert first.loc[(0, 1), "end"] == 2.0
+    stopped = spans[(spans["panel"] == "m-fastest SGD") & (spans["kind"] == 2)]
+    assert set(stopped["client"]) >= {3}
+    no = cli("plot", swept_plainly(tmp_path), "--kind", "timeline")
+    assert (no.code, "no clock" in no.err) == (2, True)
+
+
+def swept_plainly(tmp_path):
+    swept(tmp_path / "plain", algorithm=["gd"])
+    return tmp_path / "plain"
+
+
+def test_networks_on_events_record_the_loss_of_their_minibatches(tmp_path) -> None:
+    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 3}
+    curves, _ = swept(
+        tmp_path / "out",
+        problem={**problem, "batch": 16, "test_size": 0.2},
+        algorithm=["async_sgd", {"name": "fedbuff", "collect": 2, "steps": 2}],
+        clock={"compute": [1.0, 1.5, 2.5]},
+        step_size=[0.1],
+        seed=0,
+        rounds=40,
+    )
+    later = curves[curves["round"] > 0]
+    assert np.isfinite(later["extra.minibatch_loss"]).all()
+    last = later.groupby("cell")["extra.minibatch_loss"].last()
+    assert (last < np.log(10)).all()
+
+
 def test_methods_on_events_need_a_clock(tmp_path) -> None:
     _, cells = swept(tmp_path / "out", algorithm=["gd", "async_sgd"])
     skipped = cells[cells["status"] == "skipped"]

@@ -61,10 +61,10 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3626,
+    "cli, __main__": 3627,
     "measure": 1368,
     "problems": 5042,
-    "tests": 43640,
+    "tests": 43730,
     "reproduce": 978,
     "data": 2210,
     "spec": 2933,

@@ -1,28 +1,20 @@
-"""Asynchronous SGD and those that bound or reuse what arrives late: a server step for every arrival that counts."""
+"""Asynchronous SGD, those that bound or reuse what arrives late, and local steps whose results arrive late."""
 
 import torch
 
-from raybench.algorithms.base import (
-    Contractive,
-    Dense,
-    Flag,
-    Integer,
-    Number,
-    Unbiased,
-    algorithm,
-    theory,
-)
+from raybench.algorithms.base import Choice, Contractive, Dense, Flag, Integer, Number, theory
 from raybench.algorithms.events import (
     SAME_DATA,
     TARGET,
     Asynchronous,
     compresses,
     noise_over_target,
+    on_clock,
     threshold,
 )
-from raybench.algorithms.parts import orthogonalised
+from raybench.algorithms.parts import steepest
 
-BATCH = Integer("full", low=1, words=("full",), help="samples of a gradient")
+STOP = Flag(True, help="stop computations that are R steps old; else ignore what they send")
 
 
 def with_threshold(k: theory.Setting) -> float:
@@ -49,14 +41,9 @@ class Immediate(Asynchronous):
         return a.descend(net, s, grad)
 
 
-@algorithm(
+@on_clock(
     "async_sgd",
     title="asynchronous SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
-    theory=None,
-    batch=BATCH,
     adaptive=Flag(help="gamma n/max(n, delay): late gradients move less"),
 )
 class AsyncSGD(Immediate):
@@ -72,13 +59,11 @@ class AsyncSGD(Immediate):
         return a.descend(net, s, factor * grad)
 
 
-@algorithm(
+@on_clock(
     "async_ef14",
     title="asynchronous EF14",
     up=Contractive,
-    clock=True,
-    theory=None,
-    batch=BATCH,
+    dense=False,
 )
 class AsyncEF14(Immediate):
     """v_i = e_i + g_i; x <- x - gamma C(v_i) as it arrives; e_i <- v_i - C(v_i): the memory is the client's.
@@ -103,18 +88,14 @@ class Bounded(Immediate):
         a.limit = int(a.threshold)
 
 
-@algorithm(
+@on_clock(
     "ringmaster_asgd",
     title="Ringmaster ASGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
     theory=RINGMASTER,
     auto={"threshold": threshold},
-    batch=BATCH,
     threshold=Integer("auto", low=1, words=("auto",), help="R: delays of R or more do not count"),
-    stop=Flag(True, help="stop computations that are R steps old; else ignore what they send"),
-    target=Number(1e-4, low=0, open_low=True, help=TARGET),
+    stop=STOP,
+    target=TARGET,
 )
 class RingmasterASGD(Bounded):
     """Asynchronous SGD in which gradients with a delay of R or more do not count.
@@ -125,22 +106,20 @@ class RingmasterASGD(Bounded):
     """
 
 
-@algorithm(
+@on_clock(
     "ringmaster_lmo",
     title="Ringmaster LMO",
-    up=Unbiased,
-    dense=True,
-    clock=True,
-    theory=None,
-    batch=BATCH,
     threshold=Integer(10, low=1, help="R: delays of R or more do not count"),
-    stop=Flag(True, help="stop computations that are R steps old; else ignore what they send"),
+    stop=STOP,
     momentum=Number(
         0.1, low=0, high=1, open_low=True, per_cell=True, help="a of m <- (1 - a) m + a g"
     ),
+    norm=Choice(
+        "spectral", "sign", "euclidean", help="of matrices; vectors move by signs unless euclidean"
+    ),
 )
 class RingmasterLMO(Bounded):
-    """m <- (1 - a) m + a g; x <- x - gamma u, u the unit step along m: U V' of matrices m = U S V', else m/||m||.
+    """m <- (1 - a) m + a g; x <- x + gamma LMO(m), tensor by tensor the steepest step of norm 1, as in EF21-Muon.
 
     Gradients with a delay of R or more do not count. The first m is the first gradient. Up: one message of one client.
     Source: arXiv 2605.18174.
@@ -154,31 +133,14 @@ class RingmasterLMO(Bounded):
     def arrive(a, net, s, c, i, grad, delay):
         s.m = grad.clone() if s.seen == 0 else s.m + a.momentum * (grad - s.m)
         s.seen = 1
-        return a.descend(net, s, unit(s.m, net.layout))
+        steps = [steepest(tensor, a.norm) for tensor in net.layout.views(s.m)]
+        return a.descend(net, s, net.layout.concat(steps))
 
 
-def unit(m: torch.Tensor, layout) -> torch.Tensor:
-    """Return the step (B, d) along m of norm 1: spectral norm of matrices, Euclidean norm of other tensors."""
-    out, at = torch.empty_like(m), 0
-    for (_, shape), size in zip(layout, layout.sizes, strict=True):
-        part = m[..., at : at + size]
-        if len(shape) >= 2:
-            step = orthogonalised(part.unflatten(-1, (shape[0], -1))).flatten(-2)
-        else:
-            step = part / part.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-        out[..., at : at + size] = step
-        at += size
-    return out
-
-
-@algorithm(
+@on_clock(
     "iaasgd",
     title="incremental aggregated ASGD",
     up=Contractive,
-    dense=True,
-    clock=True,
-    theory=None,
-    batch=BATCH,
 )
 class IAASGD(Asynchronous):
     """g_i <- g_i + C(grad f_i - g_i) as it arrives; x <- x - gamma mean_j g_j: the last gradient of every client.
@@ -207,14 +169,9 @@ class IAASGD(Asynchronous):
         return a.descend(net, s, s.g) if not s.missing else False
 
 
-@algorithm(
+@on_clock(
     "ringleader_asgd",
     title="Ringleader ASGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
-    theory=None,
-    batch=BATCH,
 )
 class RingleaderASGD(Asynchronous):
     """Rounds of n steps along the mean of a table of gradients, one of every client, for different data.
@@ -226,34 +183,117 @@ class RingleaderASGD(Asynchronous):
     """
 
     def begin(a, net, s, c):
-        c.t, c.next = net.zeros(), net.zeros()  # the tables
+        c.t, c.next = (
+            net.zeros(),
+            net.zeros(),
+        )  # the tables; s.g, s.next_g are their means over the clients
+        s.g, s.next_g = net.zero(), net.zero()
         cells = len(s.x)  # they share their events, so that these are the same for all of them
         s.counts, s.next_counts = torch.zeros(cells, net.n), torch.zeros(cells, net.n)
         s.updated = torch.zeros(cells, net.n, dtype=torch.bool)
         s.collecting = True
 
     def arrive(a, net, s, c, i, grad, delay):
-        if s.collecting:
-            fold(c.t, s.counts, i, grad)
-            if not bool((s.counts > 0).all()):
-                return False
-            s.collecting = False
-            s.updated = torch.zeros_like(s.updated)
-        elif bool(s.updated[0, i]):
-            fold(c.next, s.next_counts, i, grad)
+        if bool(s.updated[0, i]):
+            s.next_g = s.next_g + fold(c.next, s.next_counts, i, grad) / net.n
             return False
-        else:
-            fold(c.t, s.counts, i, grad)
+        s.g = s.g + fold(c.t, s.counts, i, grad) / net.n
+        if s.collecting and not bool((s.counts[0] > 0).all()):
+            return False
+        s.collecting = False
         s.updated[:, i] = True
-        a.descend(net, s, c.t.mean(1))
-        if bool(s.updated.all()):
-            c.t, s.counts = c.next, s.next_counts
+        a.descend(net, s, s.g)
+        if bool(s.updated[0].all()):
+            c.t, s.counts, s.g = c.next, s.next_counts, s.next_g
             c.next, s.next_counts = torch.zeros_like(c.t), torch.zeros_like(s.counts)
+            s.next_g, s.updated = torch.zeros_like(s.g), torch.zeros_like(s.updated)
             s.collecting = True
         return True
 
 
-def fold(table: torch.Tensor, counts: torch.Tensor, i: int, grad: torch.Tensor) -> None:
-    """Fold a gradient (B, d) into the mean of those of client i, table (B, n, d)."""
+def fold(table: torch.Tensor, counts: torch.Tensor, i: int, grad: torch.Tensor) -> torch.Tensor:
+    """Fold a gradient (B, d) into the mean of those of client i, table (B, n, d); return by how much that moved."""
     counts[:, i] += 1
-    table[:, i] += (grad - table[:, i]) / counts[0, i]
+    change = (grad - table[:, i]) / counts[0, i]
+    table[:, i] += change
+    return change
+
+
+# Local steps, whose results reach the server whenever clients are done ------------------------------
+
+LOCAL = Number(
+    None, low=0, open_low=True, help="eta of the local steps; without it gamma is their step"
+)
+
+
+class LateLocal(Asynchronous):
+    """y <- y - eta grad f_i(y), ``steps`` times from the client's x; it sends v = x - y.
+
+    Without an eta of its own a client steps by gamma, and v = (x - y)/gamma is the sum of its gradients.
+    """
+
+    def begin(a, net, s, c):
+        s.count = 0
+        s.total = net.zero()
+
+    def setup(a, net, s, c):
+        a.calls = a.steps
+        super().setup(net, s, c)
+
+    def direction(a, net, s, c, i):
+        x = s.at[i]
+        v, y = torch.zeros_like(x), x
+        for back in reversed(range(a.steps)):
+            v = v + net.grad_of(i, y, a.batch, back)
+            y = x - a.gamma * v if a.local_step_size is None else x - a.local_step_size * v
+        return v if a.local_step_size is None else a.local_step_size * v
+
+
+@on_clock(
+    "fedbuff",
+    title="FedBuff",
+    steps=Integer(1, low=1, help="local steps of a client"),
+    local_step_size=LOCAL,
+    collect=Integer(10, low=1, help="K_b: results in the buffer that make a step"),
+    damped=Flag(help="weights 1/sqrt(1 + delay)"),
+)
+class FedBuff(LateLocal):
+    """x <- x - gamma (1/K_b) sum of the next K_b results v_i of local steps, however old, by weights w(delay).
+
+    Up: one message of each client that is done. Source: Nguyen et al. 2021, Federated learning with buffered
+    asynchronous aggregation, arXiv 2106.06639.
+    """
+
+    def arrive(a, net, s, c, i, grad, delay):
+        v = grad / (1 + delay) ** 0.5 if a.damped else grad
+        mean = a.collected(s, v, a.collect)
+        return mean is not None and a.descend(net, s, mean)
+
+
+@on_clock(
+    "async_local_sgd",
+    title="asynchronous local SGD",
+    steps=Integer(10, low=1, help="local steps of a client"),
+    local_step_size=LOCAL,
+    momentum=Number(
+        0.9, low=0, high=0.999, per_cell=True, help="beta of the delayed Nesterov momentum"
+    ),
+    every=Integer(4, low=1, help="N: arrivals after which the momentum moves"),
+)
+class AsyncLocalSGD(LateLocal):
+    """x <- x - gamma v/N at each arrival; at each N-th m <- beta m + mean of the last N, x <- x - gamma beta m as well.
+
+    DiLoCo whose outer step does not wait, with delayed Nesterov momentum. Up: one message of one client. Source: Liu
+    et al. 2024, Asynchronous local-SGD training for language modeling, arXiv 2401.09135, algorithm 3 with c = 0.
+    """
+
+    def begin(a, net, s, c):
+        super().begin(net, s, c)
+        s.m = net.zero()
+
+    def arrive(a, net, s, c, i, grad, delay):
+        u, mean = grad / a.every, a.collected(s, grad, a.every)
+        if mean is not None:
+            s.m = a.momentum * s.m + mean
+            u = u + a.momentum * s.m
+        return a.descend(net, s, u)

@@ -19,7 +19,7 @@ from raybench import theory
 from raybench.algorithms import parts, robust
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
-from raybench.compressors.base import Applied, keeping, shares
+from raybench.compressors.base import Applied, count_within, keeping, shares
 from raybench.compressors.composed import Support
 from raybench.compressors.sparsification import SharedMask
 from raybench.core import facts, registry
@@ -59,6 +59,7 @@ __all__ = [
     "algorithm",
     "choose",
     "clipped",
+    "count_within",
     "keeping",
     "matrices",
     "shares",

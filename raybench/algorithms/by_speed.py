@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from raybench.algorithms.asynchronous import BATCH
-from raybench.algorithms.base import Algorithm, Dense, Integer, Number, Unbiased, algorithm, theory
-from raybench.algorithms.events import length
+from raybench.algorithms.base import Algorithm, Dense, Integer, Number, theory
+from raybench.algorithms.events import length, on_clock
 from raybench.clock import clients as clock
 
 
@@ -49,14 +48,10 @@ def equilibrium(h, tau, omega, ratio):
     return float(best)
 
 
-@algorithm(
+@on_clock(
     "shadowheart_sgd",
     title="Shadowheart SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
     theory=SHADOWHEART,
-    batch=BATCH,
     noise=Number(0.0, low=0, help="sigma^2/epsilon: how noisy a gradient is, against the target"),
 )
 class ShadowheartSGD(Algorithm):
@@ -71,13 +66,14 @@ class ShadowheartSGD(Algorithm):
     def setup(a, net, s, c):
         clients = net.simulated
         size = length(a, net)
-        h = clients.tau[0] * (a.batch if clients.per_sample and isinstance(a.batch, int) else 1)
+        samples = a.batch if isinstance(a.batch, int) else clients.samples
+        h = clients.tau[0] * (samples if clients.per_sample else 1.0)
         h = h + clock.mean(clients.clock["jitter"])
         tau, omega = clients.up(np.full(net.n, size)), float(a.Q.bound.omega or 0.0)
         t = equilibrium(h, tau, omega, a.noise) * (1 + 1e-12)
         b = np.floor(t / h)
         m = np.floor(t / tau) if (tau > 0).all() else np.ones(net.n)
-        if a.noise == 0:
+        if a.noise == 0 or not isinstance(a.batch, int):
             b = np.minimum(b, 1)
         if omega == 0:
             m = np.minimum(m, 1)
@@ -89,9 +85,8 @@ class ShadowheartSGD(Algorithm):
 
     def round(a, net, s, c):
         many, total = torch.as_tensor(a.b), net.zeros()
-        for b in sorted(
-            {int(b) for b in a.b} - {0}
-        ):  # the sum of b minibatches is b times the mean of all
+        for b in sorted({int(b) for b in a.b} - {0}):
+            # the sum of b minibatches is b times the mean of all their samples
             who = (many == b).expand(len(s.x), -1)
             sample = net.sample(f"batch {b}", b * a.batch) if isinstance(a.batch, int) else None
             net.repeat(b)
@@ -104,13 +99,11 @@ class ShadowheartSGD(Algorithm):
         a.step(net, s, g)
 
 
-@algorithm(
+@on_clock(
     "mindflayer_sgd",
     title="MindFlayer SGD",
     up=None,
-    clock=True,
-    theory=None,
-    batch=BATCH,
+    dense=False,
     trials=Integer(1, low=1, help="B_i: gradients that each client tries in a round"),
     patience=Number(
         0.9,
@@ -123,24 +116,19 @@ class ShadowheartSGD(Algorithm):
 class MindFlayerSGD(Algorithm):
     """x <- x - gamma sum of the gradients that arrive/sum_i p_i B_i: trials that take longer than t_i are cut.
 
-    t_i: the time within which a gradient of client i is done with probability p_i = ``patience``, by the jitter of the
-    clock. Up: the sum of a client's gradients, d values. Source: Maranjyan, Shaikh Omar, Richtarik 2024, MindFlayer SGD,
+    t_i: the time within which a gradient of client i is done with probability p_i = ``patience``, by the jitter or the
+    trace of the clock; without either it is always done, and p_i is less by what clients vanish. Up: the sum of a client's gradients, d values. Source: Maranjyan, Shaikh Omar, Richtarik 2024, MindFlayer SGD,
     arXiv 2410.04285.
     """
 
     def round(a, net, s, c):
         clients, total = net.simulated, net.zeros()
-        jitter = clients.clock["jitter"]
         size = a.batch if isinstance(a.batch, int) else clients.samples
-        most = clients.tau * (size if clients.per_sample else 1.0)
-        p = 1.0
-        if jitter is not None:
-            p = a.patience
-            most = most + clock.quantile(jitter, np.array(p))
+        most, p = clients.within(a.patience, size)
         for j in range(a.trials):
-            done = torch.as_tensor(net.cut(most * (1 + 1e-12), size))
+            done = torch.as_tensor(net.cut(most, size))
             sample = net.sample(f"batch {j}", a.batch) if isinstance(a.batch, int) else None
             grads = net.grad(s.x, sample, clients=torch.ones_like(done))
             total = total + done[..., None] * grads
         net.cut(None, size)
-        a.step(net, s, net.up(Dense(total)).sum() / (p * a.trials * net.n))
+        a.step(net, s, net.up(Dense(total)).sum() / (a.trials * float(p.sum())))

@@ -2,13 +2,13 @@
 
 import torch
 
-from raybench.algorithms.asynchronous import BATCH
-from raybench.algorithms.base import Count, Flag, Integer, Number, Unbiased, algorithm, theory
+from raybench.algorithms.base import Count, Flag, Integer, count_within, theory
 from raybench.algorithms.events import (
     SAME_DATA,
     TARGET,
     Asynchronous,
     noise_over_target,
+    on_clock,
     threshold,
 )
 
@@ -42,26 +42,18 @@ class Collecting(Asynchronous):
         a.needed = int(a.collect)
 
     def arrive(a, net, s, c, i, grad, delay):
-        s.total, s.count = s.total + grad, s.count + 1
-        if s.count < a.needed:
-            return False
-        mean = s.total / s.count
-        s.total, s.count = torch.zeros_like(s.total), 0
-        return a.descend(net, s, mean)
+        mean = a.collected(s, grad, a.needed)
+        return mean is not None and a.descend(net, s, mean)
 
 
-@algorithm(
+@on_clock(
     "rennala_sgd",
     title="Rennala SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
     theory=RENNALA,
     auto={"collect": threshold},
-    batch=BATCH,
     collect=Integer("auto", low=1, words=("auto",), help="B: gradients at x^k that make a step"),
     stop=STOP,
-    target=Number(1e-4, low=0, open_low=True, help=TARGET),
+    target=TARGET,
 )
 class RennalaSGD(Collecting):
     """x^{k+1} = x^k - gamma (1/B) sum of the first B gradients taken at x^k, by whoever is fast.
@@ -72,14 +64,9 @@ class RennalaSGD(Collecting):
     """
 
 
-@algorithm(
+@on_clock(
     "fastest_sgd",
     title="m-fastest SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
-    theory=None,
-    batch=BATCH,
     collect=Count("50%", of="the clients", help="m: clients whose gradients make a step"),
 )
 class FastestSGD(Collecting):
@@ -93,9 +80,7 @@ class FastestSGD(Collecting):
 
     def begin(a, net, s, c):
         s.total, s.count = net.zero(), 0
-        count = str(a.collect)
-        share = float(count[:-1]) / 100 * net.n if count.endswith("%") else float(count)
-        a.needed = min(max(1, int(share)), net.n)
+        a.needed = count_within(a.collect, net.n)
 
 
 def harmonic(k: theory.Setting) -> float:
@@ -114,20 +99,16 @@ MALENIA = theory.StepSizes(
 )
 
 
-@algorithm(
+@on_clock(
     "malenia_sgd",
     title="Malenia SGD",
-    up=Unbiased,
-    dense=True,
-    clock=True,
     theory=MALENIA,
     auto={"collect": harmonic},
-    batch=BATCH,
     collect=Integer(
         "auto", low=1, words=("auto",), help="S: (1/n sum 1/B_i)^-1 >= S/n ends a round"
     ),
     stop=STOP,
-    target=Number(1e-4, low=0, open_low=True, help=TARGET),
+    target=TARGET,
 )
 class MaleniaSGD(Asynchronous):
     """x^{k+1} = x^k - gamma (1/n) sum_i (1/B_i) sum_{j <= B_i} g_ij: client i sends B_i gradients taken at x^k.

@@ -16,7 +16,7 @@ from raybench.algorithms.base import (
     where,
 )
 from raybench.algorithms.ef21 import EF21, PLAIN, RELEASED
-from raybench.algorithms.parts import orthogonalised
+from raybench.algorithms.parts import steepest
 
 
 def momentum(k: theory.Setting) -> float:
@@ -304,19 +304,7 @@ class EF21Muon(EF21):
         return super().estimate(wire, s, c, c.m)
 
     def outer_step(a, s, g):
-        return a.layout.concat([a.steepest(tensor) for tensor in a.layout.views(g)])
-
-    def steepest(a, G):
-        """Return -LMO(G) of one tensor G (B, ..)."""
-        if a.norm == "euclidean":
-            flat = G.flatten(1)
-            size = flat.norm(dim=1, keepdim=True).clamp(min=torch.finfo(G.dtype).tiny)
-            return (flat / size).view(G.shape)
-        if a.norm == "sign" or G.ndim < 3:
-            return torch.sign(G)
-        M = G.flatten(2)
-        scale = max(1.0, M.shape[-2] / M.shape[-1]) ** 0.5
-        return scale * orthogonalised(M).view(G.shape)
+        return a.layout.concat([steepest(tensor, a.norm) for tensor in a.layout.views(g)])
 
 
 @algorithm(

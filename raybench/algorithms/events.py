@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from raybench import theory
-from raybench.algorithms.base import Algorithm, Dense
+from raybench.algorithms.base import Algorithm, Dense, Integer, Number, Unbiased, algorithm
 from raybench.algorithms.protocols import Events, Net
 from raybench.compressors.dense import Identity
 from raybench.core.cells import State
 from raybench.wire import Message
 from raybench.wire.wire import lent
 
-TARGET = "epsilon: the E||grad f||^2 that `auto` and theoretical steps aim at"
+BATCH = Integer("full", low=1, words=("full",), help="samples of a gradient")
+TARGET = Number(
+    1e-4,
+    low=0,
+    open_low=True,
+    help="epsilon: the E||grad f||^2 that `auto` and theoretical steps aim at",
+)
+T = TypeVar("T", bound=type)
+
+
+def on_clock(name: str, **facts: Any) -> Callable[[T], T]:
+    """Register a method on a simulated clock: minibatches, messages unbiased or dense, unless facts say otherwise."""
+    usual = {"up": Unbiased, "dense": True, "clock": True, "theory": None, "batch": BATCH}
+    return algorithm(name, **{**usual, **facts})
 
 
 class Asynchronous(Algorithm):
     """A method on events: ``arrive`` is called as messages reach the server, in the order of the simulated clock.
 
     A client computes at the model that it was given, sends what it has, and begins anew at the model of that moment;
-    s.at holds the points, (B, d) for each client. A round is a server step, so a recorded row has the clock of that step. delay: the
-    server steps since the client began.
+    s.at holds the points, (B, d) for each client. A round is a server step, so a recorded row has the clock of that
+    step. delay: the server steps since the client began.
 
     calls: gradients that a client takes between two messages. limit: messages that are so many steps late, or more,
     are ignored; None: none is. stop: computations that old are stopped at once and begun anew, not ignored as they
@@ -86,6 +100,19 @@ class Asynchronous(Algorithm):
         """Let client i begin anew at the present model, that of so many steps."""
         s.at[i] = s.x  # never written to, so that clients may share it
         net.begin_computing(i, step)
+
+    def collected(a, s: State, v: Tensor, count: int) -> Tensor | None:
+        """Return the mean (B, d) of the last ``count`` values of v, and forget them; None before there are so many.
+
+        s.total and s.count, which begin as zero, are their sum and number.
+        """
+        total, number = s.total + v, s.count + 1
+        if number < count:
+            s.total, s.count = total, number
+            return None
+        s.total, s.count = torch.zeros_like(total), 0
+        mean: Tensor = total / count
+        return mean
 
     def descend(a, net: Events, s: State, u: Tensor) -> bool:
         """x <- x - gamma u; return that the server has stepped."""

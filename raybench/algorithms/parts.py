@@ -115,6 +115,23 @@ def orthogonalised(M: Tensor) -> Tensor:
     return X.mT if tall else X
 
 
+def steepest(G: Tensor, norm: str) -> Tensor:
+    """Return -LMO(G) of one tensor G (B, ..), the steepest step of norm 1: ``spectral``, ``sign`` or ``euclidean``.
+
+    U V' of a matrix G = U S V' times sqrt(max(1, a/b)), sign(G), or G/||G||; vectors move by signs unless euclidean.
+    Source: Gruntkowska et al. 2025 (EF21-Muon).
+    """
+    if norm == "euclidean":
+        flat = G.flatten(1)
+        size = flat.norm(dim=1, keepdim=True).clamp(min=torch.finfo(G.dtype).tiny)
+        return (flat / size).view(G.shape)
+    if norm == "sign" or G.ndim < 3:
+        return torch.sign(G)
+    M = G.flatten(2)
+    scale = max(1.0, M.shape[-2] / M.shape[-1]) ** 0.5
+    return scale * orthogonalised(M).view(G.shape)
+
+
 def outer_step(outer: Outer, s: State, g: Tensor, gamma: PerCell | float) -> Tensor:
     """Return u (B, d) of g (B, d), or gamma u where ``outer.in_steps``; gamma is 1 if g holds it.
 

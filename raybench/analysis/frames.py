@@ -487,26 +487,33 @@ def closing_table(
     return best[heads]
 
 
+ON_A_CLOCK = '"clock": {'
+"""Stands in the config of a cell that ran on a clock."""
+
+
 def clock_to_target(results: Frames, best: pd.DataFrame) -> np.ndarray | None:
     """Return the median seconds of the clock at which the cells behind rows reach the target; None without a clock.
 
     best: as the closing table has it, paid in something else.
     """
-    if results.cost == CLOCK or not any(
-        isinstance(text, str) and '"clock": {' in text.replace('":{', '": {')
-        for text in results.cells["config"]
-    ):
+    cells = results.cells
+    if results.cost == CLOCK or not cells["config"].str.contains(ON_A_CLOCK, regex=False).any():
         return None
     rows = results.held.columns([CLOCK, results.metric])
-    out = np.full(len(best), np.nan)
-    for j, row in enumerate(best.to_dict("records")):
-        cells = results.cells
-        mine = cells[(cells["series"] == row["series"]) & (cells["facet"] == row["facet"])]
-        mine = mine[(mine["step"] == row["step"]) & (mine["status"] == "ok")]
-        if row["eligible"] and len(mine):
-            crossing = first_crossing(rows, row["target"], CLOCK, results.metric, settled=True)
-            out[j] = mine["cell"].map(crossing).median()
-    return out
+    arrivals = {
+        target: first_crossing(rows, target, CLOCK, results.metric, settled=True)
+        for target in best["target"].dropna().unique()
+    }
+    ended = cells[cells["status"] == "ok"].groupby(["facet", "series", "step"])["cell"]
+    behind = ended.apply(list).to_dict()
+    keys = zip(best["facet"], best["series"], best["step"], strict=True)
+    mine = zip(keys, best["target"], best["eligible"], strict=True)
+    return np.array(
+        [
+            arrivals[t].reindex(behind[k]).median() if fit and k in behind else np.nan
+            for k, t, fit in mine
+        ]
+    )
 
 
 # What a search over steps goes on around: the steps that the closing table rests on --------------------

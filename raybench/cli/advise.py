@@ -15,7 +15,7 @@ from raybench.core.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from raybench.clock.waiting import Waiting
+    from raybench.clock.clients import Waiting
     from raybench.measure.advise import Candidate, Gradients
     from raybench.measure.payoff import Case, Compute
 
@@ -101,7 +101,7 @@ def advise(
     if batch is not None and batch < 1:
         raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
 
-    from raybench.clock.waiting import waiting
+    from raybench.clock.clients import waiting
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy

@@ -225,8 +225,9 @@ def _timeline(
     shown = frames.cells.dropna(subset=["step_size"]).sort_values("seed", kind="stable")
     shown = shown[shown["facet"] == shown["facet"].max()].drop_duplicates("series")
     names = shown.set_index("cell")["series"]
-    cells = {names[c.id]: c for c in spec.load(text).cells if c.id in names.index}
-    spans = timeline(cells)
+    sweep = spec.load(text)
+    cells = {names[c.id]: c for c in sweep.cells if c.id in names.index}
+    spans = timeline(cells, sweep.allow_unproven)
     if spans.empty:
         raise InputError.of("--kind", "no cell of the folder has a clock", "a sweep with clock:")
     with styled(style):

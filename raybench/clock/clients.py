@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -128,12 +129,14 @@ class Clients:
             attempt += 1
 
     def once(self, count: Array, size: float | Array, who: Any = slice(None)) -> Array:
-        """Return the seconds of a call that nobody leaves: tau, times the samples, and jitter."""
+        """Return the seconds of a call that nobody leaves: tau, times the samples, and jitter.
+
+        With one seed and one client ``count`` (m, 1) may be many calls.
+        """
         spent = self.tau[:, who]
         if self._trace is not None:
-            clients = np.arange(self.n)[who]
-            table = [self._trace[i % len(self._trace)] for i in np.atleast_1d(clients)]
-            at = np.broadcast_to(count, (len(self.tau), len(table)))
+            table = [self._trace[i % len(self._trace)] for i in np.arange(self.n)[who]]
+            at = np.broadcast_to(count, np.broadcast_shapes(np.shape(count), spent.shape))
             spent = np.stack([t[at[:, j].astype(int) % len(t)] for j, t in enumerate(table)], -1)
         if self.per_sample:
             spent = spent * size
@@ -142,23 +145,32 @@ class Clients:
             return np.broadcast_to(spent, np.broadcast_shapes(spent.shape, np.shape(count)))
         return spent + quantile(jitter, uniform(self._keys["jitter"][:, who], count))
 
-    def stretch(self, i: int, counts: Array, size: float) -> Array:
-        """Return ``once`` for many calls ``counts`` (m,) of one client, of the first seed."""
-        spent = np.full(len(counts), self.tau[0, i])
+    def within(self, p: float, size: float | Array) -> tuple[Array, Array]:
+        """Return seconds (B, n) within which a call of ``size`` samples is done with a probability of about p, and that
+        probability (n,), of which clients that vanish take their share.
+
+        Raises InputError for a trace with jitter, of whose sum no quantile is known.
+        """
+        most, share = self.tau, np.ones(self.n)
+        jitter, drop = self.clock["jitter"], self.clock["dropout"]
         if self._trace is not None:
-            trace = self._trace[i % len(self._trace)]
-            spent = trace[counts % len(trace)]
-        if self.per_sample:
-            spent = spent * size
-        jitter = self.clock["jitter"]
-        if jitter is None:
-            return spent
-        return spent + quantile(jitter, uniform(self._keys["jitter"][0, i], counts))
+            if jitter is not None:
+                fix = "a trace without jitter, or another compute"
+                raise InputError.of("clock", "no quantile of a trace with jitter is known", fix)
+            ends = [float(np.quantile(t, p, method="higher")) for t in self._trace]
+            reached = [float((t <= end).mean()) for t, end in zip(self._trace, ends, strict=True)]
+            which = np.arange(self.n) % len(ends)
+            most, share = (
+                np.broadcast_to(np.array(ends)[which], most.shape),
+                np.array(reached)[which],
+            )
+        most = most * size if self.per_sample else most
+        if jitter is not None:
+            most, share = most + quantile(jitter, np.array(p)), share * p
+        return most * (1 + 1e-12), share * (1.0 if drop is None else 1 - drop["p"])
 
     def vanishes(self, count: Array, attempt: int, who: Any = slice(None)) -> Array:
         """Return whether clients vanish in the ``attempt``-th try (from 0) of a call, bool (B, m)."""
-        if self.clock["dropout"] is None:
-            return np.zeros(np.shape(count), bool)
         u = uniform(self._keys["dropout"][:, who], _slot(count, attempt))
         return u < self.clock["dropout"]["p"]
 
@@ -216,7 +228,7 @@ class Rounds:
 
     A client computes its calls one after the other, then sends what it has in one transfer; the server's answer
     travels before the next round. On a graph a client begins its round when its neighbours' messages are there.
-    now: (B,), or (B, n) on a graph.
+    times: when clients have ended their round, (B, n) on a graph, else (B, 1).
     """
 
     def __init__(self, clients: Clients, neighbours: Array | None = None) -> None:
@@ -227,29 +239,36 @@ class Rounds:
         self._work, self._told = np.zeros((B, n)), np.zeros(B)
         self.most: Array | None = None  # seconds after which a call is cut
         self.repeat = 1  # calls that one gradient stands for
-        self.log: list[Span] | None = (
-            None  # what the clients of the first cell do, where it is wanted
-        )
+        # what the clients of the first cell do, where it is wanted
+        self.log: list[Span] | None = None
 
     def columns(self, cells: int) -> dict[str, Array]:
         """Return what a row records: when the last client is done."""
         return {"clock_seconds": self.times.max(1)}
 
     def compute(self, cells: Any, who: Array | None, size: float | Array) -> None:
-        """Count a call of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples.
-
-        With ``repeat`` so many calls, which share the samples.
-        """
-        B, _n = self.calls.shape
-        some = np.arange(B)[cells]
-        view = self.clients if len(some) == B else self.clients.select(some)
+        """Count ``repeat`` calls of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples each."""
+        some = np.arange(len(self.calls))[cells]
+        view = self.clients if len(some) == len(self.calls) else self.clients.select(some)
         mask = 1.0 if who is None else who
         for _ in range(self.repeat):
-            spent = view.call(self.calls[some], size / self.repeat)
+            spent = view.call(self.calls[some], size)
             if self.most is not None:
                 spent = np.minimum(spent, self.most[some])
             self._work[some] += spent * mask
             self.calls[some] += mask
+
+    def cut(self, most: Array | None, size: float | Array) -> Array:
+        """Cut calls after ``most`` seconds (B, n) from now on, None for none.
+
+        Return whose next call, of ``size`` samples, is done by then, bool (B, n): who vanishes is not.
+        """
+        self.most = most
+        if most is None:
+            return np.ones(self.calls.shape, bool)
+        done = self.clients.once(self.calls, size) <= most
+        drop = self.clients.clock["dropout"]
+        return done if drop is None else done & ~self.clients.vanishes(self.calls, 0)
 
     def end(self, up: Array, down: Array) -> None:
         """End a round in which clients sent ``up`` bytes (B, n); ``down`` (B,): what each was sent in all rounds so far."""
@@ -312,3 +331,45 @@ def _through(ready: Array, size: Array, clients: Clients) -> Array:
     out = np.empty_like(through)
     np.put_along_axis(out, order, through, 1)
     return np.where(size > 0, out + clients.latency, ready)
+
+
+# What waiting for slow workers costs -------------------------------------------------------------------
+
+SEEDS, ROUNDS = 32, 32  # draws of the workers, and rounds of each
+MOST_DRAWS = 4_000_000
+SHARES = {"all": 1.0, "the fastest 90 %": 0.9, "the fastest half": 0.5}
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A server that waits for so many of n workers in each round; for ``nobody``: a step for each gradient.
+
+    rate: gradients per second that the server uses, mean over draws. wasted: the share of the workers' seconds in which
+    they wait or compute what is thrown away.
+    """
+
+    who: str
+    rate: float
+    wasted: float
+
+
+def waiting(clock: Mapping[str, Any], n: int) -> list[Waiting]:
+    """Return what the server gets by waiting for all of n workers, for the fastest ones, and for nobody.
+
+    clock: typed; its links are left out. A worker takes a gradient a round, stopped when the round ends.
+    """
+    seeds = min(SEEDS, max(1, MOST_DRAWS // n))
+    rounds = min(ROUNDS, max(1, MOST_DRAWS // (n * seeds)))
+    clients = Clients({**clock, "link": None}, n, range(seeds), [1] * n)
+    each = np.stack([clients.call(np.full((seeds, n), k), 1.0) for k in range(rounds)], 1)
+    ordered = np.sort(each, -1)  # (seeds, rounds, n)
+    out = []
+    for who, share in SHARES.items():
+        count = max(1, math.ceil(share * n - 1e-9))
+        ends = ordered[..., count - 1]
+        used = ordered[..., :count].sum()
+        out.append(
+            Waiting(who, float((count / ends.mean(1)).mean()), float(1 - used / (n * ends.sum())))
+        )
+    free = (1 / each.mean(1)).sum(1).mean()
+    return [*out, Waiting("nobody", float(free), 0.0)]

@@ -16,6 +16,7 @@ from raybench.core.errors import InputError, nearest
 EXAMPLE = "{compute: {lognormal: {median: 1.0, sigma: 0.5}}, jitter: {exponential: 0.1}, link: '1Gbit,server'}"
 KEYS = ("compute", "per", "jitter", "dropout", "link")
 PER = ("call", "sample")
+MOST_DROPOUT = 0.99
 
 # the parameters of each distribution, with what they must be above and whether they may equal it
 _POSITIVE, _ZERO = (0.0, False), (0.0, True)
@@ -122,8 +123,8 @@ def _distribution(value: object, where: str, allowed: Sequence[str]) -> dict[str
 def _dropout(value: object, where: str) -> dict[str, float]:
     given = _mapping(value, where, ("p", "back_after"), "write {p: 0.01, back_after: 50}")
     p = _number(given.get("p"), f"{where}.p", equal=True)
-    if p >= 1:
-        raise InputError.of(f"{where}.p", f"{p:g} is no probability below 1", "such as 0.01")
+    if p > MOST_DROPOUT:  # a call is tried again until it ends
+        raise InputError.of(f"{where}.p", f"{p:g} is too much", f"at most {MOST_DROPOUT:g}")
     return {
         "p": p,
         "back_after": _number(given.get("back_after"), f"{where}.back_after", equal=True),

@@ -231,7 +231,7 @@ def _titles(kind: str) -> Mapping[str, str]:
     files = (
         f for place in spec.submodule_search_locations or () for f in Path(place).rglob("*.py")
     )
-    stated = re.compile(rf'^@{kind}\(\s*"(\w+)",\s*title="([^"]+)"', re.MULTILINE)
+    stated = re.compile(r'^@\w+\(\s*"(\w+)",\s*title="([^"]+)"', re.MULTILINE)
     return {name: said for file in files for name, said in stated.findall(file.read_text("utf-8"))}
 
 

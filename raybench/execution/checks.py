@@ -43,6 +43,7 @@ class SkipCode(StrEnum):
     NO_F_STAR = "no_f_star"
     NOT_ROBUST = "not_robust"  # no mean over clients to replace, or no labels to turn around
     NO_CLOCK = "no_clock"  # the method needs simulated clients
+    NOT_ASYNCHRONOUS = "not_asynchronous"  # what clients that do not wait for each other cannot do
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
 
 
@@ -303,12 +304,12 @@ def about_clock(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]
     correlated = unbound(uplink(cell, entry)).correlated
     if correlated or collective_of(cell.compressor) != GATHER:
         what = f"clients of {entry.name} send at different times, and messages of this compressor belong together"
-        yield SkipCode.NO_COLLECTIVE, what, "an independent compressor, such as rand_k"
+        yield SkipCode.NOT_ASYNCHRONOUS, what, "an independent compressor, such as rand_k"
     if problem.has_prox:
         yield SkipCode.NONSMOOTH, f"{entry.name} takes no proximal steps", SMOOTH
     if isinstance(problem, Buffered) and problem.buffers(1):
         what = f"{entry.name} has no place for the statistics of BatchNorm"
-        yield SkipCode.NO_PREDICTIONS, what, "problem.batchnorm: none, or another model"
+        yield SkipCode.NOT_ASYNCHRONOUS, what, "problem.batchnorm: none, or another model"
 
 
 CHECKS = (about_problem, about_parts, about_robust, about_collective, about_start, about_clock)

@@ -17,6 +17,7 @@ from raybench.clock.clients import AWAY, COMPUTING, SENDING, WAITING, Clients, R
 from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream
 from raybench.execution.net import Net
+from raybench.problems.abilities import Sampled
 from raybench.problems.base import Problem
 from raybench.wire import Message
 from raybench.wire.wire import lent
@@ -84,8 +85,9 @@ class Events:
         """Return the seconds of one gradient of client i."""
         block, place = divmod(int(count), BLOCK)
         if i not in self._ahead or self._ahead[i][0] != block:
-            counts = np.arange(block * BLOCK, (block + 1) * BLOCK)
-            self._ahead[i] = block, self.clients.stretch(i, counts, self.size[i])
+            counts = np.arange(block * BLOCK, (block + 1) * BLOCK)[:, None]
+            seconds = self.clients.once(counts, self.size[i], slice(i, i + 1))[:, 0]
+            self._ahead[i] = block, seconds
         return float(self._ahead[i][1][place])
 
     def next(self) -> tuple[int, bool]:
@@ -173,7 +175,7 @@ class EventNet(Net):
 
     def __init__(self, problem: Problem, roots: Stream, rounds: Rounds) -> None:
         super().__init__(problem, roots)
-        self._clients = rounds.clients
+        self._clients = rounds.clients.select(np.array([0]))  # cells share their seed
         self._alone: dict[int, Problem] = {}
         self._drawn: dict[int, tuple[int, Tensor]] = {}
 
@@ -226,7 +228,12 @@ class EventNet(Net):
         sample = None
         if isinstance(batch, int):
             sample = self._sample(i, int(self.events.taken[i]) - back, batch)
-        grads = self._alone[i].grad(x[:, None], sample)
+        alone = self._alone[i]
+        if sample is not None and isinstance(alone, Sampled):
+            grads, losses, _ = alone.sampled(x[:, None], sample, {})
+            self.oracle.hear(losses, at=slice(i, i + 1))
+        else:
+            grads = alone.grad(x[:, None], sample)
         self.clock.gradient += perf_counter() - began
         self.oracle.evals += self._size[i] / self.n
         return self.oracle.clipped(grads, x)[:, 0]

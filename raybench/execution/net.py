@@ -118,10 +118,8 @@ class Net(Wire):
 
     def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
         """Cut calls that take longer than ``most`` seconds (B, n) from now on; return whose next call is done by then."""
-        rounds = self.oracle.rounds
-        assert rounds is not None, "the method is declared with clock=True"
-        rounds.most = most
-        return rounds.clients.call(rounds.calls, size) <= (np.inf if most is None else most)
+        assert self.oracle.rounds is not None, "the method is declared with clock=True"
+        return self.oracle.rounds.cut(most, size)
 
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""

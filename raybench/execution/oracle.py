@@ -104,7 +104,7 @@ class Oracle:
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
             if self._sampled is not None and last.losses is not None:
-                self._hear(last.losses, slice(None), clients)
+                self.hear(last.losses, clients=clients)
         else:
             some = slice(None) if cells is None else cells
             at = x if cells is None else x[cells]
@@ -137,13 +137,20 @@ class Oracle:
         if sample is None or self._sampled is None:
             return self.problem.grad(x, sample)
         grads, losses, _ = self._sampled.sampled(x, sample, {})
-        self._hear(losses, cells, clients)
+        self.hear(losses, cells, clients)
         return grads
 
-    def _hear(self, losses: Tensor, cells: Cells, clients: Tensor | None) -> None:
+    def hear(
+        self,
+        losses: Tensor,
+        cells: Cells = slice(None),
+        clients: Tensor | None = None,
+        at: slice = slice(None),
+    ) -> None:
+        """Take note of the losses (b, m) that gradients have brought along, of the clients ``at`` those ``clients``."""
         there = torch.ones_like(losses) if clients is None else clients.to(losses)
         heard = torch.stack((losses * there, there), -1).to(self._heard)
-        self._heard[cells] = self._heard[cells] + heard
+        self._heard[cells, at] = self._heard[cells, at] + heard
 
     @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +185,8 @@ class Oracle:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         gather, n = self.wire.transport.gather_rows, self.wire.n
         who = None if clients is None else gather(clients.double(), n).cpu().numpy()
-        self.rounds.compute(at, who, self._counts.numpy() if size is None else size)
+        each = self._counts.numpy() if size is None else size / self.rounds.repeat
+        self.rounds.compute(at, who, each)
 
     def _mean_over_clients(self, x: Tensor) -> np.ndarray:
         return self.wire.transport.gather_rows(x, self.wire.n).mean(1).cpu().numpy()
@@ -417,7 +425,7 @@ class BufferedOracle(Oracle):
             grads, self._after = self._buffered.grad_buffered(x, sample, before)
         else:
             grads, losses, self._after = self._sampled.sampled(x, sample, before)
-            self._hear(losses, cells, clients)
+            self.hear(losses, cells, clients)
         return grads
 
     def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:

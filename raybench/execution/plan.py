@@ -153,6 +153,9 @@ def make_plan(
 
     best: judges the steps that were tried, where the sweep searches: see ``Plan.following``. Raises InputError with every complaint about data, splits or counts.
     """
+    if sweep.record.clock is not None and any(cell.clock is None for cell in sweep.cells):
+        fix = "clock: {compute: 1.0}, or record: {every: 10}"
+        raise InputError.of("record.clock", "cells have no clock", fix)
     done = dict(done or {})
     resolver = Resolver(sweep.allow_unproven)
     cells, skipped = [], []
