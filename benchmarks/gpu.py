@@ -26,11 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_kernels
+import gpu_cases
 import torch
 import torch.distributed as dist
-from gpu_kernels import best
-from gpu_networks import networks
+from gpu_cases import best, networks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -248,7 +247,7 @@ def tests(machine: Machine) -> Iterator[Row]:
 
 # All of it ---------------------------------------------------------------------------------------
 
-PARTS = {"kernels": gpu_kernels.kernels, "methods": beside_the_cpu, "codecs": codecs}
+PARTS = {"kernels": gpu_cases.kernels, "methods": beside_the_cpu, "codecs": codecs}
 PARTS |= {"collectives": collectives, "training": training, "tests": tests}
 
 
