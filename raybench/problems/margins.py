@@ -170,6 +170,7 @@ class SparseMargins:
         self.rows = A.indptr.astype(np.int64), A.indices.astype(small), values
         self.labels = np.ascontiguousarray(rows.labels, dtype=float)
         self.starts = rows.ends.astype(np.int64)
+        self._counts = np.diff(self.starts)[None, :, None]
         self._matrix = A
         self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # kept by the number of rows per block
 
@@ -200,8 +201,7 @@ class SparseMargins:
         B, (n, d) = len(x), self.shape
         kernel = kernels.minibatch_kernel(self.weighted, self.kind)
         grads, chosen = torch.empty(B, n, d, dtype=self.dtype), sample.contiguous().numpy()
-        counts = np.diff(self.starts)[None, :, None]
-        if not ((chosen >= 0) & (chosen < counts)).all():
+        if not ((chosen >= 0) & (chosen < self._counts)).all():
             raise IndexError("a sample index lies outside its client's rows")
         given = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
         out = grads.numpy()

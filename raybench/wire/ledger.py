@@ -35,7 +35,9 @@ class Ledger:
         self._largest = np.zeros(cells)  # the largest client's bytes of earlier rounds, summed
         # Bytes of the present round, of which most methods need only the first array.
         self._alike = np.zeros(cells)  # what every client has sent
-        self._own: np.ndarray | None = None  # what each client has sent besides, (cells, clients)
+        self._own: np.ndarray | None = (
+            None  # what each client has sent besides, (cells or 1, clients)
+        )
 
     @property
     def bytes_up_max(self) -> np.ndarray:
@@ -85,7 +87,7 @@ class Ledger:
     def book_fixed(self, counts: np.ndarray, i: int, clients: int) -> None:
         """Book a message of client i alone, whose counts, as means over so many clients, are the same for all cells."""
         if self._own is None:
-            self._own = np.zeros((self.up.shape[1], clients))
+            self._own = np.zeros((1, clients))  # by no cell: it is the same for all
         self.up += counts[:, None]
         self._own[:, i] += counts[BYTES] * clients
 
@@ -125,7 +127,8 @@ class Ledger:
         kept = Ledger(0)
         kept.up, kept.down = self.up[:, cells], self.down[:, cells]
         kept._largest, kept._alike = self._largest[cells], self._alike[cells]
-        kept._own = None if self._own is None else self._own[cells]
+        sizes = self._own
+        kept._own = sizes if sizes is None or len(sizes) < self.up.shape[1] else sizes[cells]
         return kept
 
     def state(self) -> dict[str, Tensor]:
