@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from raybench.clock.clients import Clients, Rounds, waiting
+from raybench.clock.clients import AWAY, Clients, Rounds, waiting
 from raybench.clock.model import typed
 from raybench.core.errors import InputError
+from raybench.execution.events import Events
 from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
@@ -406,6 +407,26 @@ def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
         sent = run.net.ledger.up[-1, 0]
         assert sent == messages if messages else sent > 3 * 60 / 4
         assert run.net.oracle.evals[0] == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_clients_that_begin_together_do_what_each_does_alone(shared) -> None:
+    link = {"up": 300.0, "down": [100.0, 200.0, 50.0, 400.0], "latency": 0.5, "shared": shared}
+    dropout = {"p": 0.4, "back_after": 3.0}
+    clock = {"compute": {"uniform": [1, 2]}, "jitter": {"exponential": 1}, "dropout": dropout}
+    clients = Clients({**typed(clock), "link": link}, 4, [7], [5, 6, 7, 8])
+    together, alone = (Events(clients, 2, np.array([5.0, 6, 7, 8]), 80, 160) for _ in range(2))
+    gone = 0
+    for step in range(12):
+        who = np.flatnonzero(np.arange(4) % 3 != step % 3)
+        for events in (together, alone):
+            events.now = 10.0 * step
+        sent = together.begin_all(who, step // 2)
+        assert sent == sum(alone.begin(int(i), step // 2) for i in who)
+        for name, value in alone.state().items():
+            np.testing.assert_allclose(together.state()[name], value, rtol=1e-12, err_msg=name)
+        gone += int((together.kind == AWAY).sum())
+    assert 0 < gone < 48
 
 
 def test_whose_message_is_too_late_begins_anew_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,8 +66,7 @@ class Asynchronous(Algorithm):
     def start(a, net: Any, s: State, c: State) -> None:
         a.setup(net, s, c)
         s.at = [s.x] * net.n
-        for i in range(net.n):
-            net.begin_computing(i, 0)
+        net.begin_all(np.arange(net.n), 0)
 
     def setup(a, net: Any, s: State, c: State) -> None:
         net.prepare(a.calls, a.batch, trial(a, net))
@@ -90,16 +90,14 @@ class Asynchronous(Algorithm):
             if counts and a.waits and not stepped:
                 net.events.wait(i)
             else:
-                a.restart(net, s, c, i, net.t if stepped else net.t - 1)
+                s.at[i] = s.x  # never written to, so that clients may share it
+                net.begin_computing(i, net.t if stepped else net.t - 1)
         if (a.stop or a.waits) and a.limit is not None:
-            for j in net.events.old(a.limit, net.t):
-                net.events.stop(j)
-                a.restart(net, s, c, int(j), net.t)
-
-    def restart(a, net: Events, s: State, c: State, i: int, step: int) -> None:
-        """Let client i begin anew at the present model, that of so many steps."""
-        s.at[i] = s.x  # never written to, so that clients may share it
-        net.begin_computing(i, step)
+            old = net.events.stop_old(a.limit, net.t)
+            if len(old):
+                for j in old:
+                    s.at[j] = s.x
+                net.begin_all(old, net.t)
 
     def collected(a, s: State, v: Tensor, count: int) -> Tensor | None:
         """Return the mean (B, d) of the last ``count`` values of v, and forget them; None before there are so many.

@@ -218,11 +218,8 @@ class Queue(Protocol):
     def ignored(self, i: int) -> None:
         """Count what client i has computed as thrown away."""
 
-    def stop(self, i: int) -> None:
-        """Stop the computation of client i, which is thrown away as far as it has come."""
-
-    def old(self, limit: int, step: int) -> np.ndarray:
-        """Return the clients that compute at a model of ``limit`` steps or more ago, or wait."""
+    def stop_old(self, limit: int, step: int) -> np.ndarray:
+        """Stop computations at models of ``limit`` steps or more ago; return whose they were, and who waits."""
 
 
 class Events(Net, Protocol):
@@ -246,6 +243,9 @@ class Events(Net, Protocol):
 
     def begin_computing(self, i: int, step: int) -> None:
         """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
+
+    def begin_all(self, who: np.ndarray, step: int) -> None:
+        """Let clients ``who`` begin a computation each at the model of that step."""
 
 
 class Timed(Net, Protocol):

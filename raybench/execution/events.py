@@ -71,6 +71,41 @@ class Events:
         self.attempt[i] = 0
         return bool(news)
 
+    def begin_all(self, who: np.ndarray, step: int) -> int:
+        """Let clients ``who`` begin as ``begin`` does, in their order; return to how many the model had to be sent."""
+        clients, news = self.clients, self.told[who] != step
+        start = np.full(len(who), self.now)
+        if clients.down_rate is not None:
+            travel = self.down / clients.down_rate[who[news]]
+            if clients.shared and news.any():
+                travel[0] += max(self._down_free, self.now)
+                arrival = np.cumsum(travel)
+                self._down_free = float(arrival[-1])
+                start[news] = arrival + clients.latency
+            else:
+                start[news] += clients.latency + travel
+        calls, size = self.calls[who], self.size[who]
+        spent = np.zeros(len(who))
+        for h in range(self.per):
+            spent += clients.once(calls[None] + h, size, who)[0]
+        self.told[who] = self.step[who] = step
+        self.began[who], self.work[who], self.due[who] = start, spent, start + spent
+        self.kind[who] = COMPUTING
+        gone = np.zeros(len(who), bool)
+        if self._drops:
+            attempt = self.attempt[who]
+            gone = clients.vanishes(calls[None], attempt, who)[0]
+            place = clients.place(calls[None], attempt, who)[0]
+            back = clients.clock["dropout"]["back_after"]
+            away = who[gone]
+            self.work[away] *= place[gone]
+            self.due[away] = self.began[away] + self.work[away] + back
+            self.kind[away] = AWAY
+            self.attempt[away] += 1
+        self.calls[who[~gone]] += self.per
+        self.attempt[who[~gone]] = 0
+        return int(news.sum())
+
     def _vanishes(self, i: int, spent: float) -> bool:
         """Return whether client i vanishes in the middle of what it has begun; it then comes back later."""
         count, attempt, who = self.calls[i : i + 1], int(self.attempt[i]), slice(i, i + 1)
@@ -124,16 +159,24 @@ class Events:
         self.wasted += self.work[i]
         self._note(i, AWAY, self.began[i], self.began[i] + self.work[i])
 
-    def stop(self, i: int) -> None:
-        """Stop the computation of client i, which is thrown away as far as it has come."""
-        self._done(i, max(self.now, self.began[i]), wasted=True)
-        self.wait(i)
+    def stop_old(self, limit: int, step: int) -> np.ndarray:
+        """Stop computations at models of ``limit`` steps or more ago, and throw them away as far as they have come.
 
-    def old(self, limit: int, step: int) -> np.ndarray:
-        """Return the clients that compute at a model of ``limit`` steps or more ago, or wait."""
-        return np.flatnonzero(
-            (self.kind == WAITING) | ((self.kind == COMPUTING) & (step - self.step >= limit))
-        )
+        Return whose they were, and who waits.
+        """
+        old = (self.kind == COMPUTING) & (step - self.step >= limit)
+        idle = self.kind == WAITING
+        who = np.flatnonzero(old)
+        if not len(who):
+            return np.flatnonzero(idle)
+        until = np.maximum(self.now, self.began[who])
+        spent = float((until - self.began[who]).sum())
+        self.spent, self.wasted = self.spent + spent, self.wasted + spent
+        if self.log is not None:
+            for i, end in zip(who, until, strict=True):
+                self._note(int(i), AWAY, self.began[i], end)
+        self.due[who], self.kind[who] = np.inf, WAITING
+        return np.flatnonzero(old | idle)
 
     def _done(self, i: int, until: float, wasted: bool = False) -> None:
         if self.kind[i] == WAITING:
@@ -211,9 +254,8 @@ class EventNet(Net):
         up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
         self.events = Events(self.simulated, calls, size, up, model)
         self._size, self._first = size, self.roots[:1].fold("round")
-        self._model = lent(self.zero())
         self._fixed = None if message.cost.varies else np.array(message.cost, float) / n
-        self._model_cost = np.array(self._model.cost, float) / n
+        self._model_cost = np.array(lent(self.zero()).cost, float)[:, None] / n
 
     def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
         """Return the stream (B, 1) of client i's latest computation, as the round of that number has it."""
@@ -270,8 +312,8 @@ class EventNet(Net):
     def begin_computing(self, i: int, step: int) -> None:
         """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
         if self.events.begin(i, step):
-            self.tell(self._model)
+            self.ledger.down += self._model_cost
 
-    def tell(self, model: Message) -> None:
-        """Book the model (B,) that one client is sent, whose length is always the same."""
-        self.ledger.down += self._model_cost[:, None]
+    def begin_all(self, who: np.ndarray, step: int) -> None:
+        """Let clients ``who`` begin a computation each at the model of that step."""
+        self.ledger.down += self._model_cost * self.events.begin_all(who, step)
