@@ -158,10 +158,10 @@ class Algorithm:
 
     def select(a, cells: Tensor) -> Algorithm:
         """Return the method for some cells: numbers are per cell, compressors are not."""
-        kept = object.__new__(type(a))
+        subset = object.__new__(type(a))
         for name, value in vars(a).items():
-            setattr(kept, name, chosen(value, cells))
-        return kept
+            setattr(subset, name, chosen(value, cells))
+        return subset
 
 
 class Estimator(Algorithm):
@@ -249,10 +249,10 @@ class Estimator(Algorithm):
             a.step(net, s, u)
 
     def select(a, cells: Tensor) -> Algorithm:
-        kept = super().select(cells)
+        subset = super().select(cells)
         if a.outer is not None and isinstance(a.outer.momentum, PerCell):  # a preset's
-            vars(kept)["outer"] = replace(a.outer, momentum=a.outer.momentum[cells])
-        return kept
+            vars(subset)["outer"] = replace(a.outer, momentum=a.outer.momentum[cells])
+        return subset
 
 
 T = TypeVar("T", bound=type)

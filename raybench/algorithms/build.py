@@ -39,12 +39,12 @@ def named_method(
     return registry.lookup("algorithm", section.name), dict(section.params)
 
 
-def part(name: str, given: Mapping[str, object]) -> Any:
+def part(name: str, spec: Mapping[str, object]) -> Any:
     """Return ``local``, ``outer`` or ``delay`` of a mapping. Raises InputError with all that is wrong."""
     from raybench.spec import sections
 
     kind = PARTS[name]
-    return kind(**sections.mapping(vars(kind)["__params__"], given, name))
+    return kind(**sections.mapping(vars(kind)["__params__"], spec, name))
 
 
 def check_loop(
@@ -182,24 +182,24 @@ def method(
     return a
 
 
-def _uplink(entry: registry.Entry[AlgorithmFacts], given: Any) -> Any:
+def _uplink(entry: registry.Entry[AlgorithmFacts], spec: Any) -> Any:
     facts = entry.facts
     if facts.own is not None or facts.up is None:
-        if given is not None:
+        if spec is not None:
             why = f"it is bound to {facts.own}" if facts.own else "it has no compressor to set"
             raise InputError.of("compressor", f"{entry.name} takes none: {why}", "leave it out")
         return build(facts.own) if facts.own else Identity()
-    if given is None:
+    if spec is None:
         what = f"{entry.name} needs a compressor for its messages"
         raise InputError.of("compressor", what, f"such as {facts.up.usual_form}")
-    return build(given)
+    return build(spec)
 
 
-def _bound(own: Compressor, dims: Dims, role: Role, unproven: bool) -> Bound:
+def _bound(operator: Compressor, dims: Dims, role: Role, unproven: bool) -> Bound:
     try:
-        return own.bind(*dims, role)
+        return operator.bind(*dims, role)
     except InputError as error:
-        free = own.bind(*dims, Role.ANY)  # raises what is wrong in any role
+        free = operator.bind(*dims, Role.ANY)  # raises what is wrong in any role
         if unproven:
             return free
         (why,) = error.complaints

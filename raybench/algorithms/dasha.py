@@ -161,11 +161,11 @@ class DashaPage(Dasha):
             return net.grad(s.x)
         J = net.sample("batch", a.batch)
         coins = a.coins(net)
-        own, b = net.here(coins), coins.any(1).nonzero().flatten()
-        h = c.h + net.grad(s.x, J, clients=~own) - net.grad(s.old, J, clients=~own)
+        coin, b = net.here(coins), coins.any(1).nonzero().flatten()
+        h = c.h + net.grad(s.x, J, clients=~coin) - net.grad(s.old, J, clients=~coin)
         if len(b):
-            full = net.grad(s.x, cells=b, clients=own[b])
-            h[b] = where(own[b, :, None], full, h[b])
+            full = net.grad(s.x, cells=b, clients=coin[b])
+            h[b] = where(coin[b, :, None], full, h[b])
         return h
 
     def coins(a, net):
@@ -288,8 +288,8 @@ class DashaSyncMVR(Dasha):
 
         m = net.cases(coin, dense, change)
         c.g = where(coin[:, None, None], c.h, c.g + m.decode())
-        got = net.up(m).mean()
-        s.g = where(PerCell(coin).like(got), got, s.g + got)
+        mean = net.up(m).mean()
+        s.g = where(PerCell(coin).like(mean), mean, s.g + mean)
 
 
 def byzantine_step(k: theory.Setting) -> float:

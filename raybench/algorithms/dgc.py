@@ -61,8 +61,8 @@ class DGC(Estimator):
         a.split = matrices(wire.layout, a.vectors == "dense")
         layout = a.split.layout
         # None stands for the compressor's own k
-        kept = [*shares(a.warmup, a.C.declared, wire.layout.dim), None]
-        a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
+        ratios = [*shares(a.warmup, a.C.declared, wire.layout.dim), None]
+        a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in ratios]
 
     def source(a, net, s, c):
         g = a.gradient(net, s.x)
@@ -122,8 +122,10 @@ class DeMo(Estimator):
         m = a.beta * c.m + a.gamma * grad
         sent = a.C(m, wire.stream("up"))
         c.m = m - sent.decode()
-        got = wire.all_gather(sent)
-        return a.gamma * torch.sign(got.mean() if a.combine == "mean" else got.mean_of_senders())
+        messages = wire.all_gather(sent)
+        return a.gamma * torch.sign(
+            messages.mean() if a.combine == "mean" else messages.mean_of_senders()
+        )
 
     def outer_step(a, s, g):
         return g + a.gamma * a.decay * s.x

@@ -119,8 +119,8 @@ class SparseLoCo(Estimator):
         v = a.beta * c.e + grad
         m = a.C(v, wire.stream("up"))
         c.e = v.sub_(m.decode())  # messages share no memory with what they are made of
-        got = wire.up(m)
-        return got.mean() if a.combine == "mean" else got.mean_of_senders()
+        message = wire.up(m)
+        return message.mean() if a.combine == "mean" else message.mean_of_senders()
 
 
 @algorithm(

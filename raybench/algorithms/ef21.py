@@ -187,8 +187,8 @@ class EF21Plus(Estimator):
         replace = (fresh - grad).square().sum(-1) < (moved - grad).square().sum(-1)
         c.g = where(replace[..., None], fresh, moved)
 
-        got = wire.up(choose(replace, anew, step))
-        s.G = where(got.flags[..., None], got.decode(), s.G + got.decode())
+        message = wire.up(choose(replace, anew, step))
+        s.G = where(message.flags[..., None], message.decode(), s.G + message.decode())
         return s.G.mean(1)
 
 

@@ -91,8 +91,8 @@ class LSGD(Points):
         z = points.gather(1, leads[..., None].expand(-1, -1, d))
         z = net.down(Dense(z.flatten(1))).unflatten(-1, (groups, d))
 
-        own = net.here(group.expand(len(losses), -1))[..., None].expand(-1, -1, d)
-        near, top = z.gather(1, own), z.gather(1, first[..., None].expand(-1, -1, d))
+        group_of = net.here(group.expand(len(losses), -1))[..., None].expand(-1, -1, d)
+        near, top = z.gather(1, group_of), z.gather(1, first[..., None].expand(-1, -1, d))
         free = net.here(leading)[..., None]
         freest = net.here(zeros_like(leading).scatter(1, leads.gather(1, first), True))[..., None]
         for j in range(a.tau):
@@ -134,21 +134,21 @@ class Codistillation(Points):
 
     def round(a, net, s, c):
         rows = net.oracle.common_rows("common", a.common)
-        total, own = getattr(a, a.exchange)(net, s, c, rows)
-        teacher = (total[:, None] - own) / max(1, net.n - 1)
+        total, predictions = getattr(a, a.exchange)(net, s, c, rows)
+        teacher = (total[:, None] - predictions) / max(1, net.n - 1)
         w = a.w * (min(1.0, net.t / a.ramp) if net.n > 1 else 0.0)
         c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.oracle.distill(c.X, rows, teacher))
 
     def predictions(a, net, s, c, rows):
         """Return the sum of all clients' predictions (B, common, outputs), and each client's own."""
-        own = net.oracle.predict(c.X, rows)
-        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
-        return total.view_as(own[:, 0]), own
+        local = net.oracle.predict(c.X, rows)
+        total = net.down(Dense(net.up(Dense(local.flatten(2))).sum()))
+        return total.view_as(local[:, 0]), local
 
     def checkpoints(a, net, s, c, rows):
         """Return the same for the points that were last sent."""
         if (net.t - 1) % a.every == 0:
             points = net.up(Dense(c.X)).decode()
             s.sent = net.down(Dense(points.flatten(1))).view_as(points)
-        known = net.oracle.predict(s.sent, rows)
-        return known.sum(1), net.here(known)
+        predictions = net.oracle.predict(s.sent, rows)
+        return predictions.sum(1), net.here(predictions)

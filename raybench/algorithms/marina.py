@@ -107,8 +107,8 @@ class Marina(Estimator):
         old, c.grad = c.grad, grad
         coin, q = wire.coin("sync", a.p), wire.stream("up")
         m = wire.cases(coin, lambda b: Dense(grad[b]), lambda b: a.Q(grad[b] - old[b], q[b]))
-        got = wire.up(m).mean()
-        return where(PerCell(coin).like(got), got, s.g + got)
+        mean = wire.up(m).mean()
+        return where(PerCell(coin).like(mean), mean, s.g + mean)
 
 
 def vr_sync_probability(k: theory.Setting) -> float:

@@ -202,8 +202,8 @@ class VerticalMarina(Algorithm):
         full, change = net.oracle.products(c.x), net.oracle.change(c.x, old)
         coin, q = net.coin("sync", a.p), net.stream("up")
         m = net.cases(coin, lambda b: Dense(full[b]), lambda b: a.Q(change[b], q[b]))
-        got = net.up(m).sum()
-        s.v = where(coin[:, None], got, s.v + got)
+        total = net.up(m).sum()
+        s.v = where(coin[:, None], total, s.v + total)
 
     def point(a, net, s, c):
         return net.oracle.assemble(c.x)

@@ -74,10 +74,10 @@ def _facet(
     curves = curves[curves["cell"].isin(cells["cell"])]
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     reached = first_crossing(curves, target, "round", y, settled=True)
-    kept = curves[curves["round"] <= curves["cell"].map(reached)]
-    kept = kept[np.isfinite(kept["cell"].map(reached))].reset_index(drop=True)
-    done, names = work(kept, cells), pd.unique(kept["cell"])
-    thin = pd.unique(kept["cell"][(done["messages_up"] > 0) & ~done["dense"]])
+    rows = curves[curves["round"] <= curves["cell"].map(reached)]
+    rows = rows[np.isfinite(rows["cell"].map(reached))].reset_index(drop=True)
+    done, names = work(rows, cells), pd.unique(rows["cell"])
+    thin = pd.unique(rows["cell"][(done["messages_up"] > 0) & ~done["dense"]])
     dense = ~cells["method"].isin(cells.loc[cells["cell"].isin(thin), "method"])
     cells = cells.assign(dense=dense)
     seconds = np.full((len(at), len(cells)), np.inf)

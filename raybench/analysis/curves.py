@@ -193,7 +193,7 @@ Held = InMemory | InFolder
 # Runs that ended ``ok`` though f grew: their gradient may be small, far away from any minimum ----------
 
 
-def growth(cells: pd.DataFrame, held: Held) -> pd.Series:
+def growth(cells: pd.DataFrame, stored: Held) -> pd.Series:
     """Return how f grew in each cell, same rows as ``cells``: ``f grew 650,000×``, empty where it did not.
 
     Of cells that ended ok. Where f(x^0) is not positive no factor tells anything: ``f grew from 0 to 454,016``.
@@ -204,12 +204,12 @@ def growth(cells: pd.DataFrame, held: Held) -> pd.Series:
         return words
     # f(x^0) hangs on problem and seed: one curve for each tells who may have grown, their own curves whether
     heads = ended.drop_duplicates(["facet", "seed"])
-    start = heads.assign(start=heads["cell"].map(_first_loss(held, heads["cell"])))
+    start = heads.assign(start=heads["cell"].map(_first_loss(stored, heads["cell"])))
     near = ended[["facet", "seed"]].merge(start[["facet", "seed", "start"]], "left")["start"]
     maybe = ended[_grew(near, ended["loss"])]
     if maybe.empty:
         return words
-    first, last = maybe["cell"].map(_first_loss(held, maybe["cell"])), maybe["loss"]
+    first, last = maybe["cell"].map(_first_loss(stored, maybe["cell"])), maybe["loss"]
     for row in maybe.index[_grew(first, last)]:
         before, after = float(first[row]), float(last[row])
         factor = f"f grew {_two_digits(after / before)}×" if before > 0 else ""
@@ -217,9 +217,9 @@ def growth(cells: pd.DataFrame, held: Held) -> pd.Series:
     return words
 
 
-def _first_loss(held: Held, cells: pd.Series) -> pd.Series:
+def _first_loss(stored: Held, cells: pd.Series) -> pd.Series:
     """Return f at the first row of cells that knows it, by cell."""
-    return ordered(held.of(set(cells), ["loss"]), ["loss"]).first("loss", known("loss"))
+    return ordered(stored.of(set(cells), ["loss"]), ["loss"]).first("loss", known("loss"))
 
 
 def _grew(before: pd.Series, after: pd.Series) -> np.ndarray:

@@ -65,6 +65,6 @@ def example(
                     last = {key: value[-1:] for key, value in rows.items()}
                     cell = {**facts, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
                     cell["config"] = json.dumps(config)
-                    kept = {key: value for key, value in cell.items() if key in CELLS.names}
-                    cells.append(to_table(kept, CELLS).to_pandas())
+                    columns = {key: value for key, value in cell.items() if key in CELLS.names}
+                    cells.append(to_table(columns, CELLS).to_pandas())
     return pd.concat(curves, ignore_index=True), pd.concat(cells, ignore_index=True)

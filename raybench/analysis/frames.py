@@ -220,14 +220,14 @@ def frames(
         stored = reader.Results(folder, only)
         more["left_out"] = stored.left_out
         cells = describe(stored.cells)
-        held = InFolder(stored, cells)
+        stored_curves = InFolder(stored, cells)
         metric = METRICS[0]
         if not cells[metric].notna().any():
-            metric = main_metric(held.columns(METRICS))
+            metric = main_metric(stored_curves.columns(METRICS))
         if metric not in cells:
-            cells = with_final(cells, held.columns([metric]), metric)
+            cells = with_final(cells, stored_curves.columns([metric]), metric)
         kept = _kept(folder, cells, metric)
-        results = Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
+        results = Frames(stored_curves, cells, metric, accounting=str(asked), kept=kept, **more)
         return choosing_on(results, tuning_seeds)
     curves, cells = reader.frames(folder, accounting)
     if only is not None and not cells["cell"].isin(only).all():

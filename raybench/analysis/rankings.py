@@ -386,19 +386,19 @@ def _values(asked: pd.DataFrame, name: str) -> str:
     return ", ".join(sorted(value.strip("'") or "-" for value in values))
 
 
-def _apart(one: pd.DataFrame, two: pd.DataFrame) -> list[str]:
-    names = sorted({*one, *two})
-    seen = [{n: set(part[n]) if n in part else {""} for n in names} for part in (one, two)]
+def _apart(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
+    names = sorted({*first, *second})
+    seen = [{n: set(part[n]) if n in part else {""} for n in names} for part in (first, second)]
     return [n for n in names if not seen[0][n] & seen[1][n]]
 
 
-def _keyed(one: Frames, two: Frames, by: str) -> list[pd.DataFrame]:
+def _keyed(first: Frames, second: Frames, by: str) -> list[pd.DataFrame]:
     """Return the cells of both sides that ran, with columns key, unit and side: texts.
 
     key: what cells have in common that are compared; unit: the groups of a side that are one; side: what such a
     side has of the keys in which the sides differ, where it has several.
     """
-    asked = [_asked(source.cells) for source in (one, two)]
+    asked = [_asked(source.cells) for source in (first, second)]
     apart = _apart(asked[0][0], asked[1][0])
     shared_names = sorted({*asked[0][0], *asked[1][0]} - set(apart))
     shared_names = [n for n in shared_names if by != "method" or n != "compressor.k"]
@@ -415,7 +415,7 @@ def _keyed(one: Frames, two: Frames, by: str) -> list[pd.DataFrame]:
         return ", ".join(h + (v.strip("'") or "-") for h, v in zip(heads, row, strict=True))
 
     sides = []
-    for source, (few, place) in zip((one, two), asked, strict=True):
+    for source, (few, place) in zip((first, second), asked, strict=True):
         cells = source.cells
         step = cells["step_multiple"].map("x{:.12g}".format)
         step = step.where(cells["step_multiple"].notna(), cells["step_size"].map("{:.12g}".format))

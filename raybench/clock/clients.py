@@ -103,11 +103,11 @@ class Clients:
         keys = self._keys["tau"]
         return quantile({name: given}, uniform(keys, np.zeros(1, np.uint64)))
 
-    def _each(self, given: float | Sequence[float], where: str) -> Array:
-        if isinstance(given, list | tuple) and len(given) != self.n:
-            what = f"{len(given)} numbers for {self.n} clients"
+    def _each(self, value: float | Sequence[float], where: str) -> Array:
+        if isinstance(value, list | tuple) and len(value) != self.n:
+            what = f"{len(value)} numbers for {self.n} clients"
             raise InputError.of(f"clock.{where}", what, "one number, or one for each client")
-        return np.broadcast_to(np.asarray(given, float), (self.n,))
+        return np.broadcast_to(np.asarray(value, float), (self.n,))
 
     def call(self, count: Array, size: float | Array, who: Any = slice(None)) -> Array:
         """Return the seconds of the ``count``-th call (B, m), from 0, of clients ``who``, of ``size`` samples each.

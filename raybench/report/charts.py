@@ -228,7 +228,7 @@ def audit_figure(results: Audit) -> Canvas:
     return canvas
 
 
-def _matrix(axis: Axes, table: pd.DataFrame, own: pd.Series) -> None:
+def _matrix(axis: Axes, table: pd.DataFrame, shares: pd.Series) -> None:
     from matplotlib.patches import Rectangle
 
     values = 100 * table.to_numpy(float)
@@ -239,9 +239,9 @@ def _matrix(axis: Axes, table: pd.DataFrame, own: pd.Series) -> None:
             colour = "white" if value > 55 else "black"
             axis.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=colour)
     for i, method in enumerate(table.index):
-        rank = own.get(method, math.nan)
+        rank = shares.get(method, math.nan)
         at = len(table.columns) - 1 if math.isnan(rank) else list(table.columns).index(int(rank))
-        if method in own.index:
+        if method in shares.index:
             axis.add_patch(Rectangle((at - 0.5, i - 0.5), 1, 1, fill=False, ec="#D55E00", lw=1.4))
     axis.set_yticks(range(len(table)), table.index)
     axis.set_xticks(range(len(table.columns)), [str(c).replace(" ", "\n") for c in table.columns])

@@ -335,8 +335,8 @@ def _by_k(results: Frames, best: pd.DataFrame) -> Figure:
         f"K = {k}": Look(PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)], f"$K$ = {k}")
         for i, k in enumerate(sorted(ks.unique(), key=k_order))
     }
-    made = curve(rows, style, sorted(set(panel)), "bits_up", y, [], None)
-    return replace(made, name=f"{made.name}_by_k", title=f"{made.title}, by K")
+    plot = curve(rows, style, sorted(set(panel)), "bits_up", y, [], None)
+    return replace(plot, name=f"{plot.name}_by_k", title=f"{plot.title}, by K")
 
 
 def final_by_step(

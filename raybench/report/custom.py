@@ -78,33 +78,33 @@ def plot(
     ``analysis.frames``. Raises InputError for unknown names and values, and where nothing is left to draw.
     """
     with styled(style):
-        made = figure(
+        picture = figure(
             source, kind=kind, x=x, y=y, methods=methods, by=by, best=best, labels=labels,
             target=target, accounting=accounting, link=link, tuning_seeds=tuning_seeds,
         )  # fmt: skip
-        return drawn(made, size_of(size), label_lines)
+        return drawn(picture, size_of(size), label_lines)
 
 
 def drawn(
-    made: Figure | HeatMap,
+    picture: Figure | HeatMap,
     size: tuple[float, float | None] | None = None,
     label_lines: bool = False,
 ) -> Canvas:
     """Return the matplotlib figure of what ``figure`` has made. size, label_lines: as for ``plots.draw``."""
-    if isinstance(made, Figure):
-        return draw(made, size, label_lines)
+    if isinstance(picture, Figure):
+        return draw(picture, size, label_lines)
     if label_lines:
         raise InputError.of("label_lines", "a heat map has no lines", "another kind")
-    canvas = heatmap.draw(made)
+    canvas = heatmap.draw(picture)
     if size is not None:
         width, height = canvas.get_size_inches()
         canvas.set_size_inches(size[0], size[1] or height * size[0] / width)
     return canvas
 
 
-def behind(made: Figure | HeatMap) -> pd.DataFrame:
+def behind(picture: Figure | HeatMap) -> pd.DataFrame:
     """Return the rows that ``figure`` has made, under the names of their columns."""
-    return rows_behind(made) if isinstance(made, Figure) else made.data
+    return rows_behind(picture) if isinstance(picture, Figure) else picture.data
 
 
 def figure(
@@ -136,17 +136,17 @@ def figure(
         at = " at one times the theoretical step" if best == "theory" else ""
         raise InputError.of("plot", f"no cell ended ok{at}", "other methods, or best: step_size")
     if kind == "steps":
-        made = _steps(cells, y, results, every)
+        picture = _steps(cells, y, results, every)
     elif kind == "heatmap":
         if results.link is not None:
             raise InputError.of("kind", "a heat map is one of bits", "no link, or another kind")
         return heatmap.by_step(results, ran)
     elif kind == "profile":
-        made = profiles(results, sorted(cells["method"].unique()), every)
+        picture = profiles(results, sorted(cells["method"].unique()), every)
     elif kind == "trials":
-        made = against_trials(results, ran, every, x or results.cost)
+        picture = against_trials(results, ran, every, x or results.cost)
     elif kind == "k":
-        made = _by_k(results, _lines(results, ran, "k"), every)
+        picture = _by_k(results, _lines(results, ran, "k"), every)
     else:
         x = CLOCK if x == "clock" else x or "bits_up"
         results = replace(results, paid=CLOCK) if x == CLOCK else results  # steps are chosen by it
@@ -154,10 +154,10 @@ def figure(
             if not name.startswith("extra.") and name not in NUMBERS:
                 raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
         lines = _lines(results, cells if by == "step" else ran, by)
-        made = _curves(results, lines, x, y, by, every)
-    if made.data.empty:
+        picture = _curves(results, lines, x, y, by, every)
+    if picture.data.empty:
         raise InputError.of("plot", f"nothing is known of {y} against {x}", "another x or y")
-    return _renamed(told(made, results), cells, labels or {}, methods)
+    return _renamed(told(picture, results), cells, labels or {}, methods)
 
 
 def _open(source: Source, asked: Mapping[str, Any]) -> Frames:
@@ -210,11 +210,11 @@ def _curves(
             raise InputError.of("plot", f"no column {name!r}", nearest(name, columns))
     rows = results.rows(list(cells["cell"]), [x, y])
     facets = sorted(lines["facet"].unique())
-    made = curve(rows, looks(lines, every), facets, x, y, [], results.link)
+    picture = curve(rows, looks(lines, every), facets, x, y, [], results.link)
     if by != "step":
-        return made
-    data = made.data.assign(series=made.data["series"] + ", step " + made.data["step"])
-    return replace(made, data=data, looks=_by_step(lines))
+        return picture
+    data = picture.data.assign(series=picture.data["series"] + ", step " + picture.data["step"])
+    return replace(picture, data=data, looks=_by_step(lines))
 
 
 def _by_step(lines: pd.DataFrame) -> dict[str, Look]:
@@ -238,10 +238,10 @@ def _steps(cells: pd.DataFrame, y: str, results: Frames, every: Sequence[str]) -
         finals = ["grad_norm_sq", "loss", "accuracy"]
         raise InputError.of("plot", f"no final {y!r}", nearest(y, finals))
     heads, facets = cells.drop_duplicates("series"), sorted(cells["facet"].unique())
-    made = final_by_step(results, cells, looks(heads, every), facets, y)
-    if made is None:
+    picture = final_by_step(results, cells, looks(heads, every), facets, y)
+    if picture is None:
         raise InputError.of("plot", "no method was run at two steps", "another kind")
-    return made
+    return picture
 
 
 BEHIND = ("panel", "series", "x", "y", "low", "high", "coverage", "seeds", "step", "target")
@@ -281,17 +281,17 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
 
 
 def _renamed(
-    made: Figure, cells: pd.DataFrame, labels: Mapping[str, str], order: Sequence[str]
+    picture: Figure, cells: pd.DataFrame, labels: Mapping[str, str], order: Sequence[str]
 ) -> Figure:
     """Return the figure with the user's names of methods, its series in the order that was asked for."""
     _of_methods(cells, list(labels), "labels")
     heads: dict[str, Any] = {row.method: row._replace(k=np.nan) for row in cells.itertuples()}
     heads |= {row.series: row for row in cells.drop_duplicates("series").itertuples()}
-    of = {name: heads[name.partition(", step ")[0]] for name in made.looks}
+    of = {name: heads[name.partition(", step ")[0]] for name in picture.looks}
     several = Counter(algorithm for _, algorithm in {(r.method, r.algorithm) for r in of.values()})
     lines = Counter((row.method, row.algorithm) for row in of.values())
     style = {}
-    for name, look in made.looks.items():
+    for name, look in picture.looks.items():
         row = of[name]
         keys = [key for key in (row.series, row.method, row.algorithm) if key in labels]
         if keys:
@@ -308,4 +308,4 @@ def _renamed(
         names = (of[name].series, of[name].method, of[name].algorithm)
         return min((order.index(k) for k in names if k in order), default=0)
 
-    return replace(made, looks={name: style[name] for name in sorted(style, key=place)})
+    return replace(picture, looks={name: style[name] for name in sorted(style, key=place)})

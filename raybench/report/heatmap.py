@@ -141,9 +141,9 @@ def draw(figure: HeatMap) -> Canvas:
     return canvas
 
 
-def _panel(axis: Axes, own: pd.DataFrame, unit: float) -> None:
-    ks, values = (sorted(own[c].unique()) for c in ("k", "value"))
-    cost = own.set_index(["k", "value"])["cost"] / unit
+def _panel(axis: Axes, cells: pd.DataFrame, unit: float) -> None:
+    ks, values = (sorted(cells[c].unique()) for c in ("k", "value"))
+    cost = cells.set_index(["k", "value"])["cost"] / unit
     grid = np.array([[cost.get((k, v), np.nan) for v in values] for k in ks], float)
     reached = np.isfinite(grid)
     axis.grid(False)
@@ -164,6 +164,6 @@ def _panel(axis: Axes, own: pd.DataFrame, unit: float) -> None:
         ink = "white" if norm(value) < 0.6 else "black"
         said = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
         axis.text(column, row, said, size=6, color=ink, **middle)
-    for k, value in own.loc[own["best"], ["k", "value"]].itertuples(index=False):
+    for k, value in cells.loc[cells["best"], ["k", "value"]].itertuples(index=False):
         corner = (values.index(value) - 0.5, ks.index(k) - 0.5)
         axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=1.6))

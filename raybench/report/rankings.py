@@ -171,12 +171,12 @@ def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: i
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
     sure = words.intervals(int(n) for n in shown["seeds"])
-    held = f", in brackets an interval that holds the true median with probability {sure}"
-    held, goal = held if sure else "", words.targets(zip(shown["facet"], shown["target"]))
+    interval = f", in brackets an interval that holds the true median with probability {sure}"
+    interval, goal = interval if sure else "", words.targets(zip(shown["facet"], shown["target"]))
     notes = [
         f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
-        f"Median over draws, exact, and over seeds{held}; mean: over draws, infinite if one of them misses; "
+        f"Median over draws, exact, and over seeds{interval}; mean: over draws, infinite if one of them misses; "
         "reach: share of draws and seeds that get there",
     ]
     small = shown[shown["grid"] < count]
@@ -201,11 +201,11 @@ def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: i
 # Two folders -----------------------------------------------------------------------------------------
 
 
-def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
+def comparison(first: Frames, second: Frames, by: str = "series") -> Sheet:
     """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
-    table = compare(one, two, by=by)
+    table = compare(first, second, by=by)
     rows = table.to_dict("records")
-    paid = "Bits" if one.link is None else "Seconds"
+    paid = "Bits" if first.link is None else "Seconds"
     spell, _, unit = _spelling(paid.lower())
     fields = [
         *[column(rows, "facet", "Problem", left=True)] * (table["facet"].nunique() > 1),
@@ -224,7 +224,7 @@ def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
         column(rows, "verdict", "Difference", lambda row: _verdict(row["verdict"])),
     ]
     sections = table.groupby("facet", sort=False).ngroup().tolist()
-    return Sheet(fields=fields, sections=sections, data=table, notes=_notes(one, two, table))
+    return Sheet(fields=fields, sections=sections, data=table, notes=_notes(first, second, table))
 
 
 def _spelled(spell: Callable[[float], str], name: str, row: Row) -> str:
@@ -249,17 +249,19 @@ def _verdict(said: str) -> str:
     return {"same": "identical", "only a": "only in A", "only b": "only in B"}.get(said, said)
 
 
-def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
+def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
     notes = [
-        f"{name}: {frames.folder}" for name, frames in (("A", one), ("B", two)) if frames.folder
+        f"{name}: {frames.folder}"
+        for name, frames in (("A", first), ("B", second))
+        if frames.folder
     ]
-    apart = differences(one, two)
+    apart = differences(first, second)
     said = [f"{key} {a} → {b}" for key, (a, b) in list(apart.items())[:SHOWN]]
     more = f", and {len(apart) - SHOWN} more keys" if len(apart) > SHOWN else ""
     if said:
         notes.append(f"They differ in {'; '.join(said)}{more}")
     goal = words.targets(zip(table["facet"], table["target"]))
-    notes.append(f"Cost: median over seeds, to {words.COLUMNS[one.metric]} ≤ {goal}")
+    notes.append(f"Cost: median over seeds, to {words.COLUMNS[first.metric]} ≤ {goal}")
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
     notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
     pairs = int(table["pairs"].max())
@@ -269,11 +271,11 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
     if 0 < pairs < 6:
         few = f"{words.count(pairs, 'pair')} cannot show a difference at 5 %"
         notes.append(f"{few}: it takes 6 seeds at least")
-    notes += one.chosen_on
-    notes += [f"A: {line}" for line in one.earlier] + [f"B: {line}" for line in two.earlier]
-    if one.accounting:
-        other = f"; B: {two.accounting}" if one.accounting != two.accounting else ""
-        notes.append(f"Accounting: {one.accounting}{other}")
+    notes += first.chosen_on
+    notes += [f"A: {line}" for line in first.earlier] + [f"B: {line}" for line in second.earlier]
+    if first.accounting:
+        other = f"; B: {second.accounting}" if first.accounting != second.accounting else ""
+        notes.append(f"Accounting: {first.accounting}{other}")
     return notes
 
 

@@ -74,22 +74,22 @@ class Sheet:
         """The texts row by row."""
         return [list(row) for row in zip(*(f.texts for f in self.fields), strict=True)]
 
-    def best(self, one: Field) -> list[bool]:
+    def best(self, column: Field) -> list[bool]:
         """Return which rows of a column are the best of their sections, to the digits that are shown.
 
         None is where a section has one row, or no finite number.
         """
-        marks = [False] * len(one.texts)
-        if not one.better or not one.numbers:
+        marks = [False] * len(column.texts)
+        if not column.better or not column.numbers:
             return marks
-        sign = 1 if one.better == "low" else -1
+        sign = 1 if column.better == "low" else -1
         for section in set(self.sections):
             places = [i for i, s in enumerate(self.sections) if s == section]
-            finite = [i for i in places if math.isfinite(one.numbers[i])]
+            finite = [i for i in places if math.isfinite(column.numbers[i])]
             if len(places) < 2 or not finite:
                 continue
-            least = min(finite, key=lambda i: sign * one.numbers[i])
-            shown = f"{one.numbers[least]:.{one.digits}g}"
+            least = min(finite, key=lambda i: sign * column.numbers[i])
+            shown = f"{column.numbers[least]:.{column.digits}g}"
             for i in finite:
-                marks[i] = f"{one.numbers[i]:.{one.digits}g}" == shown
+                marks[i] = f"{column.numbers[i]:.{column.digits}g}" == shown
         return marks

@@ -98,20 +98,20 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     of = table.drop_duplicates("facet").set_index("facet")["target"].dropna()
     if of.empty:
         return []
-    kept = {facet: target for facet, target in results.kept.items() if facet in of}
-    held = pd.Series({facet: target.value for facet, target in kept.items()}, dtype=float)
+    goals = {facet: target for facet, target in results.kept.items() if facet in of}
+    values = pd.Series({facet: target.value for facet, target in goals.items()}, dtype=float)
     said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
-        moved = held[held != of.reindex(held.index)]
+        moved = values[values != of.reindex(values.index)]
         fixed = f"; the target that was fixed is {words.targets(moved.items())}"
         return [said + fixed * (len(moved) > 0)]
-    if not kept:
+    if not goals:
         return [f"{said}, from what the folder holds"]
-    dates = sorted({target.since[:10] for target in kept.values()})
-    said += f", fixed on {' and '.join(dates)}" if len(kept) == len(of) else ""
-    now = pd.Series(results.own_targets, dtype=float).reindex(held.index)
-    moved = now[(now != held) & now.notna()]
+    dates = sorted({target.since[:10] for target in goals.values()})
+    said += f", fixed on {' and '.join(dates)}" if len(goals) == len(of) else ""
+    now = pd.Series(results.own_targets, dtype=float).reindex(values.index)
+    moved = now[(now != values) & now.notna()]
     more = f"Target from what the folder holds now: {words.targets(moved.items())} (--target auto)"
     return [said, more] if len(moved) else [said]
 

@@ -121,8 +121,8 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
                 with on_loopback():
                     ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
-                given = {name: os.environ[name] for name in ENVIRONMENT}
-                ray.init(address, runtime_env={"env_vars": given}, **quiet)
+                variables = {name: os.environ[name] for name in ENVIRONMENT}
+                ray.init(address, runtime_env={"env_vars": variables}, **quiet)
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error

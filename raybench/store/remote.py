@@ -286,11 +286,11 @@ def _options(protocol: str) -> dict[str, Any]:
         "retries": {"total_max_attempts": 1},
         "max_pool_connections": 32,
     }
-    given = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+    settings = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
     return {
         "use_listings_cache": False,
         "max_concurrency": 1,  # else it asks for the size before each read
-        "config_kwargs": {**config, **given},
+        "config_kwargs": {**config, **settings},
     }
 
 

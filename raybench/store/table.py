@@ -178,11 +178,11 @@ def curves_frame(tables: Iterable[pa.Table], cells: pd.Series) -> pd.DataFrame:
     codes, texts = coded(table["cell"])
     numbers = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)[codes]
     order = in_order(numbers, table["round"].to_numpy())
-    held = {name: table[name] for name in names}
+    arrays = {name: table[name] for name in names}
     del table
     columns: dict[str, object] = {}
     for name in names:
-        values = held.pop(name)
+        values = arrays.pop(name)
         is_text = _is_text(values.type)
         columns[name] = _texts(values, order) if is_text else values.to_numpy()[order]
     return pd.DataFrame(columns, copy=False)

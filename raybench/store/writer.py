@@ -174,8 +174,8 @@ class Store:
         ids = cells["cell"].to_pylist()
         if len(ids) > 1 and self.apart.intersection(ids):
             for cell in ids:
-                own = None if curves is None else curves.filter(pc.equal(curves["cell"], cell))
-                self.commit(cell, own or None, cells.filter(pc.equal(cells["cell"], cell)))
+                rows = None if curves is None else curves.filter(pc.equal(curves["cell"], cell))
+                self.commit(cell, rows or None, cells.filter(pc.equal(cells["cell"], cell)))
             return
         data = None if curves is None else encode(curves)
         self.put(shard, data, self.seal(shard, data, cells))

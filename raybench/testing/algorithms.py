@@ -146,10 +146,10 @@ def gradients_are_left_alone(m: Method) -> None:
 
     def keeping(call: Callable[..., Any]) -> Callable[..., Any]:
         def give(*args: Any, **more: Any) -> Any:
-            given = call(*args, **more)
-            grads = given[0] if isinstance(given, tuple) else given
+            result = call(*args, **more)
+            grads = result[0] if isinstance(result, tuple) else result
             handed.append((grads, grads.clone(), grads._version))
-            return given
+            return result
 
         return give
 

@@ -233,13 +233,13 @@ def _errors(op: Compressor, d: int, m: Moments) -> list[_Error]:
     return errors
 
 
-def _allowed(one: _Error, count: int) -> float:
+def _allowed(error: _Error, count: int) -> float:
     """Return how far the mean of so many draws exceeds a bound that holds, but with probability 1e-6.
 
     The error is at least 0, so that an event of probability p lowers its mean by at most p times the bound; one
     that was never drawn has p <= 14/count.
     """
-    return SIGMAS * one.error + UNSEEN_EVENTS * one.bound / count
+    return SIGMAS * error.error + UNSEEN_EVENTS * error.bound / count
 
 
 def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
@@ -263,13 +263,13 @@ def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
     return wanted
 
 
-def _above(one: _Error, allowed: float) -> str:
+def _above(error: _Error, allowed: float) -> str:
     """Return how a relative error exceeds its bound; nothing if it does not."""
-    if one.mean <= one.bound + allowed + ROUNDING:
+    if error.mean <= error.bound + allowed + ROUNDING:
         return ""
-    name = "1 - alpha" if one.name == "alpha" else one.name
+    name = "1 - alpha" if error.name == "alpha" else error.name
     what = f"E||C(x) - x||^2 / ||x||^2 against {name}"
-    return f"{one.mean:.6g} > {one.bound:.6g} (standard error {one.error:.2g}): {what}"
+    return f"{error.mean:.6g} > {error.bound:.6g} (standard error {error.error:.2g}): {what}"
 
 
 def _outside(op: Compressor, d: int, name: str, m: Moments, unseen: float) -> str:

@@ -73,15 +73,15 @@ class Subject:
         """The sample moments of the compressor on every family of vectors."""
         op, vectors = self.op, families(self.d)
         count = 1 if op.deterministic else self.samples
-        found = {name: moments(op, x, count, self.seed) for name, x in vectors.items()}
-        wanted = {name: draws_wanted(op, self.d, m) for name, m in found.items()}
+        estimates = {name: moments(op, x, count, self.seed) for name, x in vectors.items()}
+        wanted = {name: draws_wanted(op, self.d, m) for name, m in estimates.items()}
         left = MORE_SAMPLES
         for name in sorted((n for n in wanted if wanted[n] > count), key=wanted.__getitem__):
             more = min(wanted[name], MOST_SAMPLES)
             if more <= left:
                 left -= more
-                found[name] = moments(op, vectors[name], more, self.seed)
-        return found
+                estimates[name] = moments(op, vectors[name], more, self.seed)
+        return estimates
 
     def everywhere(self) -> Iterator[tuple[Compressor, int]]:
         """Yield the compressor and the dimension, for all dimensions that fit."""
@@ -239,16 +239,16 @@ def non_finite_input_shows(s: Subject) -> None:
             broken = x.clone()
             broken[1, 2, where] = bad
             try:
-                got = s.op.compress(broken, q).decode()
+                decoded = s.op.compress(broken, q).decode()
             except (InputError, ValueError):
                 continue
-            row = got[1, 2]
+            row = decoded[1, 2]
             shown = ~row.isfinite()
             if where == slice(None):
                 assert silent or shown.any(), f"a row of {bad} became {row.tolist()[:8]}"
             assert shown[1] or row[1] == 0, f"{bad} became {row[1].item()}"
-            got[1, 2] = clean[1, 2]
-            assert torch.equal(got, clean), f"{bad} in one row changed another"
+            decoded[1, 2] = clean[1, 2]
+            assert torch.equal(decoded, clean), f"{bad} in one row changed another"
 
 
 # The randomness --------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def assert_bytes_suffice(messages: Iterable[Message]) -> None:
     if not sent:
         return
     outputs = subprocess.decoded([data for data, _, _ in sent], sorted(files))
-    for got, (_, want, booked) in zip(outputs, sent, strict=True):
-        assert same_bits(got, want), (
-            f"the bytes alone decode to something else, by {float((got - want).abs().max()):.3g}: "
+    for output, (_, want, booked) in zip(outputs, sent, strict=True):
+        assert same_bits(output, want), (
+            f"the bytes alone decode to something else, by {float((output - want).abs().max()):.3g}: "
             f"a message holds more than is booked for it, {booked}"
         )
 
@@ -454,9 +454,9 @@ def never_aliases_its_input(s: Subject) -> None:
     """x is left as it was; changing x, or a decoded value, leaves the message as it was."""
     for dtype in DTYPES:
         x, q = s.batch(dtype=dtype)
-        kept = x.clone()
+        before = x.clone()
         m = s.op.compress(x, q)
-        assert torch.equal(x, kept), "compress changed its input"
+        assert torch.equal(x, before), "compress changed its input"
         value, data = m.decode().clone(), m.pack()
         x.fill_(7.0)
         assert torch.equal(m.decode(), value), "changing x changed the message"
@@ -489,8 +489,8 @@ def sums_agree_with_decode(s: Subject) -> None:
         x, q = s.batch(dtype=dtype)
         for m in (s.op.compress(x, q), s.op.compress(x, q).scaled(0.3)):
             value, target = m.decode(), gaussian(3, 4, s.d, seed=9, dtype=dtype)
-            want, got = target + value, m.add_to(target)
-            assert got is target, "add_to returned another tensor"
+            want, total = target + value, m.add_to(target)
+            assert total is target, "add_to returned another tensor"
             torch.testing.assert_close(target, want, msg=lambda text: f"add_to: {text}")
             torch.testing.assert_close(
                 m.sum_clients(), value.sum(-2), msg=lambda text: f"sum_clients: {text}"

@@ -99,10 +99,10 @@ class Heard:
 
     def _distorted(self, call: Any) -> Any:
         def up(message: Message) -> Received:
-            got = call(message)
+            reply = call(message)
             others = torch.arange(self.net.B).roll(1)
-            kind = Each if isinstance(got, Each) else Received
-            return kind(got.message.select(others).scaled(OTHER), got.n, got.clock)
+            kind = Each if isinstance(reply, Each) else Received
+            return kind(reply.message.select(others).scaled(OTHER), reply.n, reply.clock)
 
         return up
 

@@ -67,7 +67,7 @@ def cells_do_not_depend_on_each_other(s: Measured) -> None:
 @CHECKS
 def x_is_left_alone(s: Measured) -> None:
     """x is not changed, and the same x gives the same number."""
-    x, kept = s.x, s.x.clone()
+    x, before = s.x, s.x.clone()
     first = s.metric(s.problem, x).clone()
-    assert torch.equal(x, kept), "the metric changed x"
+    assert torch.equal(x, before), "the metric changed x"
     assert torch.equal(s.metric(s.problem, x).nan_to_num(), first.nan_to_num()), "two calls differ"

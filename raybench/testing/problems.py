@@ -149,8 +149,8 @@ def cells_do_not_depend_on_each_other(s: Objective) -> None:
     for bad in (math.nan, math.inf):
         broken = x.clone()
         broken[1] = bad
-        got = p.oracle(broken)[0]
-        s.close(got[[0, 2]], grads[[0, 2]], f"a cell at {bad} changed another")
+        others = p.oracle(broken)[0]
+        s.close(others[[0, 2]], grads[[0, 2]], f"a cell at {bad} changed another")
 
 
 @CHECKS
@@ -209,11 +209,11 @@ def samples_average_to_the_gradient(s: Objective) -> None:
 def x_is_left_alone(s: Objective) -> None:
     """x is not changed, and a changed gradient does not change the next."""
     p, x = s.problem, s.points()
-    kept = x.clone()
+    before = x.clone()
     first = p.grad(x)
     want = first.clone()
     first.fill_(7.0)
-    assert torch.equal(x, kept), "the gradient changed x"
+    assert torch.equal(x, before), "the gradient changed x"
     s.close(p.grad(x), want, "a second gradient at the same x")
     assert torch.equal(p.start(), p.start()), "start() differs from call to call"
 
@@ -343,18 +343,18 @@ def prox_minimises(s: Objective) -> None:
         assert torch.equal(p.prox(v, 0.5), v), "prox moves v, but has_prox is False"
         return
     gammas = torch.tensor([1e-3, 0.5, 20.0], dtype=p.dtype)[: len(v), None]
-    got = p.prox(v, gammas)
+    nearest = p.prox(v, gammas)
     for b, gamma in enumerate(gammas[:, 0].tolist()):
-        s.close(p.prox(v[b : b + 1], gamma), got[b : b + 1], f"prox with gamma = {gamma}")
+        s.close(p.prox(v[b : b + 1], gamma), nearest[b : b + 1], f"prox with gamma = {gamma}")
 
     def value(x: Tensor) -> Tensor:
         return gammas[:, 0] * p.penalty(x) + 0.5 * (x - v).square().sum(-1)
 
-    best = value(got)
+    best = value(nearest)
     for j, size in enumerate((1e-3, 1e-1, 1.0)):
         for other in (
-            got + size * gaussian(*v.shape, seed=60 + j, dtype=p.dtype),
-            (1 - size) * got,
+            nearest + size * gaussian(*v.shape, seed=60 + j, dtype=p.dtype),
+            (1 - size) * nearest,
         ):
             assert bool((best <= value(other) * (1 + s.digits) + 1e-12).all()), (
                 "another point has a lower gamma penalty(x) + ||x - v||^2 / 2 than prox(v, gamma)"
