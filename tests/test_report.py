@@ -15,8 +15,9 @@ from raybench.analysis import closing_table, frames
 from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
 from raybench.report import figures, html, plots, render, table, words
-from raybench.report.content import LOWEST_SHOWN, build
+from raybench.report.content import LOWEST_SHOWN, build, told
 from raybench.report.plots import draw
+from raybench.report.rankings import firmness, headline
 from raybench.store import CELLS, Store, to_table
 
 GD = fake_store.METHODS[0]
@@ -90,7 +91,7 @@ def test_the_table_says_what_stands_in_brackets(folder_of, form):
     nine = "96.1 % (2nd smallest to 2nd largest of 9 seeds)"
     assert f"{held} {nine}" in said(seeds=9, methods=fake_store.METHODS[:2])
     alone = said(seeds=1)
-    assert "Bits: upstream per client" in alone
+    assert "Bits: uplink per client" in alone
     assert "median" not in alone
     assert "mean over seeds" not in alone
 
@@ -300,7 +301,7 @@ def test_a_logarithmic_axis_names_the_unit_at_each_tick():
     """It read 10000 kbit where one method needs 11 kbit and another 10 Mbit."""
     figure, ticks, label = axis_of(110.0, 1e5, 3e7)
     assert figure.log_x
-    assert label == "Upstream per client"
+    assert label == "Uplink per client"
     assert len(ticks) >= 2
     assert {t.split()[1] for t in ticks} >= {"kbit", "Mbit"}
     assert all(float(t.split()[0]) in (1, 10, 100) for t in ticks)
@@ -312,5 +313,34 @@ def test_a_logarithmic_axis_names_the_unit_at_each_tick():
 def test_a_linear_axis_has_the_unit_of_its_end(end, unit):
     figure, ticks, label = axis_of(end / 100, end / 400)
     assert not figure.log_x
-    assert label == f"Upstream per client ({unit})"
+    assert label == f"Uplink per client ({unit})"
     assert 0 < max(float(t) for t in ticks) < 1000
+
+
+def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_of):
+    folder = folder_of(seeds=3)
+    results, best = frames(folder), closing_table(folder).iloc[0]
+    text = html(folder).read_text("utf-8")
+    (said,) = re.findall(r'<p class="headline">([^<]*)', text)
+    assert said.startswith(
+        f"{best['method']} reaches ‖∇f‖² ≤ {best['target']:g} with the fewest bits"
+    )
+    assert words.bits(best["bits_to_target"]) in said
+    assert firmness(results) in said
+
+    figure = told(build(results)[0], results)
+    assert figure.goals == {"": best["target"]}
+    (axis,) = draw(figure).axes
+    assert best["target"] in [line.get_ydata()[0] for line in axis.lines]
+    (line,) = next(p for p in drawn(text).values())["layout"]["shapes"]
+    assert line["y0"] == pytest.approx(best["target"])
+
+
+def test_where_no_method_arrives_the_report_says_so(tmp_path):
+    folder = filled(tmp_path, methods=(GD,), seeds=1)
+    results = frames(folder, target=1e-300)
+    assert headline(results) == ["no method reaches its target."]
+
+
+def test_a_single_seed_is_said_below_its_figure(folder_of):
+    assert {f.band for f in build(frames(folder_of(seeds=1, methods=(GD,))))} == {"a single seed"}

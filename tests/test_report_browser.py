@@ -60,7 +60,7 @@ def test_the_figure_that_is_chosen_is_drawn(page):
     """
     first, second = visit(page, CHOOSE + script.replace("PLOT", PLOT))
     assert first[0] == ["grad_norm_sq_vs_bits_up-0", "grad_norm_sq_vs_bits_up-1"]
-    assert first[1][0] == "Upstream per client"
+    assert first[1][0] == "Uplink per client"
     assert first[2]
     assert all(text.endswith("bit") for text in first[2])
     assert second[0] == ["loss_vs_round-0", "loss_vs_round-1"]

@@ -439,7 +439,7 @@ def closing_table(
     """Return per facet and method its best K and step and what the target costs, best first.
 
     source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are
-    upstream bits per client; bits_to_target is the median over seeds, inf where the median seed does
+    uplink bits per client; bits_to_target is the median over seeds, inf where the median seed does
     not reach the target; bits_low and bits_high are its ``interval`` (NaN for one seed), which holds
     the median of all seeds with the probability ``coverage``. ratio_to_gd is bits_to_target over
     that of the uncompressed baseline (``baselines``): gd, where it ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the

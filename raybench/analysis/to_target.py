@@ -34,7 +34,7 @@ def to_target(
     The cost of a cell is the ``x`` of its first recorded row with ``y <= target``, without interpolation: that of a
     point that was reached. It is infinite where there is no such row, where the cell did not end ok and
     where its last row is above the target again. target: None for that of each problem's table. x: any
-    cumulative column of curves, upstream bits per client by default; y: the column that methods are judged by. by: columns
+    cumulative column of curves, uplink bits per client by default; y: the column that methods are judged by. by: columns
     of the described cells. where: which cells are meant; of a folder no other file is read.
 
     Columns: facet, ``by``, target, cells, reached (how many got there), x

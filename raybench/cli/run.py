@@ -303,7 +303,7 @@ def close(outcome: Outcome, file: str) -> None:
     _why(out, outcome)
     said = firmness(results)
     rows: list[tuple[str, object]] = [
-        *([("order", said)] if said else []),
+        *([("order", f"{said}: raybench audit {folder}")] if said else []),
         ("report", str(report.html(results))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]

@@ -115,7 +115,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
 
 def every(results: Frames, extras: bool = False) -> list[Figure]:
     """Return the figures of ``build``, and with a link the chart of bandwidths."""
-    figures = [f if f.steps else told(f, results) for f in build(results, extras)]
+    figures = [told(f, results) for f in build(results, extras)]
     chart = None if results.link is None else best_by_bandwidth(results, results.link)
     return figures + ([chart] if chart is not None else [])
 

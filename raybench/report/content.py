@@ -66,6 +66,7 @@ class Figure:
     steps: bool = False
     stairs: bool = False
     marked: str = ""  # the column of rows to be drawn thick
+    goals: Mapping[str, float] = field(default_factory=dict)  # the target of y in each panel
     notes: list[str] = field(default_factory=list)
 
 
@@ -92,8 +93,19 @@ def open_frames(
 
 
 def told(figure: Figure, results: Frames) -> Figure:
-    """Return a figure of tuned methods that says below on which seeds they were tuned, where that is not on all."""
-    return replace(figure, band="; ".join(filter(None, [figure.band, *results.chosen_on])))
+    """Return a figure of tuned methods with the targets of its y, that says on which seeds they were tuned, if not on all."""
+    goals = {}
+    if figure.y == results.metric:
+        best = results.tuned("method").drop_duplicates("facet")
+        goals = {
+            panel: float(target)  # the name of a panel is that of its facet, or ends in it
+            for panel in figure.panels
+            for facet, target in zip(best["facet"], best["target"])
+            if words.known(target) and (panel == facet or panel.endswith(f", {facet}") or not facet)
+        }
+    # in a figure of steps nothing is tuned
+    said = [] if figure.steps else results.chosen_on
+    return replace(figure, band="; ".join(filter(None, [figure.band, *said])), goals=goals)
 
 
 def place_of(folder: str, name: str, out: str | os.PathLike[str] | None = None) -> Path:

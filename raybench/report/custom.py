@@ -69,7 +69,7 @@ def plot(
     kind: ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against K;
     ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds; ``trials``, what
     the target costs after some random trials of a method's own grid, in bits or in ``x``. x: a column of curves, by
-    default the upstream bits. y: a column of curves; by default the one that methods are judged by. methods: names of algorithms (``ef21``) or
+    default the uplink bits. y: a column of curves; by default the one that methods are judged by. methods: names of algorithms (``ef21``) or
     methods as tables write them (``EF21 Top-K``), in the order of the legend; all by default. by: a line per
     ``method`` (at its best K), per ``k``, or per ``step``. best: the tuned ``step_size``, or ``theory``, one times
     the theoretical step. tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds. labels: what to call a method. label_lines: names at

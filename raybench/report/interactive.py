@@ -22,7 +22,7 @@ SECOND_AXIS = {
 def panels(figure: Figure) -> list[dict[str, Any]]:
     """Return per panel of a figure what ``Plotly.newPlot`` takes: {title, data, layout}."""
     return [
-        {"title": name, "data": _traces(figure, name), "layout": _layout(figure)}
+        {"title": name, "data": _traces(figure, name), "layout": _layout(figure, name)}
         for name in figure.panels or [""]
     ]
 
@@ -77,7 +77,7 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
     return below + traces + above
 
 
-def _layout(figure: Figure) -> dict[str, Any]:
+def _layout(figure: Figure, panel: str) -> dict[str, Any]:
     x: dict[str, Any] = {"title": {"text": words.markup(figure.x_label)}, "anchor": "y"}
     y: dict[str, Any] = {"title": {"text": words.markup(figure.y_label), "standoff": 12}}
     layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
@@ -92,13 +92,25 @@ def _layout(figure: Figure) -> dict[str, Any]:
         start = at.min() if figure.steps else figure.x_from / figure.x_unit
         x |= _logarithmic(start, at.max())
         if figure.x_kind:
-            x |= {"exponentformat": "SI", "ticksuffix": figure.x_kind}
+            spell = {"bit": words.bits, "s": words.seconds}[figure.x_kind]
+            powers = range(math.floor(math.log10(start)), math.ceil(math.log10(at.max())) + 1)
+            x |= {
+                "tickvals": [10.0**k for k in powers],
+                "ticktext": [spell(10.0**k) for k in powers],
+            }
     if not len(values):
         said = {"text": "no cell ended ok", "x": 0.5, "y": 0.4, "showarrow": False}
         layout["annotations"] = [{**said, "xref": "paper", "yref": "paper"}]
         y |= {"showticklabels": False, "showgrid": False, "range": [0, 1]}
     elif figure.log_y:  # all panels get one range, so that they can be compared
         y |= _logarithmic(values.min(), values.max())
+    goal = figure.goals.get(panel)
+    if goal is not None and len(values) and (values.min() <= goal <= values.max()):
+        across = {"xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
+        layout["shapes"] = [{"type": "line", **across, "line": {"color": "#777777", "width": 1}}]
+        at_goal = {"y": math.log10(goal) if figure.log_y else goal, "yanchor": "bottom"}
+        said = {"text": "target", "x": 0, "xref": "paper", "xanchor": "left", "showarrow": False}
+        layout["annotations"] = [{**said, **at_goal, "font": {"size": 11, "color": "#777777"}}]
     if figure.steps and figure.data["diverged"].sum():
         y["domain"] = [0, 0.8]
         layout["yaxis2"] = SECOND_AXIS

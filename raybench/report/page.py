@@ -22,6 +22,7 @@ from raybench.report import words
 from raybench.report.charts import every
 from raybench.report.content import open_frames, place_of
 from raybench.report.interactive import panels
+from raybench.report.rankings import firmness, headline
 from raybench.report.sheet import Sheet
 from raybench.report.tables import FINAL, closing, growth_notes, spelled
 
@@ -85,6 +86,8 @@ def content(results: Frames) -> dict[str, object]:
     columns, endings, count = cell_table(results)
     return {
         "name": results.sweep.get("name") or Path(results.folder).name or "raybench",
+        "headline": headline(results),
+        "firmness": firmness(results),
         "facts": _facts(results),
         "constants": _constants(results.cells),
         "status": _status(results.cells, int((grown != "").sum())),

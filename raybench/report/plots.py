@@ -246,6 +246,12 @@ def _panel(axis: Axes, figure: Figure, name: str) -> None:
             step: Any = "post" if figure.stairs else None
             axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0, step=step)
     _axes(axis, figure, rows)
+    goal = figure.goals.get(name)
+    if goal is not None and axis.get_ylim()[0] <= goal / figure.y_unit <= axis.get_ylim()[1]:
+        axis.axhline(goal / figure.y_unit, color="#555555", lw=0.7, zorder=1.5)
+        place: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "va": "bottom"}
+        place["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6}
+        axis.text(0.012, goal / figure.y_unit, "target", fontsize=7, color="#555555", **place)
     if not np.isfinite(rows["y"]).any():
         said = "every cell diverged" if figure.steps else "no cell ended ok"
         axis.text(0.5, 0.5, said, transform=axis.transAxes, ha="center", color="#777777")

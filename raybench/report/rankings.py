@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, audit, compare, differences, rank, trials
+from raybench.analysis import Frames, audit, closing_table, compare, differences, rank, trials
+from raybench.analysis.frames import baselines
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.sheet import Field, Row, Sheet, column
 from raybench.report.words import Unit
 
+MOST_SENTENCES = 6  # of a headline: of so many problems
 SHOWN = 6  # keys that two folders differ in
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
 MOST_ROWS = 100_000  # of curves, whose readings take some seconds
@@ -330,14 +332,37 @@ def _others(row: Any) -> str:
     return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
 
 
+def headline(results: Frames) -> list[str]:
+    """Return the result in a sentence per problem: which method reaches the target with least, and how firm that is."""
+    table = closing_table(results)
+    paid = "bits" if results.cost == "bits_up" else "seconds"
+    spell, each = (words.bits, " per client") if paid == "bits" else (words.seconds, "")
+    least = "with the fewest bits" if paid == "bits" else "in the least simulated time"
+    said = []
+    for facet, part in table.groupby("facet", sort=False):
+        first = part.iloc[0]
+        where = f"{facet}: " if facet else ""
+        goal = f"{words.COLUMNS.get(results.metric, results.metric)} ≤ {first['target']:g}"
+        cost = first[f"{paid}_to_target"]
+        if not words.known(first["target"]) or not math.isfinite(cost):
+            said.append(f"{where}no method reaches its target.")
+            continue
+        share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
+        beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
+        head = f"{where}{first['method']} reaches {goal} {least}"
+        said.append(f"{head}: {spell(cost)}{each}{beside}.")
+    return said[:MOST_SENTENCES]
+
+
 def firmness(results: Frames) -> str:
     """Return in which share of its readings the method comes first that a folder's own reading puts first.
 
-    Empty where that is not told: of one method, of several problems, of simulated seconds, and of more than
-    ``MOST_ROWS`` rows of curves, which take long.
+    Empty where that is not told: of one method, of several problems, of simulated seconds, of frames whose bits are
+    not told, and of more than ``MOST_ROWS`` rows of curves, which take long.
     """
     alone = results.cells["facet"].nunique() == 1 and results.link is None
-    if not alone or len(results.curves) > MOST_ROWS:
+    ran = (results.cells["status"] == "ok").any()
+    if not (alone and ran and results.accounting) or len(results.curves) > MOST_ROWS:
         return ""
     readings = audit(results).readings
     winners = readings[readings["own"] & (readings["rank"] == 1)]["method"]
@@ -345,7 +370,7 @@ def firmness(results: Frames) -> str:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
-    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {results.folder}"
+    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings"
 
 
 def _what(readings: pd.DataFrame) -> str:

@@ -76,7 +76,7 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
         notes.append(f"Accounting: {results.accounting}")
     spread = words.intervals(int(n) for n in table["seeds"])
     if results.cost == "bits_up":
-        paid = "Bits: upstream per client"
+        paid = "Bits: uplink per client"
     elif results.link is None:
         paid = "Seconds: on the simulated clock"
     else:

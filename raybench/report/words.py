@@ -33,11 +33,11 @@ COLUMNS = {
 }
 
 AXES = {
-    "bits_down": "Downstream",
-    "bytes_up": "Upstream per client (bytes)",
-    "bytes_down": "Downstream (bytes)",
-    "bits_up": "Upstream per client",
-    "bits": "Upstream and downstream per client",
+    "bits_down": "Downlink",
+    "bytes_up": "Uplink per client (bytes)",
+    "bytes_down": "Downlink (bytes)",
+    "bits_up": "Uplink per client",
+    "bits": "Uplink and downlink per client",
     "round": "Communication round",
     "epoch": "Epoch",
     "grad_evals": "Gradient evaluations per client",
@@ -131,11 +131,14 @@ def intervals(seeds: Iterable[int]) -> str:
 def band(seeds: Iterable[int]) -> str:
     """Return what a figure shows: ``median and range of 3 seeds, pointwise coverage 75 %``.
 
-    seeds: as for ``intervals``; empty where no series has several.
+    seeds: as for ``intervals``. Lines of one seed have no band, which is said too.
     """
-    several = sorted({n for n in seeds if n > 1})
-    said = [f"{_ends(n)}, pointwise coverage {percent(ranks(n)[1])}" for n in several]
-    return f"median and {'; '.join(said)}" if said else ""
+    counts = {int(n) for n in seeds}
+    said = [
+        f"{_ends(n)}, pointwise coverage {percent(ranks(n)[1])}" for n in sorted(counts - {0, 1})
+    ]
+    alone = ["a single seed"] if 1 in counts else []
+    return "; ".join([f"median and {'; '.join(said)}"] * bool(said) + alone)
 
 
 def _ends(count: int) -> str:
