@@ -344,3 +344,11 @@ def test_where_no_method_arrives_the_report_says_so(tmp_path):
 
 def test_a_single_seed_is_said_below_its_figure(folder_of):
     assert {f.band for f in build(frames(folder_of(seeds=1, methods=(GD,))))} == {"a single seed"}
+
+
+def test_an_axis_ends_soon_below_the_target(folder_of):
+    results = frames(folder_of(seeds=1, rounds=400), target=1e-2)
+    figure = told(build(results)[0], results)
+    assert figure.data["y"].min() < 1e-9
+    (axis,) = draw(figure).axes
+    assert 1e-7 < axis.get_ylim()[0] < 1e-4

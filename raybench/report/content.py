@@ -23,6 +23,7 @@ METRICS = ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
 SHOWN = ("bits_up", "seconds", CLOCK, *METRICS)
 LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
+BELOW_TARGET = 1e-3  # of the lowest target: so far an axis goes on below it
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
 BASELINE_COLOUR = "#6E6E6E"
@@ -68,6 +69,12 @@ class Figure:
     marked: str = ""  # the column of rows to be drawn thick
     goals: Mapping[str, float] = field(default_factory=dict)  # the target of y in each panel
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest y a logarithmic axis shows: what is far below every target is not what the figure is about."""
+        goals = [goal for goal in self.goals.values() if goal > 0]
+        return max(LOWEST_SHOWN, BELOW_TARGET * min(goals)) if goals else LOWEST_SHOWN
 
 
 def open_frames(

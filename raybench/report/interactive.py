@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raybench.report import words
-from raybench.report.content import LOWEST_SHOWN, Figure, alone, shown
+from raybench.report.content import Figure, alone, shown
 
 DIGITS = 5
 SECOND_AXIS = {
@@ -82,7 +82,7 @@ def _layout(figure: Figure, panel: str) -> dict[str, Any]:
     y: dict[str, Any] = {"title": {"text": words.markup(figure.y_label), "standoff": 12}}
     layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
     values = figure.data[["y", "low", "high"]].to_numpy(float)
-    values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN if figure.log_y else -math.inf)
+    values = np.maximum(values[np.isfinite(values)], figure.lowest if figure.log_y else -math.inf)
     at = figure.data["x"].to_numpy(float) / figure.x_unit
     if figure.steps:
         sign = "×" if figure.x == "step_multiple" else ""

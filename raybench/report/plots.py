@@ -27,7 +27,7 @@ from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
-from raybench.report.content import LOWEST_SHOWN, Figure, alone, open_frames, place_of, shown
+from raybench.report.content import Figure, alone, open_frames, place_of, shown
 from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
@@ -264,12 +264,12 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_ylim(0, 1.02)
     elif figure.log_y:
         axis.set_yscale("log")
-        if figure.data[["y", "low"]].min().min() <= 10 * LOWEST_SHOWN:
-            axis.set_ylim(bottom=LOWEST_SHOWN / 10)
+        if figure.data[["y", "low"]].min().min() <= 10 * figure.lowest:
+            axis.set_ylim(bottom=figure.lowest / 10 / figure.y_unit)
         if figure.y_to:
             axis.set_ylim(top=figure.y_to / figure.y_unit)
         values = figure.data[["y", "low", "high"]].to_numpy(float)
-        values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN)
+        values = np.maximum(values[np.isfinite(values)], figure.lowest)
         _log_ticks(axis.yaxis, values / figure.y_unit)
     if figure.steps:
         axis.set_xscale("log", base=2)
