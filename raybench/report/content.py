@@ -181,15 +181,19 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
             at = j if lone else i
             colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE_COLOUR
             dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
-            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size", "step"]]
-            same = steps.drop_duplicates()
-            if same["step_multiple"].notna().all():
-                same = same.drop_duplicates("step")
-            label = str(row.series)
-            if len(same) == 1:
-                label += f", {step_word(*same.iloc[0])}"
-            results[str(row.series)] = Look(colour, dash, label)
+            results[str(row.series)] = Look(colour, dash, str(row.series))
+    steps = {name: _lone_step(best[best["series"] == name]) for name in results}
+    if all(steps.values()):  # a legend has the steps of all lines or of none
+        return {n: replace(look, label=f"{n}, {steps[n]}") for n, look in results.items()}
     return results
+
+
+def _lone_step(best: pd.DataFrame) -> str:
+    """Return the step of a series for the legend, empty where it has another one on another problem."""
+    steps = best[["step_multiple", "step_size", "step"]].drop_duplicates()
+    if steps["step_multiple"].notna().all():
+        steps = steps.drop_duplicates("step")
+    return step_word(*steps.iloc[0]) if len(steps) == 1 else ""
 
 
 def looks_of_methods(
