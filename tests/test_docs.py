@@ -50,6 +50,23 @@ def test_every_built_in_plugin_has_a_row(kind: str, page: str) -> None:
         assert not missing, f"{entry.name}: {missing}"
 
 
+def test_the_readme_counts_what_there_is() -> None:
+    entries = {
+        kind: [registry.lookup(kind, name) for name in registry.names(kind)]
+        for kind in ("algorithm", "compressor")
+    }
+    ours = {
+        kind: [entry for entry in some if entry.target.__module__.startswith("raybench.")]
+        for kind, some in entries.items()
+    }
+    methods = len(ours["algorithm"])
+    proven = sum(entry.facts.theory is not None for entry in ours["algorithm"])
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{methods} methods (" in text
+    assert f"{len(ours['compressor'])} compressors" in text
+    assert f"{proven} of {methods} methods" in text
+
+
 def test_tables_of_step_sizes_are_those_of_the_code() -> None:
     page = ROOT / "docs" / "theory.md"
     tables = SimpleNamespace(**runpy.run_path(page.with_name("theory_tables.py")))

@@ -202,7 +202,7 @@ def test_the_numbers_on_the_page_on_concepts_are_those_of_the_sweep(here):
 
 # Recipes for other programs ------------------------------------------------------------------------
 
-RECIPES = ["README.md", "docs/how-to.md", "docs/results.md"]
+RECIPES = ["docs/how-to.md", "docs/results.md"]
 PROGRAMS = ("raybench.load(", "duckdb.sql(", "polars", "pandas.read_parquet(")
 
 
@@ -236,7 +236,7 @@ def two_splits(tmp_path_factory):
 def test_recipes_have_a_row_for_each_split(two_splits, monkeypatch, page):
     monkeypatch.chdir(two_splits)
     blocks = recipes(page)
-    assert len(blocks) == {"README.md": 1, "docs/how-to.md": 4, "docs/results.md": 1}[page]
+    assert len(blocks) == {"docs/how-to.md": 4, "docs/results.md": 1}[page]
     for block in blocks:
         reachable = re.sub(r"<= \d+e-\d+", "<= 1e-2", block)
         with contextlib.redirect_stdout(io.StringIO()) as said:
