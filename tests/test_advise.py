@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from cli_kit import cli, tidy, tree
 
 import raybench.torch
+from raybench.cli.advise import METHODS, MODELS
+from raybench.clock.links import parse
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.measure.advise import CATALOGUE, STEPS, chosen, gradients, replay
-from raybench.measure.payoff import BUCKETS
+from raybench.measure.payoff import BUCKETS, Compute, step_of
 from raybench.measure.study import measure
+from raybench.problems.networks.build import CAUSAL_LM
+from raybench.problems.networks.models import NAMED
 from raybench.testing.vectors import gaussian
 
 pytestmark = pytest.mark.thorough
@@ -41,7 +47,8 @@ def test_errors_are_those_of_the_operators_alone():
     assert [row.error for row in result] == pytest.approx(list(alone["error"]), rel=1e-5)
     assert [row.size for row in result] == list(alone["bytes"])
     assert [row.entries for row in result][:2] == [D / 10, 1.0]
-    assert all(row.encode > 0 and row.decode > 0 for row in result)
+    assert [row.encode > 0 and row.decode > 0 for row in result] == [True, True, True, False]
+    assert result[3].encode == result[3].decode == 0  # a cast is not charged
 
 
 def test_an_operator_used_with_error_feedback_is_rescaled_as_the_method_does_it():
@@ -203,6 +210,37 @@ def test_mistakes_are_told_and_nothing_is_written(tmp_path, monkeypatch, args, s
     assert said in result.err
     assert "Traceback" not in result.err
     assert not tree(tmp_path)
+
+
+def test_names_that_are_checked_before_torch_is_imported_are_those_that_exist():
+    compressors = set(registry.names("compressor"))
+    ours = {
+        n
+        for n in compressors
+        if registry.lookup("compressor", n).target.__module__.startswith("raybench.")
+    }
+    assert set(registry.declared("compressor")) == ours
+    heads = {c.name.partition(":")[0] for c in CATALOGUE} - compressors
+    assert heads == set(METHODS)
+    assert set(MODELS) == {*NAMED, CAUSAL_LM}
+
+
+def test_local_steps_exchange_once_in_so_many_and_say_no_error():
+    torch.manual_seed(0)
+    x = torch.randn(D)
+    dense, short, sparse = (of(f"{n}:steps=30") for n in ("diloco", "diloco_int8", "sparseloco"))
+    rows = replay([dense, short, sparse, of("int8")], LAYOUT, [x])
+    assert [row.error is None for row in rows] == [True, True, True, False]
+    assert rows[0].size == 4 * D
+    assert rows[1].size == rows[3].size
+    compute, ring = Compute(0.1, 0.2), parse("1Gbit")
+    for row in rows[:3]:
+        step = step_of(row, ring, 8, compute)
+        each = step_of(replace(row, every=1), ring, 8, compute)
+        assert step.exchange == pytest.approx(each.exchange / 30)
+        # a codec that takes time is charged, once in 30 steps
+        assert step.seconds - 0.3 == pytest.approx((each.seconds - 0.3) / 30)
+        assert (each.seconds - each.exchange > 0.3 + 1e-9) == (row is not rows[0])
 
 
 def test_the_baseline_is_no_candidate_but_can_be_asked_for():

@@ -34,18 +34,31 @@ def swept(tmp_path_factory) -> tuple[Path, Said]:
 # The frame -----------------------------------------------------------------------------------------
 
 
-def test_help_imports_nothing_heavy():
+def imported(*args) -> tuple[list[str], str]:
+    """Return which heavy modules a command imports, and its exit code."""
     code = (
         "import sys; sys.argv = ['raybench', *sys.argv[1:]]\n"
         "from raybench.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: code = end.code\n"
         "heavy = 'torch ray pandas pyarrow numba numpy matplotlib plotly rich'.split()\n"
-        "print('HEAVY', [m for m in heavy if m in sys.modules], code)"
+        "print('HEAVY', code, *(m for m in heavy if m in sys.modules))"
     )
+    done = call(sys.executable, "-c", code, *args)
+    _, status, *heavy = done.stdout.splitlines()[-1].split()
+    return heavy, status
+
+
+def test_help_imports_nothing_heavy():
     for args in (["--help"], ["sweep", "--help"], ["--version"]):
-        done = call(sys.executable, "-c", code, *args)
-        assert done.stdout.splitlines()[-1] == "HEAVY [] 0", done.stdout + done.stderr
+        assert imported(*args) == ([], "0")
+
+
+@pytest.mark.parametrize("args", [["mlq"], ["mlp", "--compressor", "top_j:k=1%"]])
+def test_a_wrong_name_is_told_before_torch_is_imported(args):
+    heavy, status = imported("advise", *args)
+    assert status == "2"
+    assert "torch" not in heavy
 
 
 def test_every_verb_is_listed_and_has_help():

@@ -84,7 +84,8 @@ def test_kinds_with_few_facts_refuse_others():
 def test_titles_read_from_sources_are_those_of_the_entries():
     for kind in ("algorithm", "compressor"):
         stated = {name: registry.lookup(kind, name).facts.title for name in registry.names(kind)}
-        assert registry._titles(kind) == {name: said for name, said in stated.items() if said}
+        titles = {name: said for name, said in registry.declared(kind).items() if said}
+        assert titles == {name: said for name, said in stated.items() if said}
 
 
 def test_a_problem_starts_at_one_of_two_places():

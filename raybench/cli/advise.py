@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, listing, load_plugins, note, pairs
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,18 +21,30 @@ if TYPE_CHECKING:
     from raybench.measure.payoff import Case, Compute
 
 GPUS = ("2", "8", "64")
+MODELS = (
+    "autoencoder",
+    "causal_lm",
+    "mlp",
+    "mnist_cnn",
+    "resnet18",
+    "resnet20",
+    "transformer",
+    "vgg11",
+)
 LINKS = ("100Mbit", "1Gbit", "10Gbit", "100Gbit")
 MOST_WORKERS = 1_000_000
 FORWARD_SHARE = 0.5  # of the backward pass, which takes about twice the operations
 LINKS_AT_ONCE = 4
 FIGURES = ("pays", "speedup", "pays_below", "speedup_free", "pays_below_free")  # in JSON
 CPU_TIMES = "encode and decode: times of a CPU, measured on this machine's CPU"
+METHODS = ("diloco", "diloco_int8", "float32", "power_sgd", "sparseloco")  # that are no compressors
 RULE_BY = "top_k:k=1%"
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which rate of the link, at the latency of the "
     "fastest link shown; free codec: the same if encoding and decoding took no time. Errors are "
     "‖C(g) − g‖²/‖g‖², kept by error feedback and sent later, or lost. via: messages are gathered, summed on "
     "the way (reduce), or either gathered or averaged in parts (all_to_all), by what is faster. "
+    "Local steps change the optimization itself, so they have no such error: only training tells what they lose. "
     "Casts to 16 bits are not charged; as float32 they travel in buckets behind the "
     "backward pass."
 )
@@ -90,6 +103,7 @@ def advise(
     data-parallel training in bfloat16 by a model of the network.
     """
     from raybench.clock.links import parse
+    from raybench.core.registry import check_name
     from raybench.measure import gpu_file
 
     # what needs no torch is checked before it is imported, which takes seconds
@@ -100,6 +114,13 @@ def advise(
             raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
     if batch is not None and batch < 1:
         raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
+    if model.isidentifier() and model not in MODELS and not Path(model).exists():
+        fix = f"{nearest(model, MODELS)}; or torchvision:NAME, my_module:function, or a folder"
+        raise InputError.of("model", f"unknown model {model!r}", fix)
+    for text in () if plugin else compressor or ():
+        name = text.partition(":")[0]
+        if name not in METHODS:
+            check_name("compressor", name, "--compressor.name")
 
     from raybench.clock.clients import waiting
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay
@@ -323,8 +344,10 @@ def _sentence(case: Case) -> str:
     best, gentle, local = case.best(), case.gentlest, case.best(local=True)
     more = ""
     if local is not None:
-        more = f"; {local.exchange.every} local steps between exchanges are "
-        more += f"{_digits(local.speedup)} times as fast"
+        more = (
+            f"; with {local.exchange.every} local steps between exchanges {local.exchange.name} is "
+        )
+        more += f"{_digits(local.speedup)} times as fast, if it needs no more steps"
     if best is not None:
         text = f"{best.exchange.name} takes {time_word(best.step.seconds)} a step, bf16 {base}: it "
         text += f"pays unless it needs {_digits(best.speedup)} times the steps"

@@ -220,19 +220,31 @@ def title(kind: Literal["algorithm", "compressor"], name: str) -> str | None:
     then read from their sources.
     """
     entry: Entry[Any] | None = _entries.get((kind, name))
-    return (entry.facts.title if entry is not None else None) or _titles(kind).get(name)
+    return (entry.facts.title if entry is not None else None) or declared(kind).get(name) or None
 
 
 @cache
-def _titles(kind: str) -> Mapping[str, str]:
-    """Return the titles of what comes with raybench, each of which stands behind the name in its decorator."""
+def declared(kind: str) -> Mapping[str, str]:
+    """Return what comes with raybench and is declared by a decorator: names with titles, empty where there is none."""
     spec = importlib.util.find_spec(BUILTIN_PACKAGES[kind])
     assert spec is not None
     files = (
         f for place in spec.submodule_search_locations or () for f in Path(place).rglob("*.py")
     )
-    stated = re.compile(r'^@\w+\(\s*"(\w+)",\s*title="([^"]+)"', re.MULTILINE)
-    return {name: said for file in files for name, said in stated.findall(file.read_text("utf-8"))}
+    stated = re.compile(r'^@\w+\(\s*"(\w+)"(?:,\s*title="([^"]+)")?', re.MULTILINE)
+    every = (row for file in files for row in stated.findall(file.read_text("utf-8")))
+    return dict(sorted(every, key=lambda row: bool(row[1])))  # one with a title counts most
+
+
+def check_name(kind: Literal["compressor"], name: str, where: str) -> None:
+    """Refuse a name as ``lookup`` does, before what comes with raybench is imported, which takes seconds.
+
+    It says nothing where plug-ins are installed: one of them may have the name.
+    """
+    if kind in _loaded or importlib.metadata.entry_points(group=f"raybench.{kind}s"):
+        return
+    if name not in declared(kind):
+        raise InputError.of(where, f"unknown {kind} {name!r}", nearest(name, declared(kind)))
 
 
 def load_plugin(path: str | Path) -> list[Entry[Facts]]:

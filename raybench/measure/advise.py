@@ -85,15 +85,18 @@ CATALOGUE: tuple[Candidate, ...] = (
         parts=2,
         dropped="kept",
     ),
-    _candidate(
-        "identity",
-        REDUCE,
-        name=f"diloco:steps={LOCAL_STEPS}",
-        every=LOCAL_STEPS,
-        dropped="unknown",
+    *(
+        _candidate(message, *ways, name=f"{method}:steps={LOCAL_STEPS}", every=LOCAL_STEPS, **more)
+        for method, message, ways, more in (
+            ("diloco", "identity", (REDUCE,), {"dropped": "unknown"}),
+            ("diloco_int8", "int8", (ALL_TO_ALL,), {"dropped": "unknown"}),
+            ("sparseloco", "block_top_k:k=64,block=4096", (GATHER,), FEEDBACK),
+        )
     ),
 )
-"""Usual formats, sparsifiers, signs, quantisers of 8 and 4 bits, block formats, low rank, and local steps.
+"""Usual formats, sparsifiers, signs, quantisers of 8 and 4 bits, block formats, low rank, and local steps: of float32
+differences, of 8-bit ones by an all-reduce in two shots (each worker adds up its part, and all gather the sums in 8 bits),
+and of sparse ones with error feedback. In every step ``int8`` by ``all_to_all`` is that 8-bit all-reduce.
 
 PowerSGD is stood for by ``power_step``, one step of subspace iteration from a fresh start: the same messages and work,
 and an error that its warm start lowers.
@@ -316,12 +319,13 @@ def _replayed(
         counts = (torch.as_tensor(n).double().mean() for n in (alone.nbytes, alone.cost.values))
         figures.append([*map(float, counts), relative_error(alone.decode(), x)])
     size, entries, error = map(float, np.mean(figures, axis=0))
+    cast = candidate.compressor == "identity"
     return replace(
         candidate,
         dense=HALF * layout.dim,
         size=size,
         entries=entries,
-        encode=clock.best["encode"],
-        decode=clock.best["decode"],
+        encode=0.0 if cast else clock.best["encode"],
+        decode=0.0 if cast else clock.best["decode"],
         error=error if candidate.every == 1 else None,
     )

@@ -51,8 +51,8 @@ class Exchange:
     collectives: the ways in which messages can become a mean, of which the fastest is taken. size: bytes of a message.
     dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a message from
     a gradient, and of adding one message up. parts: exchanges one after the other in which the message travels. every:
-    steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs. A codec counts
-    neither there nor with local steps, where it is a cast. error: of the compressor, None where unknown.
+    steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs, where a codec is a cast
+    that does not count. error: of the compressor, None where unknown.
     """
 
     name: str
@@ -183,11 +183,10 @@ def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> S
         at = int(np.argmin(spent))
         travel = float(BUCKETS[at] * buckets[at])
         return Step(compute.forward + float(spent[at]), travel, x.collectives[0])
-    coded = 1.0 if x.every == 1 else 0.0
     steps = []
     for how in x.collectives:
         travel, encoded, decoded = _travel(x, how, network, n)
-        codec = coded * (encoded * x.encode + decoded * x.decode)
+        codec = encoded * x.encode + decoded * x.decode
         spent = compute.forward + compute.backward + (codec + travel) / x.every
         steps.append(Step(spent, travel / x.every, how))
     return min(steps, key=lambda step: step.seconds)

@@ -7,6 +7,7 @@ initialisation. A module maps a batch of inputs to outputs, sample by sample (bu
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+# Under vmap torch runs its kernel of attention once for each client and says that this may be slow. Attention by matrix
+# products, which it batches, took longer: 0.17 to 0.19 s a step instead of 0.15, and 0.79 to 0.93 instead of 0.77 to 0.84.
+warnings.filterwarnings("ignore", r"There is a performance drop.*scaled_dot_product", UserWarning)
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
