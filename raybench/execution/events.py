@@ -255,7 +255,8 @@ class EventNet(Net):
         self.events = Events(self.simulated, calls, size, up, model)
         self._size, self._first = size, self.roots[:1].fold("round")
         self._fixed = None if message.cost.varies else np.array(message.cost, float) / n
-        self._model_cost = np.array(lent(self.zero()).cost, float)[:, None] / n
+        self._model = lent(self.zero())
+        self._model_cost = np.array(self._model.cost, float)[:, None] / n
 
     def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
         """Return the stream (B, 1) of client i's latest computation, as the round of that number has it."""
@@ -312,8 +313,12 @@ class EventNet(Net):
     def begin_computing(self, i: int, step: int) -> None:
         """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
         if self.events.begin(i, step):
-            self.ledger.down += self._model_cost
+            self.tell(self._model)
 
     def begin_all(self, who: np.ndarray, step: int) -> None:
         """Let clients ``who`` begin a computation each at the model of that step."""
-        self.ledger.down += self._model_cost * self.events.begin_all(who, step)
+        self.tell(self._model, self.events.begin_all(who, step))
+
+    def tell(self, model: Message, clients: int = 1) -> None:
+        """Book the model (B,) that so many clients are sent, whose length is always the same."""
+        self.ledger.down += self._model_cost * clients

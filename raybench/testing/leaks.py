@@ -245,10 +245,10 @@ class Spy:
             self._add_up(rows, self._most(message))
             return call(i, message)
 
-        def tell(message: Message) -> Any:
-            packed = [broadcast(message, b) for b in range(self.net.B)]
-            self._add("down", np.array(packed, float) / self.net.n, self._most(message))
-            return call(message)
+        def tell(message: Message, clients: int = 1) -> Any:
+            packed = np.array([broadcast(message, b) for b in range(self.net.B)], float)
+            self._add("down", packed * clients / self.net.n, clients * self._most(message))
+            return call(message, clients)
 
         return {"charge": charge, "deliver": deliver, "tell": tell}.get(name, send)
 
