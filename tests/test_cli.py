@@ -63,6 +63,8 @@ def test_a_wrong_name_is_told_before_torch_is_imported(args):
 
 def test_every_verb_is_listed_and_has_help():
     listed = cli("--help").out
+    assert "..." not in listed.partition("COMMAND [ARGS]...")[2]
+    assert len(listed.splitlines()) <= 50  # one screen
     for verb in (verb.__name__ for verbs in VERBS.values() for verb in verbs):
         assert re.search(rf"^  {verb}  ", listed, re.M)
         said = cli(verb, "--help")

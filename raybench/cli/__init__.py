@@ -28,12 +28,15 @@ from raybench.core.process import (
 from raybench.core.terminal import terminal
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run": (run, plan, sweep, reproduce),
-    "On a cluster": (launch, attach, down, logs),
-    "Read results": (status, table, rank, compare, report, plot, audit, merge, verify),
-    "Look up": (ls, show, cp, schema),
-    "Measure compressors": (bench, study, advise),
-    "Check": (check, doctor),
+    "Most used": (
+        *(sweep, plan, run, status, table, plot, report, compare),
+        *(reproduce, advise, launch, ls, show),
+    ),
+    "Sweep files": (cp, schema),
+    "More about results": (rank, audit, merge, verify),
+    "After a launch": (attach, logs, down),
+    "Compressors": (bench, study),
+    "Checks": (check, doctor),
 }
 
 

@@ -57,9 +57,9 @@ def bench(
     out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
     plugin: shared.Plugins = None,
 ) -> None:
-    """Time compressors on a real gradient and on short vectors; or, as `bench link`, messages between processes.
+    """Time compressors, or messages between processes (bench link).
 
-    Times of compress, decode, pack and unpack are multiples of copying the vector into a buffer. The
+    On a real gradient and on short vectors. Times of compress, decode, pack and unpack are multiples of copying the vector into a buffer. The
     gradient is one of ResNet-18, 11,181,642 numbers. Beside them: error, bytes and modelled bits.
 
     `bench link` times exchanges over gloo between --processes of this machine, or between those that torchrun has
@@ -271,9 +271,9 @@ def study(
     ] = None,
     plugin: shared.Plugins = None,
 ) -> None:
-    """Measure error against bits of compressors on random vectors and gradients.
+    """Measure compressors' error against their bits.
 
-    Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
+    On random vectors and on gradients. Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
     vectors, and gradients of a network at the start and in training.
     """
     from raybench.measure import study as studies

@@ -41,9 +41,9 @@ def check(
     ] = None,
     verbose: Annotated[bool, Option("--verbose", help="A line for every check.")] = False,
 ) -> None:
-    """Check plug-ins as our own are checked, in a line for each set of parameters, with what fails.
+    """Check plug-ins as raybench's own are checked.
 
-    Exit code 1 if a check fails.
+    Prints a line for each set of parameters, with what fails. Exit code 1 if a check fails.
     """
     from itertools import groupby
 

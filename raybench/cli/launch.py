@@ -141,9 +141,9 @@ def down(
         bool, Option("--fetch/--no-fetch", help="Bring home what is there first.")
     ] = True,
 ) -> None:
-    """End the cluster of a launch, and make sure.
+    """Fetch what there is, and end the cluster of a launch.
 
-    Fetches first what there is. Exit code 1 if something is left, or may be.
+    Exit code 1 if something is left, or may be.
     """
     from raybench.cluster.states import Launch
     from raybench.store import Store
@@ -154,7 +154,7 @@ def down(
 
 
 def logs(folder: Which) -> None:
-    """Print what the sweep of a launch has said on its cluster, so far or until its end."""
+    """Print what a launched sweep has said on its cluster."""
     from raybench.cluster.states import Launch
 
     said = _steps(Launch.of(folder)).log()

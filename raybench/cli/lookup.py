@@ -119,7 +119,7 @@ def cp(
         str | None, Argument(metavar="FILE|DIR/", help="Where to. [default: ./NAME.yaml]")
     ] = None,
 ) -> None:
-    """Copy a shipped sweep file to edit, with the Python file of its model and data where it has one."""
+    """Copy a shipped sweep to edit, with its Python file if any."""
 
     shipped, beside = shared.sweeps(), shared.sweeps(".py")
     name = name.removesuffix(".yaml")

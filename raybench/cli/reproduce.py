@@ -40,9 +40,9 @@ def reproduce(
     inline: Inline = False,
     address: Address = None,
 ) -> None:
-    """Reproduce published results: each claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures.
+    """Run published results again and judge each claim.
 
-    Without a name, lists what there is. Interrupted, the same command goes on. Networks run where
+    A claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures. Without a name, lists what there is. Interrupted, the same command goes on. Networks run where
     --networks is given; else their kept results are judged. Exit code 1 if a claim DISAGREES or a
     cell failed.
     """

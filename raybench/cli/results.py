@@ -50,7 +50,7 @@ def table(
         ),
     ] = None,
 ) -> None:
-    """Print per method the best K and step, and what the target costs."""
+    """Print each method's best K and step, and the cost of the target."""
     check_word("--by", by, ("method", "series", "k"))
     from raybench.report.tables import closing
 
@@ -107,7 +107,10 @@ def compare(
     format: shared.Format = "terminal",
     out: shared.Written = None,
 ) -> None:
-    """Compare what the target costs in two results folders: ratios, and which are more than luck."""
+    """Compare two results folders, with significance tests.
+
+    Prints the ratio of what the target costs, method by method.
+    """
     check_word("--by", by, ("step", "series", "method"))
     from raybench.report.rankings import comparison
 
@@ -170,7 +173,10 @@ def plot(
         str, Option(metavar="A,B", help="Of png, pdf, svg and csv, the rows behind a figure.")
     ] = "png,pdf,csv",
 ) -> None:
-    """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
+    """Draw figures as PNG and PDF, with the CSV behind each.
+
+    All figures of a sweep, or one of your own.
+    """
     from raybench.report.content import chosen, place_of
 
     kinds = [kind.strip() for kind in format.split(",")]
@@ -242,7 +248,7 @@ def audit(
     target: shared.Target = None,
     every: shared.All = False,
 ) -> None:
-    """Say which orders of methods depend on how bits are booked and steps are chosen.
+    """Say which rankings depend on the bit-cost model or step rule.
 
     Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
     theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
@@ -283,7 +289,7 @@ def merge(
 
 
 def verify(folder: shared.Folder) -> None:
-    """Compare every file of a results folder with its digest, and say what to do.
+    """Compare the files of a results folder with their digests.
 
     Changes nothing. Exit code 1 if a file is damaged, missing, or not this folder's.
     """
@@ -307,7 +313,7 @@ def verify(folder: shared.Folder) -> None:
 
 
 def status(folder: shared.Folder, json: shared.Json = False) -> None:
-    """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
+    """Show how far a sweep is, how fast, and what is best so far.
 
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
     while nobody works on them.

@@ -91,7 +91,7 @@ def run(
     out: shared.Out = None,
     fresh: shared.Fresh = False,
 ) -> None:
-    """Run one cell, without Ray, and save it.
+    """Run one cell in this process and save it.
 
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
@@ -238,7 +238,7 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """Run a sweep: the cells of FILE that its results folder lacks.
+    """Run a sweep: the cells that its results folder lacks.
 
     Ends with a table of each method's best K and step, and a report. Interrupted or extended, the
     same command goes on. Exit code 1 if cells failed, or all were skipped.
