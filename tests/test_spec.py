@@ -11,7 +11,8 @@ from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
 from raybench.core import registry, yaml
 from raybench.execution.build import mixing
 from raybench.spec import Step, json_schema, load
-from raybench.spec.cells import GRAPHS, STOP_PARAMS
+from raybench.spec.cells import STOP_PARAMS
+from raybench.spec.sections import GRAPHS
 from raybench.store.schema import CURVES
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"

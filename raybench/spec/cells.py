@@ -15,8 +15,8 @@ from raybench.core.parts import Delay, Local, Outer, Robust, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import (
     Clocked,
+    Graphs,
     Groups,
-    Named,
     Plugin,
     Prox,
     Scalar,
@@ -56,18 +56,6 @@ STOP_PARAMS: Mapping[str, Param] = {
     "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
     "clock": Number(None, low=0, open_low=True, help="stop at or above, seconds of the clock"),
 }
-_WEIGHTS: Mapping[str, Param] = {
-    "weights": Choice("metropolis", "laplacian", help="mixing weights")
-}
-GRAPHS: Mapping[str, Mapping[str, Param]] = {
-    **dict.fromkeys(("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS),
-    "erdos_renyi": {
-        "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
-        "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
-        **_WEIGHTS,
-    },
-}
-"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:
@@ -139,7 +127,7 @@ class Cell:
         ignored="trains no network on such a problem",
     )
     graph: Section | None = key(
-        Named("graph", shelf=GRAPHS, usual="ring"),
+        Graphs("graph"),
         "who talks to whom, for decentralised methods",
         heard=lambda problem, method: method.decentralised,
         in_every_id=True,

@@ -219,7 +219,7 @@ class Table(Mappings):
 
 @dataclass(frozen=True)
 class Sections(Kind):
-    """A section: the name of a plug-in, or of what the ``shelf`` holds, with parameters.
+    """A section: the name of a plug-in, or of a graph, with parameters.
 
     overrides: keys that an entry may set for itself besides. optional: whether the section may be left
     out, written as none. beside: parameters that every section has here.
@@ -229,7 +229,6 @@ class Sections(Kind):
     overrides: tuple[str, ...] = ()
     optional: bool = False
     beside: Mapping[str, Param] = field(default_factory=dict)
-    shelf: sections.Shelf | None = None
     named = True
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
@@ -241,12 +240,11 @@ class Sections(Kind):
             overrides=self.overrides,
             beside=self.beside,
             optional=self.optional,
-            shelf=self.shelf,
         )
 
     def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
         """Return the parameters of the section of a name; raises InputError with the nearest name."""
-        return {**self.beside, **sections.parameters(self.kind, name, where, self.shelf)}
+        return {**self.beside, **sections.parameters(self.kind, name, where)}
 
     def plain(self, value: Section | None) -> Any:
         return None if value is None else value.config()
@@ -259,27 +257,23 @@ class Sections(Kind):
         return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
 
 
-@dataclass(frozen=True)
-class Named(Sections):
-    """One of the few things of a shelf."""
-
-    usual: str = ""
+class Graphs(Sections):
+    """A communication graph, by default the ring."""
 
     def written(self) -> str:
-        return self.usual
+        return "ring"
 
     def absent(self) -> Section:
-        params = self.parameters(self.usual)
-        return Section(self.usual, {name: default(param) for name, param in params.items()})
+        params = self.parameters("ring")
+        return Section("ring", {name: default(param) for name, param in params.items()})
 
     def identity(self, value: Section) -> Any:
         params = beside_defaults(self.parameters(value.name), value.params)
         return {"name": value.name, "params": params}
 
     def schema(self) -> Schema:
-        shelf = self.shelf or {}
-        ways = [mapping_schema(params, name) for name, params in shelf.items()]
-        return or_list({"anyOf": [{"enum": [*shelf]}, *ways]})
+        ways = [mapping_schema(params, name) for name, params in sections.GRAPHS.items()]
+        return or_list({"anyOf": [{"enum": [*sections.GRAPHS]}, *ways]})
 
 
 class Plugin(Sections):

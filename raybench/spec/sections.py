@@ -24,7 +24,7 @@ from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.limits import digest_of
 from raybench.core.parts import BUCKET_OF_SWEEPS
-from raybench.core.registry import REQUIRED, Choice, Param
+from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
 from raybench.spec.model import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
@@ -48,6 +48,19 @@ COLLECTIVE: Mapping[str, Param] = {
         "gather", "reduce", "all_to_all", help="how messages become the mean that all step along"
     )
 }
+
+_WEIGHTS: Mapping[str, Param] = {
+    "weights": Choice("metropolis", "laplacian", help="mixing weights")
+}
+GRAPHS: Mapping[str, Mapping[str, Param]] = {
+    **dict.fromkeys(("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS),
+    "erdos_renyi": {
+        "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
+        "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
+        **_WEIGHTS,
+    },
+}
+"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 # A parameter and its axis --------------------------------------------------------------------------
@@ -218,11 +231,6 @@ class Option:
     overrides: Mapping[str, object] = field(default_factory=dict)
 
 
-Shelf = Mapping[
-    str, Mapping[str, Param]
-]  # what there is of a kind that is no plug-in: parameters by name
-
-
 def read(
     kind: str,
     value: object,
@@ -232,36 +240,34 @@ def read(
     overrides: tuple[str, ...] = (),
     beside: Mapping[str, Param] = {},
     optional: bool = True,
-    shelf: Shelf | None = None,
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
-    kind is the registry's, or what the ``shelf`` holds; null and ``none`` mean no section, where it is
-    ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
+    kind is the registry's, or ``graph``; null and ``none`` mean no section, where it is ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
     parameters that every section has here; it holds those that are not their defaults. What is wrong is
     appended to ``complaints``.
     """
 
     def entry(item: object, at: str) -> list[Option]:
         if item is not None and item != "none":
-            return _entry(kind, item, at, complaints, overrides, beside, shelf)
+            return _entry(kind, item, at, complaints, overrides, beside)
         if not optional:
-            raise InputError.of(at, f"{a(kind)} is needed", choices(kind, shelf))
+            raise InputError.of(at, f"{a(kind)} is needed", choices(kind))
         return [Option(None, at)]
 
     return axis(value, where, complaints, entry, f"name {a(kind)}")
 
 
-def parameters(kind: str, name: object, where: str, shelf: Shelf | None) -> Mapping[str, Param]:
+def parameters(kind: str, name: object, where: str) -> Mapping[str, Param]:
     """Return the parameters of a section of that kind and name; raises InputError with the nearest name."""
     if not isinstance(name, str):
         what = f"expected the name of {a(kind)}, not {show(name)}"
-        raise InputError.of(where, what, choices(kind, shelf))
-    if shelf is None:
+        raise InputError.of(where, what, choices(kind))
+    if kind != "graph":
         return registry.lookup(kind, name, where).params
-    if name not in shelf:
-        raise InputError.of(where, f"unknown {kind} {show(name)}", nearest(name, shelf))
-    return shelf[name]
+    if name not in GRAPHS:
+        raise InputError.of(where, f"unknown graph {show(name)}", nearest(name, GRAPHS))
+    return GRAPHS[name]
 
 
 def _entry(
@@ -271,16 +277,15 @@ def _entry(
     complaints: Complaints,
     overrides: tuple[str, ...],
     beside: Mapping[str, Param],
-    shelf: Shelf | None,
 ) -> list[Option]:
     short = isinstance(value, str)
     if short:
         value = {"name": value}
     if not isinstance(value, Mapping):
         what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        raise Wrong(what, choices(kind, shelf))
+        raise Wrong(what, choices(kind))
     if "name" not in value:
-        raise InputError.of(f"{where}.name", "required", choices(kind, shelf))
+        raise InputError.of(f"{where}.name", "required", choices(kind))
     if kind == "compressor":
         beside = {"granularity": GRANULARITY, **beside}
     given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
@@ -290,7 +295,7 @@ def _entry(
     for name in names:
         at = where if short else f"{where}.name"
         try:
-            params = parameters(kind, name, at, shelf)
+            params = parameters(kind, name, at)
         except InputError as error:
             complaints.extend(error.complaints)
             continue
@@ -345,9 +350,9 @@ def a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def choices(kind: str, shelf: Shelf | None = None) -> str:
+def choices(kind: str) -> str:
     """Return which sections there are; of many only some, and where the others are listed."""
-    names = registry.names(kind) if shelf is None else [*shelf]
+    names = [*GRAPHS] if kind == "graph" else registry.names(kind)
     text = f"allowed: {', '.join(names[:20])}"
     return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
