@@ -10,6 +10,7 @@ from typing import Any
 from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import cells
+from raybench.spec.cells import Shaping
 from raybench.spec.keys import (
     Key,
     Kind,
@@ -21,7 +22,6 @@ from raybench.spec.keys import (
     plugins_schema,
 )
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
-from raybench.spec.settings import Shaping
 from raybench.spec.values import Complaints, show
 
 

@@ -202,8 +202,9 @@ MAX_VALUES = 100_000
 MAX_EXPONENT = 1000
 RANGE_FORM = "ranges are written a..b or 2^a..2^b"
 
-_INTEGERS = re.compile(r"([-+]?\d{1,18})\.\.([-+]?\d{1,18})", re.ASCII)
-_POWER = re.compile(r"(\d{1,6})\^([-+]?\d{1,6})", re.ASCII)
+_RANGE = re.compile(
+    r"(?:(\d{1,6})\^)?([-+]?\d{1,18})(?:\s*\.\.\s*(?:(\d{1,6})\^)?([-+]?\d{1,18}))?", re.ASCII
+)
 
 
 def parse_range(text: str) -> list[int | float] | None:
@@ -213,28 +214,21 @@ def parse_range(text: str) -> list[int | float] | None:
     Wrong for a range that is empty or too long, and for powers of two different bases.
     """
     text = text.strip()
-    if match := _INTEGERS.fullmatch(text):
-        first, last = int(match[1]), int(match[2])
-        _check(text, first, last)
-        return list(range(first, last + 1))
-    if match := _POWER.fullmatch(text):
-        return [_power(int(match[1]), int(match[2]), text)]
-    left, _, right = text.partition("..")
-    low, high = _POWER.fullmatch(left.strip()), _POWER.fullmatch(right.strip())
-    if low and high:
-        if low[1] != high[1]:
-            raise Wrong(f"{text!r} mixes powers of {low[1]} and {high[1]}", RANGE_FORM)
-        base, first, last = int(low[1]), int(low[2]), int(high[2])
-        _check(text, first, last)
-        return [_power(base, e, text) for e in range(first, last + 1)]
-    return None
-
-
-def _check(text: str, first: int, last: int) -> None:
-    if last < first:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    base, first, base_of_last, last = match.groups()
+    plain, single = base is None, last is None
+    if (plain and single) or (not single and plain != (base_of_last is None)):
+        return None
+    if not single and base != base_of_last:
+        raise Wrong(f"{text!r} mixes powers of {base} and {base_of_last}", RANGE_FORM)
+    numbers = range(int(first), int(first if single else last) + 1)
+    if not numbers:
         raise Wrong(f"the range {text!r} is empty: {first} is above {last}", RANGE_FORM)
-    if last - first >= MAX_VALUES:
+    if len(numbers) > MAX_VALUES:
         raise Wrong(f"the range {text!r} has more than {MAX_VALUES:,} values", RANGE_FORM)
+    return list(numbers) if plain else [_power(int(base), e, text) for e in numbers]
 
 
 def _power(base: int, exponent: int, text: str) -> int | float:
