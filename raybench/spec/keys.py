@@ -40,9 +40,6 @@ class Kind:
 
     named: ClassVar[bool] = False  # whether a bare name stands for a section
     merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
-    renews: bool = (
-        True  # whether another name makes a section another one, which keeps no parameters
-    )
     either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
     def long_form(self, value: object) -> object:
@@ -162,17 +159,11 @@ class Prox(Scalar):
 
     param: Param = field(default_factory=lambda: Choice("none"))
 
-    def absent(self) -> object:
-        return None
-
-    def written(self) -> object:
-        return "none"
-
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-        return [Option(None, where)]
+        return [Option("none", where)]
 
 
 @dataclass(frozen=True)
@@ -278,11 +269,6 @@ class Graphs(Sections):
 
 class Plugin(Sections):
     """A plug-in of the registry."""
-
-    @property
-    def renews(self) -> bool:  # type: ignore[override]
-        # problems keep theirs, as they share most of their parameters
-        return self.kind != "problem"
 
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
@@ -451,9 +437,7 @@ class Groups(Kind):
         return [{**group, "operators": sections.versions(group["compressor"])} for group in value]
 
     def schema(self) -> Schema:
-        operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}
-        group = closed({"match": {"type": "string"}, "compressor": operator})
-        return {"type": "array", "items": group}
+        return {"type": "array", "items": mapping_schema(GROUP)}
 
 
 # JSON schema of parameters, of groups of them, and of plug-ins by name ----------------------------
