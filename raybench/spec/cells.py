@@ -20,11 +20,9 @@ from raybench.spec.keys import (
     Clocked,
     Graphs,
     Groups,
-    Kind,
     Plugin,
     Prox,
     Scalar,
-    Schema,
     Start,
     Steps,
     Table,
@@ -43,7 +41,7 @@ from raybench.spec.model import (
     Section,
     Step,
 )
-from raybench.spec.sections import COLLECTIVE, mapping, single
+from raybench.spec.sections import COLLECTIVE, Kind, Schema, mapping, single
 from raybench.spec.values import Complaints, show
 from raybench.store import accounting
 from raybench.store.accounting import Accounting

@@ -13,15 +13,13 @@ from raybench.spec import cells
 from raybench.spec.cells import Shaping
 from raybench.spec.keys import (
     Key,
-    Kind,
     Plugin,
-    Schema,
     closed,
     keys_of,
     param_schema,
     plugins_schema,
 )
-from raybench.spec.sections import COLLECTIVE, GRANULARITY
+from raybench.spec.sections import COLLECTIVE, GRANULARITY, Kind, Schema
 from raybench.spec.values import Complaints, show
 
 

@@ -18,10 +18,10 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
+from raybench.spec.keys import STEP, Key, Plugin, Scalar, Table
 from raybench.spec.model import Section, canonical
-from raybench.spec.sections import FILES, MAX_CELLS, Option, locate, options, parted
-from raybench.spec.values import Complaints, show
+from raybench.spec.sections import MAX_CELLS, Option, Sections, options
+from raybench.spec.values import FILES, Complaints, locate, parted, show
 
 
 def load(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from raybench.clock import model
 from raybench.core import registry
@@ -21,65 +21,27 @@ from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, 
 from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
-    FILES,
+    Kind,
     Option,
+    Schema,
+    Sections,
+    axis,
     beside_defaults,
-    content_hash,
     default,
-    is_path,
-    locate,
     options,
-    parted,
     product,
 )
-from raybench.spec.values import NUMERIC_KINDS, Complaints, Wrong, show
-
-
-class Kind:
-    """How keys of a kind are written, and what of their values makes an id."""
-
-    named: ClassVar[bool] = False  # whether a bare name stands for a section
-    merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
-    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
-
-    def long_form(self, value: object) -> object:
-        """Return the mapping that a short form stands for, any other value as it is."""
-        return {"name": value} if self.named and isinstance(value, str) else value
-
-    def schema(self) -> Schema:
-        """Return the JSON schema of what may be written."""
-        raise NotImplementedError
-
-    def absent(self) -> Any:
-        """Return the value where the key is not given."""
-        return None
-
-    def written(self) -> object:
-        """Return what a sweep file would say for that value."""
-        return self.absent()
-
-    def read(self, value: Any, where: str, complaints: Complaints) -> Any:
-        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
-
-        What is wrong is appended to ``complaints``, or raised as InputError.
-        """
-        raise NotImplementedError
-
-    def plain(self, value: Any) -> Any:
-        """Return a value of a cell as plain JSON."""
-        return value
-
-    def identity(self, value: Any) -> Any:
-        """Return what identifies a value, as plain JSON: what is a default does not."""
-        return self.plain(value)
-
-    def in_group(self, value: Any, name: str) -> dict[str, Any]:
-        """Return what identifies a value among the cells that differ in seed and step only."""
-        return {name: self.identity(value)}
-
-    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
-        """Return the parameters of a value and what it sets them to, by name."""
-        return {}
+from raybench.spec.values import (
+    FILES,
+    NUMERIC_KINDS,
+    Complaints,
+    Wrong,
+    content_hash,
+    is_path,
+    locate,
+    parted,
+    show,
+)
 
 
 def each(value: object, change: Callable[[Any], object]) -> object:
@@ -92,7 +54,7 @@ class Mappings(Kind):
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
         form = show(self.written() or {}, bare=True)
-        return sections.axis(
+        return axis(
             value,
             where,
             complaints,
@@ -208,46 +170,6 @@ class Table(Mappings):
         return or_list(mapping_schema(self.table))
 
 
-@dataclass(frozen=True)
-class Sections(Kind):
-    """A section: the name of a plug-in, or of a graph, with parameters.
-
-    overrides: keys that an entry may set for itself besides. optional: whether the section may be left
-    out, written as none. beside: parameters that every section has here.
-    """
-
-    kind: str
-    overrides: tuple[str, ...] = ()
-    optional: bool = False
-    beside: Mapping[str, Param] = field(default_factory=dict)
-    named = True
-
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        return sections.read(
-            self.kind,
-            value,
-            where,
-            complaints,
-            overrides=self.overrides,
-            beside=self.beside,
-            optional=self.optional,
-        )
-
-    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
-        """Return the parameters of the section of a name; raises InputError with the nearest name."""
-        return {**self.beside, **sections.parameters(self.kind, name, where)}
-
-    def plain(self, value: Section | None) -> Any:
-        return None if value is None else value.config()
-
-    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
-        if value is None:
-            return {}
-        params = self.parameters(value.name)
-        usual = {name: default(param) for name, param in self.beside.items()}
-        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
-
-
 class Graphs(Sections):
     """A communication graph, by default the ring."""
 
@@ -272,7 +194,8 @@ class Plugin(Sections):
 
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = beside_defaults(self.parameters(value.name), value.params)
+        every = {**self.beside, **self.parameters(value.name)}
+        params = beside_defaults(every, value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
 
@@ -424,7 +347,7 @@ class Groups(Kind):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = value and sections.axis(value, where, complaints, self._group, GROUP_FORM)
+        groups = value and axis(value, where, complaints, self._group, GROUP_FORM)
         return [Option(groups or None, where)]
 
     def _group(self, value: object, where: str) -> list[dict[str, Any]]:
@@ -443,7 +366,6 @@ class Groups(Kind):
 # JSON schema of parameters, of groups of them, and of plug-ins by name ----------------------------
 
 
-Schema = dict[str, Any]
 RANGE: Schema = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
 SHARE: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
 

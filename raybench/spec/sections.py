@@ -9,29 +9,29 @@ stands beside ``read`` because a parameter may itself be a compressor: a section
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.limits import digest_of
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
 from raybench.spec.model import Operator, Section, canonical
 from raybench.spec.values import (
+    FILES,
     NUMERIC_KINDS,
     Complaints,
     Wrong,
     allowed,
+    is_path,
+    locate,
     parse_range,
+    parted,
     scalar,
     show,
     tags_of,
@@ -219,7 +219,10 @@ def product(
     return [dict(zip(params, values)) for values in itertools.product(*axes)]
 
 
-# A plug-in by name ---------------------------------------------------------------------------------
+# How a key is written -------------------------------------------------------------------------------
+
+
+Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -231,89 +234,139 @@ class Option:
     overrides: Mapping[str, object] = field(default_factory=dict)
 
 
-def read(
-    kind: str,
-    value: object,
-    where: str,
-    complaints: Complaints,
-    *,
-    overrides: tuple[str, ...] = (),
-    beside: Mapping[str, Param] = {},
-    optional: bool = True,
-) -> list[Option]:
-    """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
+class Kind:
+    """How keys of a kind are written, and what of their values makes an id."""
 
-    kind is the registry's, or ``graph``; null and ``none`` mean no section, where it is ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
-    parameters that every section has here; it holds those that are not their defaults. What is wrong is
-    appended to ``complaints``.
+    named: ClassVar[bool] = False  # whether a bare name stands for a section
+    merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
+    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
+
+    def long_form(self, value: object) -> object:
+        """Return the mapping that a short form stands for, any other value as it is."""
+        return {"name": value} if self.named and isinstance(value, str) else value
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of what may be written."""
+        raise NotImplementedError
+
+    def absent(self) -> Any:
+        """Return the value where the key is not given."""
+        return None
+
+    def written(self) -> object:
+        """Return what a sweep file would say for that value."""
+        return self.absent()
+
+    def read(self, value: Any, where: str, complaints: Complaints) -> Any:
+        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
+
+        What is wrong is appended to ``complaints``, or raised as InputError.
+        """
+        raise NotImplementedError
+
+    def plain(self, value: Any) -> Any:
+        """Return a value of a cell as plain JSON."""
+        return value
+
+    def identity(self, value: Any) -> Any:
+        """Return what identifies a value, as plain JSON: what is a default does not."""
+        return self.plain(value)
+
+    def in_group(self, value: Any, name: str) -> dict[str, Any]:
+        """Return what identifies a value among the cells that differ in seed and step only."""
+        return {name: self.identity(value)}
+
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        """Return the parameters of a value and what it sets them to, by name."""
+        return {}
+
+
+# A plug-in by name ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sections(Kind):
+    """A section: a name, ``{name: ..., parameters}``, or a list of either as an axis.
+
+    kind: the registry's, or ``graph``. overrides: keys that an entry may carry besides the section's
+    parameters. optional: whether the section may be left out, written as null or none. beside: parameters
+    that every section has here; it holds those that are not their defaults.
     """
 
-    def entry(item: object, at: str) -> list[Option]:
-        if item is not None and item != "none":
-            return _entry(kind, item, at, complaints, overrides, beside)
-        if not optional:
-            raise InputError.of(at, f"{a(kind)} is needed", choices(kind))
-        return [Option(None, at)]
+    kind: str
+    overrides: tuple[str, ...] = ()
+    optional: bool = False
+    beside: Mapping[str, Param] = field(default_factory=dict)
+    named = True
 
-    return axis(value, where, complaints, entry, f"name {a(kind)}")
+    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
+        """Return the parameters of the section of a name; raises InputError with the nearest name."""
+        if not isinstance(name, str):
+            what = f"expected the name of {a(self.kind)}, not {show(name)}"
+            raise InputError.of(where, what, choices(self.kind))
+        if self.kind != "graph":
+            return registry.lookup(self.kind, name, where).params
+        if name not in GRAPHS:
+            raise InputError.of(where, f"unknown graph {show(name)}", nearest(name, GRAPHS))
+        return GRAPHS[name]
 
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        def entry(item: object, at: str) -> list[Option]:
+            if item is not None and item != "none":
+                return self._entry(item, at, complaints)
+            if not self.optional:
+                raise InputError.of(at, f"{a(self.kind)} is needed", choices(self.kind))
+            return [Option(None, at)]
 
-def parameters(kind: str, name: object, where: str) -> Mapping[str, Param]:
-    """Return the parameters of a section of that kind and name; raises InputError with the nearest name."""
-    if not isinstance(name, str):
-        what = f"expected the name of {a(kind)}, not {show(name)}"
-        raise InputError.of(where, what, choices(kind))
-    if kind != "graph":
-        return registry.lookup(kind, name, where).params
-    if name not in GRAPHS:
-        raise InputError.of(where, f"unknown graph {show(name)}", nearest(name, GRAPHS))
-    return GRAPHS[name]
+        return axis(value, where, complaints, entry, f"name {a(self.kind)}")
 
+    def _entry(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        short = isinstance(value, str)
+        if short:
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            what = f"expected {a(self.kind)} by name or as a mapping, not {show(value)}"
+            raise Wrong(what, choices(self.kind))
+        if "name" not in value:
+            raise InputError.of(f"{where}.name", "required", choices(self.kind))
+        grain = {"granularity": GRANULARITY} if self.kind == "compressor" else {}
+        beside = {**grain, **self.beside}
+        given = {k: v for k, v in value.items() if k != "name" and k not in self.overrides}
+        extra = {k: v for k, v in value.items() if k in self.overrides}
+        names = value["name"] if isinstance(value["name"], list) else [value["name"]]
+        out: list[Option] = []
+        for name in names:
+            try:
+                params = self.parameters(name, where if short else f"{where}.name")
+            except InputError as error:
+                complaints.extend(error.complaints)
+                continue
+            for key in FILES:
+                if self.kind == "problem" and key in params:
+                    _files(given.get(key), f"{where}.{key}", complaints)
+            # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
+            shared = {key: param for key, param in beside.items() if key not in params}
+            asked = {key: value for key, value in given.items() if key in shared}
+            of_name = {key: value for key, value in given.items() if key not in shared}
+            more = product(shared, asked, where, complaints) or [{}]
+            also = (*self.overrides, *beside)
+            every = product(params, of_name, where, complaints, also=also) or [{}]
+            out += [
+                Option(_with(Section(name, settings), others, shared), where, extra)
+                for settings in every
+                for others in more
+            ]
+        return out
 
-def _entry(
-    kind: str,
-    value: object,
-    where: str,
-    complaints: Complaints,
-    overrides: tuple[str, ...],
-    beside: Mapping[str, Param],
-) -> list[Option]:
-    short = isinstance(value, str)
-    if short:
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        raise Wrong(what, choices(kind))
-    if "name" not in value:
-        raise InputError.of(f"{where}.name", "required", choices(kind))
-    if kind == "compressor":
-        beside = {"granularity": GRANULARITY, **beside}
-    given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
-    extra = {k: v for k, v in value.items() if k in overrides}
-    names = value["name"] if isinstance(value["name"], list) else [value["name"]]
-    out: list[Option] = []
-    for name in names:
-        at = where if short else f"{where}.name"
-        try:
-            params = parameters(kind, name, at)
-        except InputError as error:
-            complaints.extend(error.complaints)
-            continue
-        for key in FILES:
-            if kind == "problem" and key in params:
-                _files(given.get(key), f"{where}.{key}", complaints)
-        # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        shared = {key: param for key, param in beside.items() if key not in params}
-        asked = {key: value for key, value in given.items() if key in shared}
-        of_name = {key: value for key, value in given.items() if key not in shared}
-        more = product(shared, asked, where, complaints) or [{}]
-        every = product(params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
-        out += [
-            Option(_with(Section(name, settings), others, shared), where, extra)
-            for settings in every
-            for others in more
-        ]
-    return out
+    def plain(self, value: Section | None) -> Any:
+        return None if value is None else value.config()
+
+    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
+        if value is None:
+            return {}
+        params = {**self.beside, **self.parameters(value.name)}
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
 
 
 def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
@@ -377,7 +430,7 @@ def operators(value: object, where: str, complaints: Complaints) -> tuple[Operat
         # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
         value = {**parse(name, where), **{k: v for k, v in value.items() if k != "name"}}
     before = len(complaints)
-    choices = read("compressor", value, where, complaints)
+    choices = Sections("compressor", optional=True).read(value, where, complaints)
     if len(complaints) > before:
         return ()
     return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
@@ -536,7 +589,7 @@ def section(
         raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
     given |= more
     complaints: Complaints = []
-    every = read(kind, given, where, complaints)
+    every = Sections(kind, optional=True).read(given, where, complaints)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     first = every[0].value
@@ -599,57 +652,3 @@ def versions(text: str, where: str = "") -> dict[str, list[str]]:
     held = section("compressor", text, where=where)
     entry = registry.lookup("compressor", held.name)
     return {held.name: [entry.version, entry.source], **inside(held)}
-
-
-# Files that a sweep names: where they are, and what they hold -------------------------------------
-
-
-FILES = ("dataset", "test_set", "init_from", "model", "loss", "metrics", "tokenizer")
-"""Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
-
-
-def parted(text: str) -> tuple[str, str]:
-    """Return the file that a text names and what follows: ``own.py`` and ``:function``."""
-    file, colon, rest = text.rpartition(".py:")
-    return (f"{file}.py", f":{rest}") if colon else (text, "")
-
-
-def is_path(text: str) -> bool:
-    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
-    if "/" in text or os.sep in text:
-        return True
-    file = locate(text)
-    return file is not None and file.is_file()
-
-
-def locate(text: str, *folders: Path) -> Path | None:
-    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
-
-    Without folders the working directory is meant.
-    """
-    for folder in folders or (Path(),):
-        try:
-            path = folder / Path(text).expanduser()
-            if path.exists():
-                return path
-        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
-            continue
-    return None
-
-
-def content_hash(path: str, where: str) -> str:
-    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
-
-    Raises InputError, naming the key ``where``, if it cannot be read.
-    """
-    file = Path(path).expanduser()
-    try:
-        if file.is_dir():
-            whole = hashlib.sha256()
-            for part in sorted(p for p in file.rglob("*") if p.is_file()):
-                name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{digest_of(part, where)}\n".encode(errors="surrogateescape"))
-            return whole.hexdigest()
-        return digest_of(file, where)
-    except OSError as error:
-        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
