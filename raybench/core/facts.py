@@ -200,16 +200,11 @@ class ProblemFacts(Facts):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricFacts(Facts):
-    """What a metric says about itself: nothing."""
-
-
 KINDS: Mapping[str, type[Facts]] = {
     "compressor": CompressorFacts,
     "algorithm": AlgorithmFacts,
     "problem": ProblemFacts,
-    "metric": MetricFacts,
+    "metric": Facts,
 }
 
 

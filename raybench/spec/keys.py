@@ -97,9 +97,7 @@ class Start(Scalar):
         for start in (option.value for option in out):
             if not isinstance(start, str) or start in ("zeros", "problem"):
                 continue
-            if start == "normal":
-                complaints.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
-            elif not start.endswith(".npy"):
+            if not start.endswith(".npy"):
                 fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
                 complaints.append(Complaint(where, f"unknown start {start!r}", fix))
             elif locate(start) is None:
