@@ -17,7 +17,7 @@ from raybench.clock import model
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
+from raybench.core.registry import REQUIRED, Choice, Number, Operator, Param, Text
 from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
@@ -47,24 +47,6 @@ from raybench.spec.values import (
 def each(value: object, change: Callable[[Any], object]) -> object:
     """Return a value changed, of a list each of its items, however deep."""
     return [each(item, change) for item in value] if isinstance(value, list) else change(value)
-
-
-class Mappings(Kind):
-    """An axis of mappings: a single one, or a list of them."""
-
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        form = show(self.written() or {}, bare=True)
-        return axis(
-            value,
-            where,
-            complaints,
-            lambda item, at: [Option(point, at) for point in self.points(item, at, complaints)],
-            f"write {form}",
-        )
-
-    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
-        """Return the values that one item of the axis stands for, whose own entries may be axes."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -127,7 +109,7 @@ class Prox(Scalar):
 
 
 @dataclass(frozen=True)
-class Table(Mappings):
+class Table(Kind):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
@@ -223,21 +205,14 @@ class Plugin(Sections):
 STEP: Mapping[str, Param] = {
     "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
     "value": Number(None, low=0, open_low=True, help="step sizes"),
-    "rule": Choice(
-        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
-    ),
-    "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
-    "schedule": Choice(
-        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
-    ),
-    "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
+    **{k: p for k, p in vars(Step)["__params__"].items() if k not in ("kind", "number")},
 }
 # keys that cells of one group share, though they differ in seed and step size
 _SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)
-class Steps(Mappings):
+class Steps(Kind):
     """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
 
     either: tuple[str, ...] = ("theory", "value")
@@ -292,7 +267,7 @@ class Steps(Mappings):
 
 
 @dataclass(frozen=True)
-class Clocked(Mappings):
+class Clocked(Kind):
     """A clock: ``{compute: .., per: .., jitter: .., dropout: .., link: ..}``, see ``raybench.clock.model``."""
 
     merges = False

@@ -262,6 +262,19 @@ class Kind:
 
         What is wrong is appended to ``complaints``, or raised as InputError.
         """
+
+        def entry(item: object, at: str) -> list[Option]:
+            points = self.points(item, at, complaints)
+            return [p if isinstance(p, Option) else Option(p, at) for p in points]
+
+        return axis(value, where, complaints, entry, self.form())
+
+    def form(self) -> str:
+        """Return what may be written, for complaints."""
+        return f"write {show(self.written() or {}, bare=True)}"
+
+    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
+        """Return the values that one item of an axis stands for, whose own entries may be axes; errors as of ``read``."""
         raise NotImplementedError
 
     def plain(self, value: Any) -> Any:
@@ -310,17 +323,14 @@ class Sections(Kind):
             raise InputError.of(where, f"unknown graph {show(name)}", nearest(name, GRAPHS))
         return GRAPHS[name]
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        def entry(item: object, at: str) -> list[Option]:
-            if item is not None and item != "none":
-                return self._entry(item, at, complaints)
+    def form(self) -> str:
+        return f"name {a(self.kind)}"
+
+    def points(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+        if value is None or value == "none":
             if not self.optional:
-                raise InputError.of(at, f"{a(self.kind)} is needed", choices(self.kind))
-            return [Option(None, at)]
-
-        return axis(value, where, complaints, entry, f"name {a(self.kind)}")
-
-    def _entry(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+                raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
+            return [Option(None, where)]
         short = isinstance(value, str)
         if short:
             value = {"name": value}
