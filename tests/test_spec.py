@@ -303,6 +303,7 @@ def test_plugin_files(tmp_path: Path):
     plugin.write_text(plugin.read_text() + "# changed\n")
     assert load(file).cells[0].id != sweep.cells[0].id
     assert "no such file" in wrong(text + "plugins: [nope.py]\n")["plug-in nope.py"]
+    assert "no such file" in wrong(text + 'plugins: "\\0"\n')["plug-in \0"]
 
 
 # ------------------------------------------------------------------ schema, sections

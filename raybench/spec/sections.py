@@ -356,16 +356,9 @@ class Sections(Kind):
                     _files(given.get(key), f"{where}.{key}", complaints)
             # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
             shared = {key: param for key, param in beside.items() if key not in params}
-            asked = {key: value for key, value in given.items() if key in shared}
-            of_name = {key: value for key, value in given.items() if key not in shared}
-            more = product(shared, asked, where, complaints) or [{}]
-            also = (*self.overrides, *beside)
-            every = product(params, of_name, where, complaints, also=also) or [{}]
-            out += [
-                Option(_with(Section(name, settings), others, shared), where, extra)
-                for settings in every
-                for others in more
-            ]
+            both = {**params, **shared}
+            every = product(both, given, where, complaints, also=self.overrides) or [{}]
+            out += [Option(_with(name, settings, shared), where, extra) for settings in every]
         return out
 
     def plain(self, value: Section | None) -> Any:
@@ -379,9 +372,10 @@ class Sections(Kind):
         return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
 
 
-def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
-    """Return the section with further parameters, of which defaults are left out."""
-    told = beside_defaults(params, more)
+def _with(name: str, settings: Mapping[str, Any], shared: Mapping[str, Param]) -> Section:
+    """Return the section of a name; of the parameters that it shares with others, defaults are left out."""
+    given = Section(name, {k: v for k, v in settings.items() if k not in shared})
+    told = beside_defaults(shared, {k: v for k, v in settings.items() if k in shared})
     given = grained(given, told.pop("granularity", GLOBAL))
     return Section(given.name, {**given.params, **told}) if told else given
 
@@ -416,8 +410,8 @@ def a(kind: str) -> str:
 def choices(kind: str) -> str:
     """Return which sections there are; of many only some, and where the others are listed."""
     names = [*GRAPHS] if kind == "graph" else registry.names(kind)
-    text = f"allowed: {', '.join(names[:20])}"
-    return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
+    text = nearest("", names)
+    return f"{text}; raybench ls {kind}s lists all" if text.endswith("...") else text
 
 
 # Compressors as parameters ---------------------------------------------------------------------------
