@@ -22,7 +22,6 @@ from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
     Kind,
-    Option,
     Schema,
     Sections,
     axis,
@@ -59,8 +58,8 @@ class Scalar(Kind):
     def absent(self) -> object:
         return self.param.default
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        return [Option(option, where) for option in options(self.param, value, where, complaints)]
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        return options(self.param, value, where, complaints)
 
     def schema(self) -> Schema:
         return param_schema(self.param)
@@ -74,9 +73,9 @@ class Start(Scalar):
         default_factory=lambda: Text(None, tags={"normal": Number(low=0, open_low=True)})
     )
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         out = super().read(value, where, complaints)
-        for start in (option.value for option in out):
+        for start in out:
             if not isinstance(start, str) or start in ("zeros", "problem"):
                 continue
             if not start.endswith(".npy"):
@@ -101,11 +100,11 @@ class Prox(Scalar):
 
     param: Param = field(default_factory=lambda: Choice("none"))
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-        return [Option("none", where)]
+        return ["none"]
 
 
 @dataclass(frozen=True)
@@ -315,13 +314,13 @@ class Groups(Kind):
 
     merges = False
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, list):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
         groups = value and axis(value, where, complaints, self._group, GROUP_FORM)
-        return [Option(groups or None, where)]
+        return [groups or None]
 
     def _group(self, value: object, where: str) -> list[dict[str, Any]]:
         if isinstance(value, Mapping) and value.get("compressor", "") in (None, "none"):

@@ -226,12 +226,12 @@ Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Option:
-    """One point of an axis: its value, its key path, and further keys that an entry carries (raw)."""
+class SectionEntry:
+    """A section with its key path and the keys that its entry sets for itself, raw."""
 
-    value: Any
+    section: Section
     where: str
-    overrides: Mapping[str, object] = field(default_factory=dict)
+    overrides: Mapping[str, object]
 
 
 class Kind:
@@ -262,12 +262,9 @@ class Kind:
 
         What is wrong is appended to ``complaints``, or raised as InputError.
         """
-
-        def entry(item: object, at: str) -> list[Option]:
-            points = self.points(item, at, complaints)
-            return [p if isinstance(p, Option) else Option(p, at) for p in points]
-
-        return axis(value, where, complaints, entry, self.form())
+        return axis(
+            value, where, complaints, lambda v, at: self.points(v, at, complaints), self.form()
+        )
 
     def form(self) -> str:
         """Return what may be written, for complaints."""
@@ -302,8 +299,8 @@ class Sections(Kind):
     """A section: a name, ``{name: ..., parameters}``, or a list of either as an axis.
 
     kind: the registry's, or ``graph``. overrides: keys that an entry may carry besides the section's
-    parameters. optional: whether the section may be left out, written as null or none. beside: parameters
-    that every section has here; it holds those that are not their defaults.
+    parameters; with some, points are entries. optional: whether the section may be left out, written as null
+    or none. beside: parameters that every section has here; it holds those that are not their defaults.
     """
 
     kind: str
@@ -326,11 +323,11 @@ class Sections(Kind):
     def form(self) -> str:
         return f"name {a(self.kind)}"
 
-    def points(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if value is None or value == "none":
             if not self.optional:
                 raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
-            return [Option(None, where)]
+            return [None]
         short = isinstance(value, str)
         if short:
             value = {"name": value}
@@ -342,9 +339,8 @@ class Sections(Kind):
         grain = {"granularity": GRANULARITY} if self.kind == "compressor" else {}
         beside = {**grain, **self.beside}
         given = {k: v for k, v in value.items() if k != "name" and k not in self.overrides}
-        extra = {k: v for k, v in value.items() if k in self.overrides}
         names = value["name"] if isinstance(value["name"], list) else [value["name"]]
-        out: list[Option] = []
+        out: list[Section] = []
         for name in names:
             try:
                 params = self.parameters(name, where if short else f"{where}.name")
@@ -358,8 +354,11 @@ class Sections(Kind):
             shared = {key: param for key, param in beside.items() if key not in params}
             both = {**params, **shared}
             every = product(both, given, where, complaints, also=self.overrides) or [{}]
-            out += [Option(_with(name, settings, shared), where, extra) for settings in every]
-        return out
+            out += [_with(name, settings, shared) for settings in every]
+        if not self.overrides:
+            return out
+        extra = {k: v for k, v in value.items() if k in self.overrides}
+        return [SectionEntry(section, where, extra) for section in out]
 
     def plain(self, value: Section | None) -> Any:
         return None if value is None else value.config()
@@ -437,7 +436,7 @@ def operators(value: object, where: str, complaints: Complaints) -> tuple[Operat
     choices = Sections("compressor", optional=True).read(value, where, complaints)
     if len(complaints) > before:
         return ()
-    return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
+    return tuple(dict.fromkeys(spell(choice) for choice in choices if choice))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -596,7 +595,7 @@ def section(
     every = Sections(kind, optional=True).read(given, where, complaints)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
-    first = every[0].value
+    first = every[0]
     if len(every) > 1 or first is None:
         what = f"{text} stands for {len(every)} of them" if first else "none is none"
         raise InputError.of(where, what, "give one name and single values")
