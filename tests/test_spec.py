@@ -268,6 +268,9 @@ def test_sources(tmp_path: Path, monkeypatch):
     monkeypatch.chdir("/")
     sweep = load(file)
     assert sweep.cells[0].problem.params["dataset"] == str((tmp_path / "data/x.txt").resolve())
+    (tmp_path / "t.parquet").touch()
+    file.write_text(BASE + "clock: {compute: {trace: t.parquet}}\n")
+    assert load(file).cells[0].clock["compute"] == {"trace": str(tmp_path / "t.parquet")}
     assert str(tmp_path / "missing.yaml") in wrong(tmp_path / "missing.yaml")
     assert str(tmp_path) in wrong(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")

@@ -142,10 +142,13 @@ def _located(raw: Mapping[str, Any], base: Path, data: Mapping[str, Path]) -> di
             return {name: within(value, name) for name, value in node.items()}
         if isinstance(node, list):
             return [within(item, key) for item in node]
-        names_file = key in (*FILES, "plugins") or (key == "x0" and str(node).endswith(".npy"))
+        names_file = key in (*FILES, "plugins", "trace") or (
+            key == "x0" and str(node).endswith(".npy")
+        )
         return absolute(node, key) if isinstance(node, str) and names_file else node
 
-    out = {k: within(v, k) if k in ("problem", "x0", "plugins") else v for k, v in raw.items()}
+    with_files = ("problem", "x0", "clock", "plugins")
+    out = {k: within(v, k) if k in with_files else v for k, v in raw.items()}
     if isinstance(out.get("cases"), list):
         cases = [_located(c, base, data) if isinstance(c, Mapping) else c for c in raw["cases"]]
         out["cases"] = cases
