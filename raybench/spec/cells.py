@@ -152,7 +152,7 @@ class Cell:
         Scalar(Choice("last", "average", "weighted")), "the point at which f is recorded"
     )
     stop: Mapping[str, float] = key(
-        Table(STOP_PARAMS, sparse=True, beside=("rounds",)),
+        Table(STOP_PARAMS, sparse=True),
         "thresholds at which a cell ends before its last round",
         in_every_id=True,
     )

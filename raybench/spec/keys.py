@@ -43,11 +43,6 @@ from raybench.spec.values import (
 )
 
 
-def each(value: object, change: Callable[[Any], object]) -> object:
-    """Return a value changed, of a list each of its items, however deep."""
-    return [each(item, change) for item in value] if isinstance(value, list) else change(value)
-
-
 @dataclass(frozen=True)
 class Scalar(Kind):
     """A number, a word, a flag."""
@@ -112,15 +107,12 @@ class Table(Kind):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
-    but defaults is the same as not given. either:
-    parameters of which one takes the place of another. beside: keys that users may look for in it.
+    but defaults is the same as not given.
     """
 
     table: Mapping[str, Param]
     sparse: bool = False
     idle: bool = False
-    either: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
 
     def absent(self) -> object:
         return {} if self.sparse else None
@@ -128,8 +120,7 @@ class Table(Kind):
     def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, Mapping):
             raise Wrong(f"expected a mapping, not {show(value)}", f"keys: {', '.join(self.table)}")
-        also = tuple(key for key in self.beside if key in value)
-        every = product(self.table, value, where, complaints, also=also)
+        every = product(self.table, value, where, complaints)
         if self.idle:
             return [one if beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
@@ -168,6 +159,18 @@ class Graphs(Sections):
         return or_list({"anyOf": [{"enum": [*sections.GRAPHS]}, *ways]})
 
 
+def _by_content(entry: registry.Entry[ProblemFacts], given: object, where: str) -> object:
+    """Return what a problem's parameter holds, with the content of files in place of their paths."""
+    if isinstance(given, list):
+        return [_by_content(entry, item, where) for item in given]
+    file, rest = parted(given) if isinstance(given, str) else ("", "")
+    if not file or not is_path(file):
+        return given
+    if rest and where == "problem.dataset":
+        return f"sha256:{entry.target.fingerprint(given)}"
+    return f"sha256:{content_hash(file, where)}{rest}"
+
+
 class Plugin(Sections):
     """A plug-in of the registry."""
 
@@ -177,15 +180,7 @@ class Plugin(Sections):
         params = beside_defaults(every, value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
-
-                def by_content(given: object, where: str = f"problem.{key}") -> object:
-                    file, rest = parted(given) if isinstance(given, str) else ("", "")
-                    path = file and is_path(file)
-                    if path and rest and where.endswith(".dataset"):
-                        return f"sha256:{entry.target.fingerprint(given)}"
-                    return f"sha256:{content_hash(file, where)}{rest}" if path else given
-
-                params[key] = each(params[key], by_content)
+                params[key] = _by_content(entry, params[key], f"problem.{key}")
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
         held = sections.inside(value, self.kind)
         if held:
