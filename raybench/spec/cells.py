@@ -137,9 +137,7 @@ class Cell:
         "simulated clients: what their gradients and messages take, for the column clock_seconds",
     )
     prox: Mapping[str, float] | None = key(
-        Prox(),
-        "a problem's nonsmooth term is its regularizer, for example l1",
-        heard=lambda problem, method: False,
+        Prox(), "a problem's nonsmooth term is its regularizer, for example l1"
     )
     participation: float = key(
         Scalar(Number(1.0, low=0, high=1, open_low=True)),

@@ -201,28 +201,24 @@ class Pattern:
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
+    def meet(self, names: Names) -> None:
+        """Type the values as what may be named of some cells asks for."""
+        for key, value in self.raw.items():
+            kind = names[key][0] if key in names else _STEPS.get(key)
+            if kind is not None and (key, id(kind)) not in self.typed:
+                complaints: Complaints = []
+                values = _wanted(kind, value, f"{self.where}.{key}", complaints)
+                self.typed[key, id(kind)] = set(map(canonical, values)), complaints
+
     def matches(self, names: Names) -> bool:
-        """Tell whether every key of the pattern matches a cell of which it may name these."""
-        accepted = {
-            key: self._texts(key, names) for key in self.raw
-        }  # of all keys, so that all are checked
+        """Tell whether every key of the pattern matches a cell of which it may name these, once it met them."""
         return all(
-            key in names and canonical(names[key][1]) in texts for key, texts in accepted.items()
+            key in names and canonical(names[key][1]) in self.typed[key, id(names[key][0])][0]
+            for key in self.raw
         )
 
-    def _texts(self, key: str, names: Names) -> set[str]:
-        """Return the texts of the values that a key accepts, typed as what may be named of a cell asks for."""
-        kind = names[key][0] if key in names else _STEPS.get(key)
-        if kind is None:
-            return set()
-        if (key, id(kind)) not in self.typed:
-            complaints: Complaints = []
-            values = _wanted(kind, self.raw[key], f"{self.where}.{key}", complaints)
-            self.typed[key, id(kind)] = set(map(canonical, values)), complaints
-        return self.typed[key, id(kind)][0]
-
     def wrong(self, names: Iterable[str]) -> Complaints:
-        """Return complaints of keys that no cell has and values that no parameter takes, once all cells were asked.
+        """Return complaints of keys that no cell has and values that no parameter takes, once it has met all.
 
         names: what may be named of the cells.
         """
@@ -420,10 +416,15 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
         for cell in _expanded(grid):
             asked[cell.algorithm.name] += 1
             every.setdefault(cell.id, cell)
-            if grid.patterns and cell.group not in names:
-                names[cell.group] = nameable(cell)
-            hits = [p for p in grid.patterns if p.matches(_stepped(names[cell.group], cell))]
-            used |= {str(pattern): True for pattern in hits}
+            hits: list[Pattern] = []
+            if grid.patterns:
+                if cell.group not in names:
+                    names[cell.group] = nameable(cell)
+                    for pattern in grid.patterns:
+                        pattern.meet(names[cell.group])
+                of_cell = _stepped(names[cell.group], cell)
+                hits = [pattern for pattern in grid.patterns if pattern.matches(of_cell)]
+                used |= {str(pattern): True for pattern in hits}
             if not hits:
                 out.setdefault(cell.id, cell)
         named = {name for group in names.values() for name in group}

@@ -95,11 +95,17 @@ class Prox(Scalar):
 
     param: Param = field(default_factory=lambda: Choice("none"))
 
+    def absent(self) -> object:
+        return None
+
+    def written(self) -> object:
+        return "none"
+
     def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-        return ["none"]
+        return [None]
 
 
 @dataclass(frozen=True)
