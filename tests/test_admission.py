@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from cli_kit import SWEEP, cli, tree
 from tiers import first_of_each
@@ -174,7 +173,7 @@ def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     machine = limits.memory_here()
     assert 1 << 28 < machine < math.inf
     monkeypatch.setattr(limits, "CGROUP", tmp_path)
-    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=0.0))
+    monkeypatch.setattr(limits, "_swap", lambda: 0.0)
     outer = tmp_path / "pod"
     (outer / "job").mkdir(parents=True)
     real = Path.read_text

@@ -11,7 +11,8 @@ from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
 from raybench.core import registry, yaml
 from raybench.execution.build import mixing
 from raybench.spec import Step, json_schema, load
-from raybench.spec.cells import GRAPHS, STOP_PARAMS
+from raybench.spec.cells import STOP_PARAMS
+from raybench.spec.sections import GRAPHS
 from raybench.store.schema import CURVES
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
@@ -267,6 +268,9 @@ def test_sources(tmp_path: Path, monkeypatch):
     monkeypatch.chdir("/")
     sweep = load(file)
     assert sweep.cells[0].problem.params["dataset"] == str((tmp_path / "data/x.txt").resolve())
+    (tmp_path / "t.parquet").touch()
+    file.write_text(BASE + "clock: {compute: {trace: t.parquet}}\n")
+    assert load(file).cells[0].clock["compute"] == {"trace": str(tmp_path / "t.parquet")}
     assert str(tmp_path / "missing.yaml") in wrong(tmp_path / "missing.yaml")
     assert str(tmp_path) in wrong(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")
@@ -302,6 +306,7 @@ def test_plugin_files(tmp_path: Path):
     plugin.write_text(plugin.read_text() + "# changed\n")
     assert load(file).cells[0].id != sweep.cells[0].id
     assert "no such file" in wrong(text + "plugins: [nope.py]\n")["plug-in nope.py"]
+    assert "no such file" in wrong(text + 'plugins: "\\0"\n')["plug-in \0"]
 
 
 # ------------------------------------------------------------------ schema, sections

@@ -9,8 +9,8 @@ import pytest
 
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.spec import cells, document, keys, load
-from raybench.spec.settings import Group
+from raybench.spec import cells, document, keys, load, sections
+from raybench.spec.cells import Group
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sweep-file.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```([a-z ]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -59,7 +59,7 @@ def groups() -> dict[str, Group]:
 
 
 def test_every_key_is_described():
-    names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
+    names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *sections.GRAPHS]
     names += [name for group in groups().values() for name in group.fields]
     missing = [name for name in names if not re.search(rf"\b{name}\b", TEXT)]
     assert not missing

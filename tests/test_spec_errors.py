@@ -30,7 +30,7 @@ from raybench.spec import load, sections
         ("step_size: .inf", "step_size", ["not a finite number"]),
         ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
         ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
-        ("x0: normal", "x0", ["write {normal: 1.0}"]),
+        ("x0: normal", "x0", ["did you mean {normal: 1.0}?"]),
         ("x0: nope.npy", "x0", ["no file nope.npy"]),
         ("graph: rnig", "graph", ["did you mean ring?"]),
         ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),

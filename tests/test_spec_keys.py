@@ -14,8 +14,8 @@ from spec_plugins import BASE, registered, wrong
 
 from raybench.core.params import Choice, Integer, Number, record
 from raybench.spec import cells, json_schema, load
+from raybench.spec.cells import Group, Single
 from raybench.spec.keys import Scalar, Table, key
-from raybench.spec.settings import Group, Single
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 

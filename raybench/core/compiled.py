@@ -2,18 +2,36 @@
 
 Importing numba takes half a second, so a module of kernels must not do it. ``compiled`` makes a
 ``Kernel``; its first call builds numba's dispatcher, with the kernels that the function calls in turn.
-Machine code is kept on disk (``machine_code``), so a machine compiles a kernel once.
+
+Machine code is kept on disk, so a machine compiles a kernel once. numba's own cache is not safe for processes
+that start together: it numbers the data files of a function and keeps the numbers in an index that every process
+reads, changes and writes back. Two workers that compile two signatures at the same time choose the same number,
+and from then on the index hands one signature the machine code of the other (TypeError: "can't unbox array", or
+worse). So here a file is named by a digest of all that its machine code depends on: no index, nothing to race for.
+A file begins with the SHA-256 of the rest. One that is torn, garbled or not the user's own is as good as none: the
+function is compiled, and the file replaced.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any, overload
 
 import numpy as np
 
+from raybench.core.errors import InputError
+from raybench.core.limits import digest_of
+from raybench.core.process import KERNELS, is_own, kernel_folder
+
+DIGEST = 32  # bytes
 _building = threading.RLock()
 
 
@@ -30,28 +48,86 @@ class Kernel:
         self._dispatcher: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        made = self._dispatcher
-        return (self.dispatcher if made is None else made)(*args)
+        built = self._dispatcher
+        return (self.dispatcher if built is None else built)(*args)
 
     @property
     def dispatcher(self) -> Any:
-        """What numba made of the function; made when first asked for."""
+        """What numba makes of the function, built when first asked for.
+
+        Raises InputError where others can write to the folder of compiled kernels.
+        """
         if self._dispatcher is None:
             with _building:
                 if self._dispatcher is None:
-                    self._dispatcher = self._made()
+                    self._dispatcher = self._built()
         return self._dispatcher
 
-    def _made(self) -> Any:
-        from raybench.core import machine_code
+    def _built(self) -> Any:
+        import numba
 
-        given, uses = self.py_func, repr(_meaning(self.py_func))
-        names = {name: value for name, value in _outside(given) if isinstance(value, Kernel)}
-        scope = {**given.__globals__, **{name: used.dispatcher for name, used in names.items()}}
+        given = self.py_func
+        used = {name: _resolved(value) for name, value in _outside(given)}
+        scope = {**given.__globals__, **used}
         cells = tuple(CellType(_resolved(c.cell_contents)) for c in given.__closure__ or ())
         function = FunctionType(given.__code__, scope, None, given.__defaults__, cells or None)
         function.__qualname__ = given.__qualname__
-        return machine_code.dispatcher(function, self.options, uses)
+        dispatcher = numba.njit(nogil=True, **self.options)(function)
+        folder = kernel_folder()
+        if folder is not None and _stamp(given) is not None:
+            dispatcher._cache = _Files(folder, given)
+        return dispatcher
+
+
+class _Files:
+    """The machine code of one function on disk, a file per (signature, processor): what numba calls a cache."""
+
+    def __init__(self, folder: Path, function: FunctionType) -> None:
+        import numba
+
+        stem = f"{Path(function.__code__.co_filename).stem}.{function.__name__}"
+        self.folder, self.stem = folder, "".join(c for c in stem if c.isalnum() or c in "._")
+        self.about = (numba.__version__, sys.version_info[:2], *_meaning(function))
+        self.cache_path = str(folder)
+
+    def _path(self, signature: object, codegen: Any) -> Path:
+        parts = repr((*self.about, signature, codegen.magic_tuple()))
+        return self.folder / f"{self.stem}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}.kernel"
+
+    def save_overload(self, signature: object, result: Any) -> None:
+        from numba.core.serialize import dumps
+
+        if result.library.has_dynamic_globals or not all(part.can_cache for part in result.lifted):
+            return
+        body, path = dumps(result._reduce()), self._path(signature, result.library.codegen)
+        try:
+            # a file of its own that is renamed: a reader sees all of it or nothing
+            number, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=self.folder)
+            try:
+                with os.fdopen(number, "wb") as file:
+                    file.write(hashlib.sha256(body).digest() + body)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError:  # a full disk, say: the kernel is there, it is only not kept
+            return
+
+    def load_overload(self, signature: object, context: Any) -> Any:
+        """Return what was saved; None, so that numba compiles, where it is not there or unsound."""
+        from numba.core.compiler import CompileResult
+
+        context.refresh()
+        try:
+            with open(self._path(signature, context.codegen()), "rb") as file:
+                if not is_own(os.fstat(file.fileno())):
+                    return None
+                data = file.read()
+            if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+                return None
+            return CompileResult._rebuild(context, *pickle.loads(data[DIGEST:]))
+        except Exception:  # whatever unpickling meets, such as a class that numba no longer has
+            return None
 
 
 def _resolved(value: Any) -> Any:
@@ -75,21 +151,24 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _meaning(function: FunctionType) -> tuple[Any, ...]:
-    """Return what machine code made of a function depends on beside its own source file."""
-    from raybench.core import machine_code
-
-    parts: list[Any] = []
+    """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere."""
+    code = function.__code__
+    source = _stamp(function) or repr(code.co_consts)  # written in no file: known by its code alone
+    parts: list[Any] = [source, function.__qualname__, code.co_firstlineno, code.co_code]
     for name, value in _outside(function):
         if isinstance(value, Kernel):
-            inner = value.py_func
-            # one that was written in no file is known by its code alone
-            code = machine_code.stamp(inner) or repr(
-                (inner.__code__.co_code, inner.__code__.co_consts)
-            )
-            parts.append((name, code, inner.__qualname__, _meaning(inner)))
+            parts.append((name, _meaning(value.py_func)))
         elif isinstance(value, int | float | str | tuple | np.generic):
             parts.append((name, repr(value)))
     return tuple(parts)
+
+
+def _stamp(function: FunctionType) -> str | None:
+    """Return a digest of the file that a function was written in; None where there is none."""
+    try:
+        return digest_of(Path(function.__code__.co_filename), KERNELS)
+    except (OSError, InputError):
+        return None
 
 
 @overload

@@ -200,16 +200,11 @@ class ProblemFacts(Facts):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricFacts(Facts):
-    """What a metric says about itself: nothing."""
-
-
 KINDS: Mapping[str, type[Facts]] = {
     "compressor": CompressorFacts,
     "algorithm": AlgorithmFacts,
     "problem": ProblemFacts,
-    "metric": MetricFacts,
+    "metric": Facts,
 }
 
 
@@ -282,28 +277,23 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
 
 def check_names(kind: str, name: str, target: object, params: Mapping[str, Param]) -> None:
     """Raise InputError where a parameter would hide an attribute or method of the plug-in's class."""
-    if kind not in _bases or not inspect.isclass(target):
+    if kind not in _bases or not isinstance(target, type):
         return
-    taken = _attributes(target, *_bases[kind])
-    where, fix = f"{kind} {name}", "give it another name"
-    hidden = [f"parameter {p!r} hides {taken[p]}.{p}" for p in params if p in taken]
+    owners = {param: _owner(target, *_bases[kind], param) for param in params}
+    hidden = [f"parameter {p!r} hides {owner}.{p}" for p, owner in owners.items() if owner]
     if hidden:
+        where, fix = f"{kind} {name}", "give it another name"
         raise InputError([Complaint(where, what, fix) for what in hidden])
 
 
-def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str]:
-    """Return the attributes that a parameter must not hide, with the name of the class they are of.
-
-    A base may hold parameters of its own, and fields that stand for them.
-    """
-    taken: dict[str, str] = {}
-    for part in reversed(target.__mro__[:-1]):
+def _owner(target: type, root: type, free: frozenset[str], name: str) -> str | None:
+    """Return the class that has an attribute of this name which is no parameter, field or ``free``; None for none."""
+    for part in target.__mro__[:-1]:
         held = vars(part)
-        names = {n for n, v in held.items() if isinstance(v, property) or inspect.isroutine(v)}
-        if part is not target:
-            declared = {*held.get("__params__", {}), *getattr(part, "__dataclass_fields__", {})}
-            names |= {n for n in held if not n.startswith("_")} - declared - free
-        if part is root:
-            names |= {*held.get("__annotations__", {})} - free
-        taken |= dict.fromkeys(names, part.__name__)
-    return taken
+        called = isinstance(held.get(name), property) or inspect.isroutine(held.get(name))
+        declared = {*held.get("__params__", {}), *getattr(part, "__dataclass_fields__", {}), *free}
+        valued = part is not target and name in held and name not in declared
+        typed = part is root and name in held.get("__annotations__", {}) and name not in free
+        if called or typed or (valued and not name.startswith("_")):
+            return part.__name__
+    return None

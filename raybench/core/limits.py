@@ -53,16 +53,11 @@ def memory_here() -> float:
     """Return the bytes that processes of this machine may hold together, swap and limits of a container
     considered; infinite where that is unknown.
     """
-    bounds = [*_physical(), *_container()]
-    return min(bounds, default=float("inf"))
-
-
-def _physical() -> Iterator[float]:
     try:
-        memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+        memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") + _swap()
     except (AttributeError, OSError, ValueError):
-        return
-    yield memory + _swap()
+        memory = float("inf")
+    return min([memory, *_container()])
 
 
 def _swap() -> float:

@@ -254,29 +254,26 @@ def numbers(target: object, given: Mapping[str, object], ours: str) -> dict[str,
     declares besides; none that a base of the package ``ours`` has. In a signature: every default. To be
     asked before ``declared``.
     """
-    numbers_by_name: dict[str, object] = {}
+    plain: dict[str, object] = {}
     if isinstance(target, type):
-        theirs = [part for part in target.__mro__ if part.__module__.partition(".")[0] == ours]
+        parts = target.__mro__[:-1]
+        theirs = [part for part in parts if part.__module__.partition(".")[0] == ours]
         taken = {name for part in theirs for name in (*vars(part), *_annotated(part))}
-        for part in target.__mro__[:-1]:
-            if part in theirs:
-                continue
-            fields = getattr(part, "__dataclass_fields__", {})
-            for name, value in vars(part).items():
-                typed = "ClassVar" not in str(_annotated(part).get(name, "ClassVar"))
-                meant = (typed or name in given) and not name.startswith("_")
-                twice = isinstance(given.get(name), Param) and name in fields
-                if bare(value) and meant and name not in taken and not twice:
-                    numbers_by_name[name] = value
+        for part in (part for part in parts if part not in theirs):
+            kinds = _annotated(part).items()
+            typed = {
+                n for n, kind in kinds if not n.startswith("_") and "ClassVar" not in str(kind)
+            }
+            fields = getattr(part, "__dataclass_fields__", {}).keys()
+            meant = (typed - given.keys()) | (given.keys() - fields)
+            plain |= {n: v for n, v in vars(part).items() if n in meant - taken and bare(v)}
     function = vars(target).get("__init__") if isinstance(target, type) else target
     if inspect.isfunction(function):
         every = inspect.signature(function).parameters.items()
-        held = {
-            _plain(name): parameter.default for name, parameter in every if bare(parameter.default)
-        }
-        numbers_by_name |= {name: value for name, value in held.items() if name not in given}
+        held = {_plain(name): parameter.default for name, parameter in every}
+        plain |= {name: v for name, v in held.items() if bare(v) and name not in given}
     inherited = getattr(target, "__params__", {})
-    return {name: value for name, value in numbers_by_name.items() if name not in inherited}
+    return {name: value for name, value in plain.items() if name not in inherited}
 
 
 def _annotated(part: type) -> Mapping[str, object]:

@@ -104,23 +104,23 @@ def kernel_folder() -> Path | None:
         return None
     if is_own(state):
         return folder
-    where = KERNELS if given else str(folder)
-    if not is_owner(state):
-        what = f"{folder} belongs to another user, who could replace the compiled kernels in it"
-        raise InputError.of(where, what, f"set {KERNELS} to a folder of your own")
-    what = f"others can write to {folder}, and so replace the compiled kernels in it"
-    fix = f"chmod go-w {folder}; or set {KERNELS} to a folder of your own"
-    raise InputError.of(where, what, fix)
-
-
-def is_owner(state: os.stat_result) -> bool:
-    """Return whether this process's user owns a file; true where files have no owners (Windows)."""
-    return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
+    if state.st_uid == os.geteuid():
+        who, first = f"others can write to {folder}", f"chmod go-w {folder}; or "
+    else:
+        who, first = f"{folder} belongs to another user", ""
+    what = f"{who}, and so the compiled kernels in it can be replaced"
+    fix = f"{first}set {KERNELS} to a folder of your own"
+    raise InputError.of(KERNELS if given else str(folder), what, fix)
 
 
 def is_own(state: os.stat_result) -> bool:
-    """Return whether a file is this process's user's, and nobody else can write to it."""
-    return is_owner(state) and not (hasattr(os, "geteuid") and state.st_mode & OTHERS_WRITE)
+    """Return whether a file is this process's user's, and nobody else can write to it.
+
+    True where files have no owners (Windows).
+    """
+    if not hasattr(os, "geteuid"):
+        return True
+    return state.st_uid == os.geteuid() and not state.st_mode & OTHERS_WRITE
 
 
 # Endings ------------------------------------------------------------------------------------------
@@ -238,11 +238,6 @@ def ending_on_the_second_signal() -> Iterator[None]:
         os.close(ours)
 
 
-def exit_code(stop: KeyboardInterrupt) -> int:
-    """Return 143 after SIGTERM, 130 after Ctrl-C."""
-    return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
-
-
 def ending(error: BaseException) -> tuple[int, list[str]] | None:
     """Return the exit code of a command that an error ends, and what to say of it; None for a defect of ours.
 
@@ -255,7 +250,7 @@ def ending(error: BaseException) -> tuple[int, list[str]] | None:
     if isinstance(error, MemoryError):
         return 1, [f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"]
     if isinstance(error, KeyboardInterrupt):
-        return exit_code(error), ["interrupted"]
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED, ["interrupted"]
     if isinstance(error, OSError):  # such as a folder that cannot be written, or a full disk
         trouble = disk_trouble(error)
         if trouble is not None:

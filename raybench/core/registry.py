@@ -253,11 +253,12 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     Raises InputError if the file is missing, raises on import, or registers nothing.
     """
     global _source
-    file = Path(path).expanduser().resolve()
     where = f"plug-in {path}"
-    if not file.is_file():
-        raise InputError.of(where, "no such file", "give the path of a Python file")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    try:
+        file = Path(path).expanduser().resolve()
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except (OSError, ValueError, RuntimeError) as error:  # or the path can be none
+        raise InputError.of(where, "no such file", "give the path of a Python file") from error
     # first, so that a user's file replaces a built-in name and never the other way round
     for kind in BUILTIN_PACKAGES:
         _ensure(kind)

@@ -92,30 +92,23 @@ def terminal() -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-def console(**settings: Any) -> Console:
+def console(*, stderr: bool = False, **settings: Any) -> Console:
     """Return a console of rich that styles printable text; arguments as those of ``rich.console.Console``."""
     from rich import console as plain
     from rich.segment import Segment
 
+    stream = sys.stderr if stderr else sys.stdout
+
     class Console(plain.Console):
-        @property
-        def file(self) -> Any:  # codes of its own are for the terminal
-            stream = super().file
-            return getattr(stream, "through", stream)
-
-        @file.setter
-        def file(self, new: Any) -> None:
-            self._file = new
-
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:
             for part in super().render(*given, **named):
                 yield part if part.control else part._replace(text=printable(part.text))
 
         def on_broken_pipe(self) -> None:
-            stream = sys.stderr if self.stderr else sys.stdout
             if not isinstance(stream, Printable):
                 raise BrokenPipeError
             with stream.unread():
                 raise BrokenPipeError
 
-    return Console(**settings)
+    # codes of its own are for the terminal
+    return Console(file=getattr(stream, "through", stream), **settings)

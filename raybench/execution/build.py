@@ -29,8 +29,7 @@ from raybench.core.streams import Stream
 from raybench.execution.batch import Resolved
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
-from raybench.spec.cells import GRAPHS
-from raybench.spec.sections import grained
+from raybench.spec.sections import GRAPHS, grained
 from raybench.wire.collectives import ALL_TO_ALL, GATHER
 from raybench.wire.neighbours import Mixing
 

@@ -6,25 +6,30 @@ cell. A new key is one field of ``Cell`` or ``Sweep``; see ``raybench.spec.keys`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Robust, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import (
     Clocked,
+    Graphs,
     Groups,
-    Named,
     Plugin,
     Prox,
     Scalar,
     Start,
     Steps,
     Table,
+    closed,
     key,
     keys_of,
+    param_schema,
 )
 from raybench.spec.model import (
     Checkpoint,
@@ -36,14 +41,9 @@ from raybench.spec.model import (
     Section,
     Step,
 )
-from raybench.spec.sections import COLLECTIVE
-from raybench.spec.settings import (
-    Booking,
-    FolderName,
-    Group,
-    PluginFiles,
-    Single,
-)
+from raybench.spec.sections import COLLECTIVE, Kind, Schema, mapping, single
+from raybench.spec.values import Complaints, show
+from raybench.store import accounting
 from raybench.store.accounting import Accounting
 
 MOST_ROUNDS = 10**12
@@ -56,18 +56,6 @@ STOP_PARAMS: Mapping[str, Param] = {
     "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
     "clock": Number(None, low=0, open_low=True, help="stop at or above, seconds of the clock"),
 }
-_WEIGHTS: Mapping[str, Param] = {
-    "weights": Choice("metropolis", "laplacian", help="mixing weights")
-}
-GRAPHS: Mapping[str, Mapping[str, Param]] = {
-    **dict.fromkeys(("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS),
-    "erdos_renyi": {
-        "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
-        "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
-        **_WEIGHTS,
-    },
-}
-"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:
@@ -139,7 +127,7 @@ class Cell:
         ignored="trains no network on such a problem",
     )
     graph: Section | None = key(
-        Named("graph", shelf=GRAPHS, usual="ring"),
+        Graphs("graph"),
         "who talks to whom, for decentralised methods",
         heard=lambda problem, method: method.decentralised,
         in_every_id=True,
@@ -162,7 +150,7 @@ class Cell:
         Scalar(Choice("last", "average", "weighted")), "the point at which f is recorded"
     )
     stop: Mapping[str, float] = key(
-        Table(STOP_PARAMS, sparse=True, beside=("rounds",)),
+        Table(STOP_PARAMS, sparse=True),
         "thresholds at which a cell ends before its last round",
         in_every_id=True,
     )
@@ -200,6 +188,131 @@ class Cell:
             name: entry.kind.plain(getattr(self, entry.field))
             for name, entry in keys_of(type(self)).items()
         }
+
+
+# Settings of a whole sweep: one value each, no axes, no part of a cell's id -------------------------
+
+
+class Single(Scalar):
+    """One value of a parameter."""
+
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        return single(self.param, value, where, complaints)
+
+    def schema(self) -> Schema:
+        return param_schema(self.param, axis=False)
+
+
+@dataclass(frozen=True)
+class Group(Kind):
+    """A mapping of settings, held by a record class (``raybench.core.params.record``).
+
+    either: settings of which one takes the place of another. short: the setting that may stand for the
+    mapping, as in ``prune: halving``.
+    """
+
+    record: Any
+    either: tuple[str, ...] = ()
+    short: str = ""
+
+    @property
+    def fields(self) -> Mapping[str, Param]:
+        """The settings, by name."""
+        return getattr(self.record, "__params__", {})
+
+    def absent(self) -> Any:
+        return self.record()
+
+    def long_form(self, value: object) -> object:
+        return {self.short: value} if self.short and isinstance(value, str) else value
+
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        return self.record(**mapping(self.fields, self.long_form(value), where))
+
+    def schema(self) -> Schema:
+        said = (self.record.__doc__ or "").split("\n")[0]
+        parts = {name: param_schema(param, axis=False) for name, param in self.fields.items()}
+        whole = {**closed(parts), "description": said}
+        return {"anyOf": [parts[self.short], whole]} if self.short else whole
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class FolderName(Kind):
+    """A name that a folder may have."""
+
+    def read(self, value: object, where: str, complaints: Complaints) -> str | None:
+        if not isinstance(value, str):
+            raise InputError.of(where, f"expected text, not {show(value)}")
+        if not _NAME.fullmatch(value):
+            fix = "letters, digits, '.', '_' and '-', at most 100, beginning with a letter or digit"
+            raise InputError.of(where, f"{show(value)} cannot name a folder", fix)
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
+
+
+@dataclass(frozen=True)
+class PluginFiles(Kind):
+    """Paths of Python files with plug-ins, which are loaded as they are read."""
+
+    def absent(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, value: object, where: str, complaints: Complaints) -> tuple[str, ...]:
+        files = value if isinstance(value, list) else [value]
+        for i, file in enumerate(files):
+            try:
+                if not isinstance(file, str):
+                    what = f"expected the path of a Python file, not {show(file)}"
+                    raise InputError.of(f"{where}[{i}]", what)
+                registry.load_plugin(file)
+            except InputError as error:
+                complaints.extend(error.complaints)
+        return tuple(file for file in files if isinstance(file, str))
+
+    def schema(self) -> Schema:
+        text = {"type": "string"}
+        return {"anyOf": [text, {"type": "array", "items": text}], "default": []}
+
+
+@dataclass(frozen=True)
+class Booking(Kind):
+    """How counts become bits: a preset, or a mapping (``raybench.store.accounting``)."""
+
+    def absent(self) -> Accounting:
+        return Accounting()
+
+    def read(self, value: Any, where: str, complaints: Complaints) -> Accounting:
+        return accounting.parse(value)
+
+    def schema(self) -> Schema:
+        usual = Accounting()
+        widths: list[Schema] = [
+            {"const": "dtype"},
+            {"type": "integer", "minimum": 1, "maximum": accounting.MOST_VALUE_BITS},
+        ]
+        parts: dict[str, Schema] = {
+            "preset": {"enum": [*accounting.PRESETS]},
+            "value_bits": {"anyOf": widths, "default": usual.value_bits},
+            "index_bits": {"enum": [*accounting.INDEX_BITS], "default": usual.index_bits},
+            "count_init": {"type": "boolean", "default": usual.count_init},
+        }
+        preset = {"type": "string", "description": "a preset such as paper:ef21"}
+        return {"anyOf": [preset, closed(parts)]}
+
+
+@dataclass(frozen=True)
+class Shaping(Kind):
+    """A key that shapes the grid as a whole: read where the grid is made. items: of what it is a list."""
+
+    items: Callable[[], Schema]
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": self.items(), "default": []}
 
 
 @dataclass(frozen=True)

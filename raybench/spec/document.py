@@ -10,18 +10,16 @@ from typing import Any
 from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import cells
+from raybench.spec.cells import Shaping
 from raybench.spec.keys import (
     Key,
-    Kind,
     Plugin,
-    Schema,
     closed,
     keys_of,
     param_schema,
     plugins_schema,
 )
-from raybench.spec.sections import COLLECTIVE, GRANULARITY
-from raybench.spec.settings import Shaping
+from raybench.spec.sections import COLLECTIVE, GRANULARITY, Kind, Schema
 from raybench.spec.values import Complaints, show
 
 
@@ -114,8 +112,8 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
 
     Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
-    downlink or graph replaces the section, since its parameters are others; ``theory`` replaces
-    ``value`` and ``every`` replaces ``points``, and the other way round.
+    downlink or graph replaces the section, since its parameters are others, while problems share most of
+    theirs; ``theory`` replaces ``value`` and ``every`` replaces ``points``, and the other way round.
     """
     out = dict(base)
     for key, new in over.items():
@@ -123,7 +121,9 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
         old = kind.long_form(out.get(key))
         if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
             out[key] = new
-        elif kind.named and kind.renews and new.get("name", old.get("name")) != old.get("name"):
+        elif (
+            kind.named and key != "problem" and new.get("name", old.get("name")) != old.get("name")
+        ):
             out[key] = dict(new)
         else:
             drop = _replaced(kind, new)

@@ -18,10 +18,10 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
+from raybench.spec.keys import STEP, Key, Plugin, Scalar, Table
 from raybench.spec.model import Section, canonical
-from raybench.spec.sections import FILES, MAX_CELLS, Option, locate, options, parted
-from raybench.spec.values import Complaints, show
+from raybench.spec.sections import MAX_CELLS, SectionEntry, Sections, options
+from raybench.spec.values import FILES, Complaints, locate, parted, show
 
 
 def load(
@@ -142,10 +142,13 @@ def _located(raw: Mapping[str, Any], base: Path, data: Mapping[str, Path]) -> di
             return {name: within(value, name) for name, value in node.items()}
         if isinstance(node, list):
             return [within(item, key) for item in node]
-        names_file = key in (*FILES, "plugins") or (key == "x0" and str(node).endswith(".npy"))
+        names_file = key in (*FILES, "plugins", "trace") or (
+            key == "x0" and str(node).endswith(".npy")
+        )
         return absolute(node, key) if isinstance(node, str) and names_file else node
 
-    out = {k: within(v, k) if k in ("problem", "x0", "plugins") else v for k, v in raw.items()}
+    with_files = ("problem", "x0", "clock", "plugins")
+    out = {k: within(v, k) if k in with_files else v for k, v in raw.items()}
     if isinstance(out.get("cases"), list):
         cases = [_located(c, base, data) if isinstance(c, Mapping) else c for c in raw["cases"]]
         out["cases"] = cases
@@ -286,7 +289,7 @@ def _wanted(
 # The axes of every case ---------------------------------------------------------------------------
 
 
-Axes = Mapping[str, list[Option]]  # the options of an axis, by its key
+Axes = Mapping[str, list[Any]]  # the values of an axis, by its key
 
 
 @dataclass(frozen=True)
@@ -351,27 +354,27 @@ def _grid(raw: Mapping[str, object], complaints: Complaints) -> Grid:
     names = document.overrides()
     common = {name: read_axis(keys[name], raw.get(name), name, complaints) for name in rest}
     methods = []
-    for option in _named("algorithm", raw, complaints):
+    for entry in _named("algorithm", raw, complaints):
         axes = {
-            name: read_axis(keys[name], value, f"{option.where}.{name}", complaints)
-            for name, value in option.overrides.items()
+            name: read_axis(keys[name], value, f"{entry.where}.{name}", complaints)
+            for name, value in entry.overrides.items()
         }
-        method = Method(option.value, {name: axes.get(name, common[name]) for name in names})
+        method = Method(entry.section, {name: axes.get(name, common[name]) for name in names})
         methods.append(method)
-        _lacking(method, complaints)
+        _lacking(method, entry, complaints)
     shared = {name: axis for name, axis in common.items() if name not in names}
     patterns = read_patterns(raw.get("exclude"), "exclude", complaints)
-    return Grid([option.value for option in problems], methods, shared, patterns)
+    return Grid(problems, methods, shared, patterns)
 
 
-def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> list[Option]:
+def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> list[Any]:
     """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
-        return [Option(key.kind.absent(), where)]
+        return [key.kind.absent()]
     return key.kind.read(value, where, complaints)
 
 
-def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Option]:
+def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Any]:
     if raw.get(name) is None:
         return []
     kind = document.axes()[name].kind
@@ -380,18 +383,18 @@ def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list
     return kind.read(raw[name], name, complaints)
 
 
-def _lacking(method: Method, complaints: Complaints) -> None:
+def _lacking(method: Method, entry: SectionEntry, complaints: Complaints) -> None:
     """Complain where a method is given none of a compressor that it cannot do without."""
     for name, axis in method.axes.items():
         needs = document.axes()[name].needs
         role = None if needs is None else needs(method.facts)
-        missing = [option for option in axis if option.value is None]
-        if role is not None and missing:
+        if role is not None and None in axis:
+            where = f"{entry.where}.{name}" if name in entry.overrides else name
             what = f"{method.section.name} needs a {name}"
             noun = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
             form = f"as {name}: {{name: {role.usual}, k: {USUAL_SHARE}}}"
             fix = f"{noun}, {form}; raybench ls compressors lists all"
-            complaints.append(Complaint(missing[0].where, what, fix))
+            complaints.append(Complaint(where, what, fix))
 
 
 # Axes multiplied out into unique cells ------------------------------------------------------------
@@ -408,18 +411,20 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     used: dict[str, bool] = {}
     complaints: Complaints = []
     for grid in grids:
-        mine = list(_expanded(grid))
-        # cells of a group differ in step and seed only
-        shared = {c.group: c for c in mine} if grid.patterns else {}
-        names = {group: nameable(cell) for group, cell in shared.items()}
-        for pattern, of_group in itertools.product(grid.patterns, names.values()):
-            pattern.meet(of_group)
-        used.update({str(p): used.get(str(p), False) for p in grid.patterns})
-        asked.update(cell.algorithm.name for cell in mine)
-        for cell in mine:
+        names: dict[str, Names] = {}  # by group: its cells differ in step and seed only
+        used |= {str(p): used.get(str(p), False) for p in grid.patterns}
+        for cell in _expanded(grid):
+            asked[cell.algorithm.name] += 1
             every.setdefault(cell.id, cell)
-            hits = [p for p in grid.patterns if p.matches(_stepped(names[cell.group], cell))]
-            used.update({str(pattern): True for pattern in hits})
+            hits: list[Pattern] = []
+            if grid.patterns:
+                if cell.group not in names:
+                    names[cell.group] = nameable(cell)
+                    for pattern in grid.patterns:
+                        pattern.meet(names[cell.group])
+                of_cell = _stepped(names[cell.group], cell)
+                hits = [pattern for pattern in grid.patterns if pattern.matches(of_cell)]
+                used |= {str(pattern): True for pattern in hits}
             if not hits:
                 out.setdefault(cell.id, cell)
         named = {name for group in names.values() for name in group}
@@ -463,7 +468,7 @@ def _ignored(grid: Grid) -> Iterator[str]:
     """Yield notes on keys that are given and make no difference to a method."""
     for key in document.axes().values():
         for method in grid.methods if key.ignored else ():
-            given = any(option.value is not None for option in grid.of(method)[key.name])
+            given = any(value is not None for value in grid.of(method)[key.name])
             if given and not _heard(key, grid, method):
                 yield f"{method.section.name} {key.ignored}: {key.name} ignored"
 
@@ -474,7 +479,7 @@ def _heard(key: Key, grid: Grid, method: Method) -> bool:
     return any(key.hears(problem, method.facts) for problem in facts)
 
 
-# From options to cells -----------------------------------------------------------------------------
+# From axes to cells -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -523,9 +528,9 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
     keys, memo = document.axes(), dict[Any, Any]()
     for problem, method in itertools.product(grid.problems, grid.methods):
         facts = registry.lookup("problem", problem.name).facts, method.facts
-        first = {"problem": [Option(problem, "")], "algorithm": [Option(method.section, "")]}
+        first = {"problem": [problem], "algorithm": [method.section]}
         axes = {
-            name: [_point(keys[name], option.value, *facts, memo) for option in axis]
+            name: [_point(keys[name], value, *facts, memo) for value in axis]
             for name, axis in {**first, **grid.of(method)}.items()
         }
         seeds, steps = axes.pop("seed"), axes.pop("step_size")

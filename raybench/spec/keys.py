@@ -11,101 +11,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from raybench.clock import model
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.core.registry import REQUIRED, Choice, Integer, Number, Operator, Param, Text
+from raybench.core.registry import REQUIRED, Choice, Number, Operator, Param, Text
 from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
-    FILES,
-    Option,
+    Kind,
+    Schema,
+    Sections,
+    axis,
     beside_defaults,
-    content_hash,
     default,
-    is_path,
-    locate,
     options,
-    parted,
     product,
 )
-from raybench.spec.values import NUMERIC_KINDS, Complaints, Wrong, show
-
-
-class Kind:
-    """How keys of a kind are written, and what of their values makes an id."""
-
-    named: ClassVar[bool] = False  # whether a bare name stands for a section
-    merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
-    renews: bool = (
-        True  # whether another name makes a section another one, which keeps no parameters
-    )
-    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
-
-    def long_form(self, value: object) -> object:
-        """Return the mapping that a short form stands for, any other value as it is."""
-        return {"name": value} if self.named and isinstance(value, str) else value
-
-    def schema(self) -> Schema:
-        """Return the JSON schema of what may be written."""
-        raise NotImplementedError
-
-    def absent(self) -> Any:
-        """Return the value where the key is not given."""
-        return None
-
-    def written(self) -> object:
-        """Return what a sweep file would say for that value."""
-        return self.absent()
-
-    def read(self, value: Any, where: str, complaints: Complaints) -> Any:
-        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
-
-        What is wrong is appended to ``complaints``, or raised as InputError.
-        """
-        raise NotImplementedError
-
-    def plain(self, value: Any) -> Any:
-        """Return a value of a cell as plain JSON."""
-        return value
-
-    def identity(self, value: Any) -> Any:
-        """Return what identifies a value, as plain JSON: what is a default does not."""
-        return self.plain(value)
-
-    def in_group(self, value: Any, name: str) -> dict[str, Any]:
-        """Return what identifies a value among the cells that differ in seed and step only."""
-        return {name: self.identity(value)}
-
-    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
-        """Return the parameters of a value and what it sets them to, by name."""
-        return {}
-
-
-def each(value: object, change: Callable[[Any], object]) -> object:
-    """Return a value changed, of a list each of its items, however deep."""
-    return [each(item, change) for item in value] if isinstance(value, list) else change(value)
-
-
-class Mappings(Kind):
-    """An axis of mappings: a single one, or a list of them."""
-
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        form = show(self.written() or {}, bare=True)
-        return sections.axis(
-            value,
-            where,
-            complaints,
-            lambda item, at: [Option(point, at) for point in self.points(item, at, complaints)],
-            f"write {form}",
-        )
-
-    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
-        """Return the values that one item of the axis stands for, whose own entries may be axes."""
-        raise NotImplementedError
+from raybench.spec.values import (
+    FILES,
+    NUMERIC_KINDS,
+    Complaints,
+    Wrong,
+    content_hash,
+    is_path,
+    locate,
+    parted,
+    show,
+)
 
 
 @dataclass(frozen=True)
@@ -118,8 +53,8 @@ class Scalar(Kind):
     def absent(self) -> object:
         return self.param.default
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        return [Option(option, where) for option in options(self.param, value, where, complaints)]
+    def read(self, value: object, where: str, complaints: Complaints) -> Any:
+        return options(self.param, value, where, complaints)
 
     def schema(self) -> Schema:
         return param_schema(self.param)
@@ -133,14 +68,12 @@ class Start(Scalar):
         default_factory=lambda: Text(None, tags={"normal": Number(low=0, open_low=True)})
     )
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         out = super().read(value, where, complaints)
-        for start in (option.value for option in out):
+        for start in out:
             if not isinstance(start, str) or start in ("zeros", "problem"):
                 continue
-            if start == "normal":
-                complaints.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
-            elif not start.endswith(".npy"):
+            if not start.endswith(".npy"):
                 fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
                 complaints.append(Complaint(where, f"unknown start {start!r}", fix))
             elif locate(start) is None:
@@ -168,27 +101,24 @@ class Prox(Scalar):
     def written(self) -> object:
         return "none"
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if any(term != "none" for term in (value if isinstance(value, list) else [value])):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             complaints.append(Complaint(where, f"{show(value)} is not known here", fix))
-        return [Option(None, where)]
+        return [None]
 
 
 @dataclass(frozen=True)
-class Table(Mappings):
+class Table(Kind):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
-    but defaults is the same as not given. either:
-    parameters of which one takes the place of another. beside: keys that users may look for in it.
+    but defaults is the same as not given.
     """
 
     table: Mapping[str, Param]
     sparse: bool = False
     idle: bool = False
-    either: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
 
     def absent(self) -> object:
         return {} if self.sparse else None
@@ -196,8 +126,7 @@ class Table(Mappings):
     def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, Mapping):
             raise Wrong(f"expected a mapping, not {show(value)}", f"keys: {', '.join(self.table)}")
-        also = tuple(key for key in self.beside if key in value)
-        every = product(self.table, value, where, complaints, also=also)
+        every = product(self.table, value, where, complaints)
         if self.idle:
             return [one if beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
@@ -217,93 +146,47 @@ class Table(Mappings):
         return or_list(mapping_schema(self.table))
 
 
-@dataclass(frozen=True)
-class Sections(Kind):
-    """A section: the name of a plug-in, or of what the ``shelf`` holds, with parameters.
-
-    overrides: keys that an entry may set for itself besides. optional: whether the section may be left
-    out, written as none. beside: parameters that every section has here.
-    """
-
-    kind: str
-    overrides: tuple[str, ...] = ()
-    optional: bool = False
-    beside: Mapping[str, Param] = field(default_factory=dict)
-    shelf: sections.Shelf | None = None
-    named = True
-
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
-        return sections.read(
-            self.kind,
-            value,
-            where,
-            complaints,
-            overrides=self.overrides,
-            beside=self.beside,
-            optional=self.optional,
-            shelf=self.shelf,
-        )
-
-    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
-        """Return the parameters of the section of a name; raises InputError with the nearest name."""
-        return {**self.beside, **sections.parameters(self.kind, name, where, self.shelf)}
-
-    def plain(self, value: Section | None) -> Any:
-        return None if value is None else value.config()
-
-    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
-        if value is None:
-            return {}
-        params = self.parameters(value.name)
-        usual = {name: default(param) for name, param in self.beside.items()}
-        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
-
-
-@dataclass(frozen=True)
-class Named(Sections):
-    """One of the few things of a shelf."""
-
-    usual: str = ""
+class Graphs(Sections):
+    """A communication graph, by default the ring."""
 
     def written(self) -> str:
-        return self.usual
+        return "ring"
 
     def absent(self) -> Section:
-        params = self.parameters(self.usual)
-        return Section(self.usual, {name: default(param) for name, param in params.items()})
+        params = self.parameters("ring")
+        return Section("ring", {name: default(param) for name, param in params.items()})
 
     def identity(self, value: Section) -> Any:
         params = beside_defaults(self.parameters(value.name), value.params)
         return {"name": value.name, "params": params}
 
     def schema(self) -> Schema:
-        shelf = self.shelf or {}
-        ways = [mapping_schema(params, name) for name, params in shelf.items()]
-        return or_list({"anyOf": [{"enum": [*shelf]}, *ways]})
+        ways = [mapping_schema(params, name) for name, params in sections.GRAPHS.items()]
+        return or_list({"anyOf": [{"enum": [*sections.GRAPHS]}, *ways]})
+
+
+def _by_content(entry: registry.Entry[ProblemFacts], given: object, where: str) -> object:
+    """Return what a problem's parameter holds, with the content of files in place of their paths."""
+    if isinstance(given, list):
+        return [_by_content(entry, item, where) for item in given]
+    file, rest = parted(given) if isinstance(given, str) else ("", "")
+    if not file or not is_path(file):
+        return given
+    if rest and where == "problem.dataset":
+        return f"sha256:{entry.target.fingerprint(given)}"
+    return f"sha256:{content_hash(file, where)}{rest}"
 
 
 class Plugin(Sections):
     """A plug-in of the registry."""
 
-    @property
-    def renews(self) -> bool:  # type: ignore[override]
-        # problems keep theirs, as they share most of their parameters
-        return self.kind != "problem"
-
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = beside_defaults(self.parameters(value.name), value.params)
+        every = {**self.beside, **self.parameters(value.name)}
+        params = beside_defaults(every, value.params)
         for key in FILES if self.kind == "problem" else ():
             if params.get(key):
-
-                def by_content(given: object, where: str = f"problem.{key}") -> object:
-                    file, rest = parted(given) if isinstance(given, str) else ("", "")
-                    path = file and is_path(file)
-                    if path and rest and where.endswith(".dataset"):
-                        return f"sha256:{entry.target.fingerprint(given)}"
-                    return f"sha256:{content_hash(file, where)}{rest}" if path else given
-
-                params[key] = each(params[key], by_content)
+                params[key] = _by_content(entry, params[key], f"problem.{key}")
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
         held = sections.inside(value, self.kind)
         if held:
@@ -322,21 +205,14 @@ class Plugin(Sections):
 STEP: Mapping[str, Param] = {
     "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
     "value": Number(None, low=0, open_low=True, help="step sizes"),
-    "rule": Choice(
-        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
-    ),
-    "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
-    "schedule": Choice(
-        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
-    ),
-    "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
+    **{k: p for k, p in vars(Step)["__params__"].items() if k not in ("kind", "number")},
 }
 # keys that cells of one group share, though they differ in seed and step size
 _SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)
-class Steps(Mappings):
+class Steps(Kind):
     """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
 
     either: tuple[str, ...] = ("theory", "value")
@@ -391,7 +267,7 @@ class Steps(Mappings):
 
 
 @dataclass(frozen=True)
-class Clocked(Mappings):
+class Clocked(Kind):
     """A clock: ``{compute: .., per: .., jitter: .., dropout: .., link: ..}``, see ``raybench.clock.model``."""
 
     merges = False
@@ -439,13 +315,13 @@ class Groups(Kind):
 
     merges = False
 
-    def read(self, value: object, where: str, complaints: Complaints) -> list[Option]:
+    def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, list):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = value and sections.axis(value, where, complaints, self._group, GROUP_FORM)
-        return [Option(groups or None, where)]
+        groups = value and axis(value, where, complaints, self._group, GROUP_FORM)
+        return [groups or None]
 
     def _group(self, value: object, where: str) -> list[dict[str, Any]]:
         if isinstance(value, Mapping) and value.get("compressor", "") in (None, "none"):
@@ -457,15 +333,12 @@ class Groups(Kind):
         return [{**group, "operators": sections.versions(group["compressor"])} for group in value]
 
     def schema(self) -> Schema:
-        operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}
-        group = closed({"match": {"type": "string"}, "compressor": operator})
-        return {"type": "array", "items": group}
+        return {"type": "array", "items": mapping_schema(GROUP)}
 
 
 # JSON schema of parameters, of groups of them, and of plug-ins by name ----------------------------
 
 
-Schema = dict[str, Any]
 RANGE: Schema = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
 SHARE: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
 

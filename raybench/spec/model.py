@@ -10,7 +10,7 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.params import Choice, Flag, Integer, List, Number, record
+from raybench.core.params import Choice, Flag, Integer, List, Number, Text, record
 
 
 def canonical(value: object) -> str:
@@ -63,21 +63,24 @@ class Operator(str):
         return out
 
 
-@dataclass(frozen=True)
+@record
 class Step:
     """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
 
-    rule and of say whose theory: the rule (nonconvex | pl | paper | released) and the algorithm,
-    None for the cell's own. schedule: how the step changes over the rounds; warmup: rounds of linear
-    growth first.
+    rule and of say whose theory: the rule and the algorithm, None for the cell's own. schedule: how the step
+    changes over the rounds; warmup: rounds of linear growth first.
     """
 
-    kind: str = "theory"
-    number: float = 1.0
-    rule: str = "nonconvex"
-    of: str | None = None
-    schedule: str = "constant"
-    warmup: int = 0
+    kind: str = Choice("theory", "value")
+    number: float = Number(1.0, low=0, open_low=True)
+    rule: str = Choice(
+        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
+    )
+    of: str | None = Text(None, help="the algorithm whose theory is meant, the cell's own if null")
+    schedule: str = Choice(
+        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
+    )
+    warmup: int = Integer(0, low=0, help="rounds over which the step grows to its size")
 
     def config(self) -> dict[str, Any]:
         """Return the step as plain JSON values."""

@@ -9,29 +9,29 @@ stands beside ``read`` because a parameter may itself be a compressor: a section
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.limits import digest_of
 from raybench.core.parts import BUCKET_OF_SWEEPS
-from raybench.core.registry import REQUIRED, Choice, Param
+from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
 from raybench.spec.model import Operator, Section, canonical
 from raybench.spec.values import (
+    FILES,
     NUMERIC_KINDS,
     Complaints,
     Wrong,
     allowed,
+    is_path,
+    locate,
     parse_range,
+    parted,
     scalar,
     show,
     tags_of,
@@ -48,6 +48,19 @@ COLLECTIVE: Mapping[str, Param] = {
         "gather", "reduce", "all_to_all", help="how messages become the mean that all step along"
     )
 }
+
+_WEIGHTS: Mapping[str, Param] = {
+    "weights": Choice("metropolis", "laplacian", help="mixing weights")
+}
+GRAPHS: Mapping[str, Mapping[str, Param]] = {
+    **dict.fromkeys(("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS),
+    "erdos_renyi": {
+        "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
+        "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
+        **_WEIGHTS,
+    },
+}
+"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 # A parameter and its axis --------------------------------------------------------------------------
@@ -206,114 +219,162 @@ def product(
     return [dict(zip(params, values)) for values in itertools.product(*axes)]
 
 
+# How a key is written -------------------------------------------------------------------------------
+
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SectionEntry:
+    """A section with its key path and the keys that its entry sets for itself, raw."""
+
+    section: Section
+    where: str
+    overrides: Mapping[str, object]
+
+
+class Kind:
+    """How keys of a kind are written, and what of their values makes an id."""
+
+    named: ClassVar[bool] = False  # whether a bare name stands for a section
+    merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
+    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
+
+    def long_form(self, value: object) -> object:
+        """Return the mapping that a short form stands for, any other value as it is."""
+        return {"name": value} if self.named and isinstance(value, str) else value
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of what may be written."""
+        raise NotImplementedError
+
+    def absent(self) -> Any:
+        """Return the value where the key is not given."""
+        return None
+
+    def written(self) -> object:
+        """Return what a sweep file would say for that value."""
+        return self.absent()
+
+    def read(self, value: Any, where: str, complaints: Complaints) -> Any:
+        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting.
+
+        What is wrong is appended to ``complaints``, or raised as InputError.
+        """
+        return axis(
+            value, where, complaints, lambda v, at: self.points(v, at, complaints), self.form()
+        )
+
+    def form(self) -> str:
+        """Return what may be written, for complaints."""
+        return f"write {show(self.written() or {}, bare=True)}"
+
+    def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
+        """Return the values that one item of an axis stands for, whose own entries may be axes; errors as of ``read``."""
+        raise NotImplementedError
+
+    def plain(self, value: Any) -> Any:
+        """Return a value of a cell as plain JSON."""
+        return value
+
+    def identity(self, value: Any) -> Any:
+        """Return what identifies a value, as plain JSON: what is a default does not."""
+        return self.plain(value)
+
+    def in_group(self, value: Any, name: str) -> dict[str, Any]:
+        """Return what identifies a value among the cells that differ in seed and step only."""
+        return {name: self.identity(value)}
+
+    def settings(self, value: Any) -> Mapping[str, tuple[Param, Any]]:
+        """Return the parameters of a value and what it sets them to, by name."""
+        return {}
+
+
 # A plug-in by name ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Option:
-    """One point of an axis: its value, its key path, and further keys that an entry carries (raw)."""
+class Sections(Kind):
+    """A section: a name, ``{name: ..., parameters}``, or a list of either as an axis.
 
-    value: Any
-    where: str
-    overrides: Mapping[str, object] = field(default_factory=dict)
-
-
-Shelf = Mapping[
-    str, Mapping[str, Param]
-]  # what there is of a kind that is no plug-in: parameters by name
-
-
-def read(
-    kind: str,
-    value: object,
-    where: str,
-    complaints: Complaints,
-    *,
-    overrides: tuple[str, ...] = (),
-    beside: Mapping[str, Param] = {},
-    optional: bool = True,
-    shelf: Shelf | None = None,
-) -> list[Option]:
-    """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
-
-    kind is the registry's, or what the ``shelf`` holds; null and ``none`` mean no section, where it is
-    ``optional``. overrides are keys that an entry may carry besides the section's parameters. beside:
-    parameters that every section has here; it holds those that are not their defaults. What is wrong is
-    appended to ``complaints``.
+    kind: the registry's, or ``graph``. overrides: keys that an entry may carry besides the section's
+    parameters; with some, points are entries. optional: whether the section may be left out, written as null
+    or none. beside: parameters that every section has here; it holds those that are not their defaults.
     """
 
-    def entry(item: object, at: str) -> list[Option]:
-        if item is not None and item != "none":
-            return _entry(kind, item, at, complaints, overrides, beside, shelf)
-        if not optional:
-            raise InputError.of(at, f"{a(kind)} is needed", choices(kind, shelf))
-        return [Option(None, at)]
+    kind: str
+    overrides: tuple[str, ...] = ()
+    optional: bool = False
+    beside: Mapping[str, Param] = field(default_factory=dict)
+    named = True
 
-    return axis(value, where, complaints, entry, f"name {a(kind)}")
+    def parameters(self, name: object, where: str = "") -> Mapping[str, Param]:
+        """Return the parameters of the section of a name; raises InputError with the nearest name."""
+        if not isinstance(name, str):
+            what = f"expected the name of {a(self.kind)}, not {show(name)}"
+            raise InputError.of(where, what, choices(self.kind))
+        if self.kind != "graph":
+            return registry.lookup(self.kind, name, where).params
+        if name not in GRAPHS:
+            raise InputError.of(where, f"unknown graph {show(name)}", nearest(name, GRAPHS))
+        return GRAPHS[name]
+
+    def form(self) -> str:
+        return f"name {a(self.kind)}"
+
+    def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
+        if value is None or value == "none":
+            if not self.optional:
+                raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
+            return [None]
+        short = isinstance(value, str)
+        if short:
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            what = f"expected {a(self.kind)} by name or as a mapping, not {show(value)}"
+            raise Wrong(what, choices(self.kind))
+        if "name" not in value:
+            raise InputError.of(f"{where}.name", "required", choices(self.kind))
+        grain = {"granularity": GRANULARITY} if self.kind == "compressor" else {}
+        beside = {**grain, **self.beside}
+        given = {k: v for k, v in value.items() if k != "name" and k not in self.overrides}
+        names = value["name"] if isinstance(value["name"], list) else [value["name"]]
+        out: list[Section] = []
+        for name in names:
+            try:
+                params = self.parameters(name, where if short else f"{where}.name")
+            except InputError as error:
+                complaints.extend(error.complaints)
+                continue
+            for key in FILES:
+                if self.kind == "problem" and key in params:
+                    _files(given.get(key), f"{where}.{key}", complaints)
+            # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
+            shared = {key: param for key, param in beside.items() if key not in params}
+            both = {**params, **shared}
+            every = product(both, given, where, complaints, also=self.overrides) or [{}]
+            out += [_with(name, settings, shared) for settings in every]
+        if not self.overrides:
+            return out
+        extra = {k: v for k, v in value.items() if k in self.overrides}
+        return [SectionEntry(section, where, extra) for section in out]
+
+    def plain(self, value: Section | None) -> Any:
+        return None if value is None else value.config()
+
+    def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
+        if value is None:
+            return {}
+        params = {**self.beside, **self.parameters(value.name)}
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {name: (params[name], one) for name, one in {**usual, **value.params}.items()}
 
 
-def parameters(kind: str, name: object, where: str, shelf: Shelf | None) -> Mapping[str, Param]:
-    """Return the parameters of a section of that kind and name; raises InputError with the nearest name."""
-    if not isinstance(name, str):
-        what = f"expected the name of {a(kind)}, not {show(name)}"
-        raise InputError.of(where, what, choices(kind, shelf))
-    if shelf is None:
-        return registry.lookup(kind, name, where).params
-    if name not in shelf:
-        raise InputError.of(where, f"unknown {kind} {show(name)}", nearest(name, shelf))
-    return shelf[name]
-
-
-def _entry(
-    kind: str,
-    value: object,
-    where: str,
-    complaints: Complaints,
-    overrides: tuple[str, ...],
-    beside: Mapping[str, Param],
-    shelf: Shelf | None,
-) -> list[Option]:
-    short = isinstance(value, str)
-    if short:
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        raise Wrong(what, choices(kind, shelf))
-    if "name" not in value:
-        raise InputError.of(f"{where}.name", "required", choices(kind, shelf))
-    if kind == "compressor":
-        beside = {"granularity": GRANULARITY, **beside}
-    given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
-    extra = {k: v for k, v in value.items() if k in overrides}
-    names = value["name"] if isinstance(value["name"], list) else [value["name"]]
-    out: list[Option] = []
-    for name in names:
-        at = where if short else f"{where}.name"
-        try:
-            params = parameters(kind, name, at, shelf)
-        except InputError as error:
-            complaints.extend(error.complaints)
-            continue
-        for key in FILES:
-            if kind == "problem" and key in params:
-                _files(given.get(key), f"{where}.{key}", complaints)
-        # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
-        shared = {key: param for key, param in beside.items() if key not in params}
-        asked = {key: value for key, value in given.items() if key in shared}
-        of_name = {key: value for key, value in given.items() if key not in shared}
-        more = product(shared, asked, where, complaints) or [{}]
-        every = product(params, of_name, where, complaints, also=(*overrides, *beside)) or [{}]
-        out += [
-            Option(_with(Section(name, settings), others, shared), where, extra)
-            for settings in every
-            for others in more
-        ]
-    return out
-
-
-def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
-    """Return the section with further parameters, of which defaults are left out."""
-    told = beside_defaults(params, more)
+def _with(name: str, settings: Mapping[str, Any], shared: Mapping[str, Param]) -> Section:
+    """Return the section of a name; of the parameters that it shares with others, defaults are left out."""
+    given = Section(name, {k: v for k, v in settings.items() if k not in shared})
+    told = beside_defaults(shared, {k: v for k, v in settings.items() if k in shared})
     given = grained(given, told.pop("granularity", GLOBAL))
     return Section(given.name, {**given.params, **told}) if told else given
 
@@ -345,11 +406,11 @@ def a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def choices(kind: str, shelf: Shelf | None = None) -> str:
+def choices(kind: str) -> str:
     """Return which sections there are; of many only some, and where the others are listed."""
-    names = registry.names(kind) if shelf is None else [*shelf]
-    text = f"allowed: {', '.join(names[:20])}"
-    return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
+    names = [*GRAPHS] if kind == "graph" else registry.names(kind)
+    text = nearest("", names)
+    return f"{text}; raybench ls {kind}s lists all" if text.endswith("...") else text
 
 
 # Compressors as parameters ---------------------------------------------------------------------------
@@ -372,10 +433,10 @@ def operators(value: object, where: str, complaints: Complaints) -> tuple[Operat
         # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
         value = {**parse(name, where), **{k: v for k, v in value.items() if k != "name"}}
     before = len(complaints)
-    choices = read("compressor", value, where, complaints)
+    choices = Sections("compressor", optional=True).read(value, where, complaints)
     if len(complaints) > before:
         return ()
-    return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
+    return tuple(dict.fromkeys(spell(choice) for choice in choices if choice))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -531,10 +592,10 @@ def section(
         raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
     given |= more
     complaints: Complaints = []
-    every = read(kind, given, where, complaints)
+    every = Sections(kind, optional=True).read(given, where, complaints)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
-    first = every[0].value
+    first = every[0]
     if len(every) > 1 or first is None:
         what = f"{text} stands for {len(every)} of them" if first else "none is none"
         raise InputError.of(where, what, "give one name and single values")
@@ -594,57 +655,3 @@ def versions(text: str, where: str = "") -> dict[str, list[str]]:
     held = section("compressor", text, where=where)
     entry = registry.lookup("compressor", held.name)
     return {held.name: [entry.version, entry.source], **inside(held)}
-
-
-# Files that a sweep names: where they are, and what they hold -------------------------------------
-
-
-FILES = ("dataset", "test_set", "init_from", "model", "loss", "metrics", "tokenizer")
-"""Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
-
-
-def parted(text: str) -> tuple[str, str]:
-    """Return the file that a text names and what follows: ``own.py`` and ``:function``."""
-    file, colon, rest = text.rpartition(".py:")
-    return (f"{file}.py", f":{rest}") if colon else (text, "")
-
-
-def is_path(text: str) -> bool:
-    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
-    if "/" in text or os.sep in text:
-        return True
-    file = locate(text)
-    return file is not None and file.is_file()
-
-
-def locate(text: str, *folders: Path) -> Path | None:
-    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
-
-    Without folders the working directory is meant.
-    """
-    for folder in folders or (Path(),):
-        try:
-            path = folder / Path(text).expanduser()
-            if path.exists():
-                return path
-        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
-            continue
-    return None
-
-
-def content_hash(path: str, where: str) -> str:
-    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
-
-    Raises InputError, naming the key ``where``, if it cannot be read.
-    """
-    file = Path(path).expanduser()
-    try:
-        if file.is_dir():
-            whole = hashlib.sha256()
-            for part in sorted(p for p in file.rglob("*") if p.is_file()):
-                name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{digest_of(part, where)}\n".encode(errors="surrogateescape"))
-            return whole.hexdigest()
-        return digest_of(file, where)
-    except OSError as error:
-        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error

@@ -1,14 +1,18 @@
-"""One raw value of a sweep file, typed as its parameter asks for; and values in words, for messages."""
+"""One raw value of a sweep file, typed as its parameter asks for; values in words, for messages; files by their names."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
-from raybench.core.errors import Complaint, nearest
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.limits import digest_of
 from raybench.core.registry import Param
 
 Complaints = list[Complaint]
@@ -202,8 +206,9 @@ MAX_VALUES = 100_000
 MAX_EXPONENT = 1000
 RANGE_FORM = "ranges are written a..b or 2^a..2^b"
 
-_INTEGERS = re.compile(r"([-+]?\d{1,18})\.\.([-+]?\d{1,18})", re.ASCII)
-_POWER = re.compile(r"(\d{1,6})\^([-+]?\d{1,6})", re.ASCII)
+_RANGE = re.compile(
+    r"(?:(\d{1,6})\^)?([-+]?\d{1,18})(?:\s*\.\.\s*(?:(\d{1,6})\^)?([-+]?\d{1,18}))?", re.ASCII
+)
 
 
 def parse_range(text: str) -> list[int | float] | None:
@@ -213,28 +218,21 @@ def parse_range(text: str) -> list[int | float] | None:
     Wrong for a range that is empty or too long, and for powers of two different bases.
     """
     text = text.strip()
-    if match := _INTEGERS.fullmatch(text):
-        first, last = int(match[1]), int(match[2])
-        _check(text, first, last)
-        return list(range(first, last + 1))
-    if match := _POWER.fullmatch(text):
-        return [_power(int(match[1]), int(match[2]), text)]
-    left, _, right = text.partition("..")
-    low, high = _POWER.fullmatch(left.strip()), _POWER.fullmatch(right.strip())
-    if low and high:
-        if low[1] != high[1]:
-            raise Wrong(f"{text!r} mixes powers of {low[1]} and {high[1]}", RANGE_FORM)
-        base, first, last = int(low[1]), int(low[2]), int(high[2])
-        _check(text, first, last)
-        return [_power(base, e, text) for e in range(first, last + 1)]
-    return None
-
-
-def _check(text: str, first: int, last: int) -> None:
-    if last < first:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    base, first, base_of_last, last = match.groups()
+    plain, single = base is None, last is None
+    if (plain and single) or (not single and plain != (base_of_last is None)):
+        return None
+    if not single and base != base_of_last:
+        raise Wrong(f"{text!r} mixes powers of {base} and {base_of_last}", RANGE_FORM)
+    numbers = range(int(first), int(first if single else last) + 1)
+    if not numbers:
         raise Wrong(f"the range {text!r} is empty: {first} is above {last}", RANGE_FORM)
-    if last - first >= MAX_VALUES:
+    if len(numbers) > MAX_VALUES:
         raise Wrong(f"the range {text!r} has more than {MAX_VALUES:,} values", RANGE_FORM)
+    return list(numbers) if plain else [_power(int(base), e, text) for e in numbers]
 
 
 def _power(base: int, exponent: int, text: str) -> int | float:
@@ -245,3 +243,57 @@ def _power(base: int, exponent: int, text: str) -> int | float:
         return base**exponent if exponent >= 0 else float(Fraction(base) ** exponent)
     except OverflowError as error:
         raise Wrong(f"{text!r} is too large", RANGE_FORM) from error
+
+
+# Files that a sweep names: where they are, and what they hold -------------------------------------
+
+
+FILES = ("dataset", "test_set", "init_from", "model", "loss", "metrics", "tokenizer")
+"""Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the file that a text names and what follows: ``own.py`` and ``:function``."""
+    file, colon, rest = text.rpartition(".py:")
+    return (f"{file}.py", f":{rest}") if colon else (text, "")
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
+    if "/" in text or os.sep in text:
+        return True
+    file = locate(text)
+    return file is not None and file.is_file()
+
+
+def locate(text: str, *folders: Path) -> Path | None:
+    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
+
+    Without folders the working directory is meant.
+    """
+    for folder in folders or (Path(),):
+        try:
+            path = folder / Path(text).expanduser()
+            if path.exists():
+                return path
+        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
+            continue
+    return None
+
+
+def content_hash(path: str, where: str) -> str:
+    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
+
+    Raises InputError, naming the key ``where``, if it cannot be read.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            whole = hashlib.sha256()
+            for part in sorted(p for p in file.rglob("*") if p.is_file()):
+                name = part.relative_to(file).as_posix()
+                whole.update(f"{name}\0{digest_of(part, where)}\n".encode(errors="surrogateescape"))
+            return whole.hexdigest()
+        return digest_of(file, where)
+    except OSError as error:
+        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
