@@ -165,6 +165,26 @@ def test_adamw_of_the_server_is_torchs():
     torch.testing.assert_close(ours.s.x, x.detach(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["ef14", "ec_diana"])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"optimizer": "momentum"},
+        {"optimizer": "nesterov", "weight_decay": 0.1},
+        {"optimizer": "adam", "weight_decay": 0.1},
+    ],
+    ids=lambda outer: outer["optimizer"],
+)
+def test_an_error_in_steps_or_in_gradients_is_the_same_to_an_outer_optimizer(name, outer):
+    """Adam took steps that held gamma for gradients, and x then moved by 1 in every coordinate and not by gamma."""
+    more = {"shift": {"name": "rand_k", "k": 3}} if name == "ec_diana" else {}
+    runs = [run(name, {"memory": m, **more}, TOP, outer=outer) for m in ("step", "gradient")]
+    close(*runs)
+    # for a compressor that sends everything it is AdamW on gradients
+    runs = [run(n, p, {"name": "identity"}, outer=outer) for n, p in (("ef14", {}), ("dcgd", {}))]
+    close(*runs)
+
+
 def test_an_outer_step_of_local_differences():
     """local.step_size eta: v = x - y, and step_size 1 with sgd is the mean of the clients' points."""
     plain = run("gd", step=0.03, local={"steps": 4})

@@ -216,11 +216,11 @@ class Estimator(Algorithm):
         """Return what x moves along, given g: the outer optimizer, by default g itself."""
         if a.delay is not None:
             g = parts.late(a.delay, s, g)
-        return (
-            g
-            if a.outer is None
-            else parts.outer_step(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
-        )
+        if a.outer is None:
+            return g
+        if a.in_steps and a.outer.optimizer == "adam":  # whose step has a scale of its own
+            return a.gamma * parts.outer_step(a.outer, s, g / a.gamma, 1.0)
+        return parts.outer_step(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
 
     def start(a, net: Net, s: State, c: State) -> None:
         a.setup(net, s, c)
