@@ -196,3 +196,13 @@ def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
     assert (usual["bits_up"] >= paper["bits_up"]).all()
     with pytest.raises(InputError, match="another sweep"):
         raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
+
+
+def test_what_a_sweep_returns_is_shown_in_five_lines(tmp_path):
+    problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
+    sweep = {"name": "one", "problem": problem, "algorithm": "gd", "rounds": 3}
+    outcome = raybench.sweep({**sweep, "step_size": {"theory": 1}}, tmp_path / "out", inline=True)
+    lines = repr(outcome).splitlines()
+    assert lines[0] == "one: 1 ok"
+    assert len(lines) == 5
+    assert str(tmp_path / "out") in lines[1]

@@ -337,3 +337,14 @@ def test_all_sweeps_of_a_folder_are_kept_and_together_reproduce_it(here):
     assert len(list((here / "both/plan/sweeps").iterdir())) == 1
     raybench.sweep("s.yaml", "r", inline=True, fresh=True)
     assert not (folder / "plan/sweeps").exists(), "of cells that are forgotten"
+
+
+def test_a_shipped_sweep_is_run_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = cli("plan", "quickstart", "--no-measure")
+    assert said.code == 0, said.err
+    assert "351 cells" in said.out
+    missing = cli("plan", "sub/quickstart.yaml")
+    assert (missing.code, "is a shipped sweep" in missing.err) == (2, True)
+    (tmp_path / "quickstart").write_text(SWEEP)  # a file of that name is meant first
+    assert "351 cells" not in cli("plan", "quickstart", "--no-measure").out

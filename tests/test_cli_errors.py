@@ -86,7 +86,7 @@ def test_bad_data(data, change, says, here):
 
 def test_no_such_sweep_file(here):
     refused(here, "sweep", "nowhere.yaml", says=("nowhere.yaml", "No such file"))
-    refused(here, "plan", "quickstart", says=("raybench cp quickstart quickstart.yaml",))
+    refused(here, "plan", "quickstart.yaml", says=("raybench cp quickstart",))
     refused(here, "sweep", ".", says=("directory",))
 
 

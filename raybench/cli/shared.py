@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +36,7 @@ RESULTS_FOLDER = Path("results")
 WIDEST_TABLE = 110
 WIDTH_IN_A_PIPE = 120
 
-File = Annotated[str, Argument(metavar="FILE", help="A sweep file.")]
+File = Annotated[str, Argument(metavar="FILE", help="A sweep file, or the name of a shipped sweep.")]
 Folder = Annotated[str, Argument(metavar="DIR", help="A results folder.")]
 Out = Annotated[
     str | None, Option("--out", metavar="DIR", help="Results folder. [default: results/NAME]")
@@ -371,30 +370,38 @@ def load_plugins(files: Iterable[str] | None) -> None:
 
 
 def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
-    """Return a sweep file's sweep; where there is no such file, say which shipped one is meant."""
+    """Return the sweep of a file, or the shipped one of that name."""
     from raybench import spec
 
-    check_file(file)
-    return spec.load(Path(file), sets=sets or (), plugins=plugins or ())
+    return spec.load(file_of(file), sets=sets or (), plugins=plugins or ())
 
 
-def check_file(file: str) -> None:
-    """Raise InputError where there is no such file, but a shipped sweep of that name."""
-    if not Path(file).expanduser().exists() and Path(file).stem in sweeps():
-        name = Path(file).stem
-        fix = f"{name} is a shipped sweep: raybench cp {name} {name}.yaml"
+def file_of(file: str) -> Path:
+    """Return the path of a sweep file, or of the shipped sweep of that name where there is no such file.
+
+    Raises InputError for a path that does not exist and ends in the name of a shipped sweep.
+    """
+    path = Path(file)
+    if path.expanduser().exists():
+        return path
+    if file in sweeps():
+        return sweeps_folder() / f"{file}.yaml"
+    if path.stem in sweeps():
+        fix = f"{path.stem} is a shipped sweep: raybench sweep {path.stem}, or raybench cp {path.stem}"
         raise InputError.of(file, "no such file", fix)
+    return path
+
+
+def sweeps_folder() -> Path:
+    """Return the folder of the shipped sweeps, of a checkout or of an installed wheel."""
+    installed = Path(__file__).resolve().parents[1] / "sweeps"
+    return installed if installed.is_dir() else installed.parents[1] / "sweeps"
 
 
 def sweeps(ending: str = ".yaml") -> dict[str, str]:
     """Return the text of every shipped sweep by name; of ending .py, those of own models and data."""
-    try:
-        files = list(resources.files("raybench.sweeps").iterdir())
-    except (ImportError, OSError):
-        folder = Path(__file__).resolve().parents[2] / "sweeps"
-        files = list(folder.iterdir()) if folder.is_dir() else []
-    texts = {f.name.removesuffix(ending): f for f in files if f.name.endswith(ending)}
-    return {name: texts[name].read_text(encoding="utf-8") for name in sorted(texts)}
+    files = sorted(sweeps_folder().glob(f"*{ending}"))
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
 
 
 def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import torch
 
 from raybench.core.errors import Notice
+from raybench.core.limits import duration
 from raybench.core.process import INTERRUPTED, TERMINATED, Terminated, stopping_on_sigterm
 from raybench.execution import rows
 from raybench.execution.batch import Batch
@@ -54,6 +55,18 @@ class Outcome:
     plan: Plan
     terminated: bool = False
     repairs: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return what a notebook should show of it: the plan alone has thousands of lines."""
+        counts = ", ".join(f"{n:,} {status}" for status, n in self.counts.items() if n)
+        rows = [
+            f"{self.plan.sweep.name}: {counts or 'no cells'}",
+            f"results  {self.folder}",
+            f"took     {duration(self.seconds)}" + (", interrupted" if self.interrupted else ""),
+            f"read     raybench.load({self.folder!r})",
+            f"draw     raybench.plot({self.folder!r})",
+        ]
+        return "\n".join(rows)
 
     @property
     def exit_code(self) -> int:
