@@ -36,7 +36,9 @@ RESULTS_FOLDER = Path("results")
 WIDEST_TABLE = 110
 WIDTH_IN_A_PIPE = 120
 
-File = Annotated[str, Argument(metavar="FILE", help="A sweep file, or the name of a shipped sweep.")]
+File = Annotated[
+    str, Argument(metavar="FILE", help="A sweep file, or the name of a shipped sweep.")
+]
 Folder = Annotated[str, Argument(metavar="DIR", help="A results folder.")]
 Out = Annotated[
     str | None, Option("--out", metavar="DIR", help="Results folder. [default: results/NAME]")
