@@ -27,6 +27,39 @@ import runpy, sys
 for sys.argv in ([{file!r}], [{file!r}, {checkpoint!r}]):
     runpy.run_path({file!r}, run_name="__main__")
 """
+# The same without raybench, and with messages that hold everything: the processes send what they would have sent anyway.
+PLAIN = """
+import raybench.torch.frameworks as frameworks
+
+class Nothing:
+    on = False
+    def report(self): return ""
+    def state_dict(self): return {{}}
+    def detach(self): pass
+
+attach, whole, sys.argv = frameworks.attach, frameworks.whole, [{file!r}]
+without = lambda model, *a, **k: Nothing(), lambda parts: {{}}
+dense = lambda model, *a, **k: attach(model, "gd"), whole
+for frameworks.attach, frameworks.whole in (without, dense):
+    runpy.run_path({file!r}, run_name="__main__")
+"""
+# Process 1 is killed while it writes its part of the third checkpoint.
+KILLED = """
+import os, runpy, signal, sys
+from pathlib import Path
+import raybench.torch.frameworks as frameworks
+
+write, count = frameworks.write, []
+def cut(hook, folder, *name):
+    count.append(folder)
+    if os.environ["RANK"] == "1" and len(count) == 3:
+        Path(folder, "raybench_0.1.new").write_bytes(b"PK")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(hook, folder, *name)
+
+frameworks.write, sys.argv = cut, [{file!r}]
+runpy.run_path({file!r}, run_name="__main__")
+"""
 # What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.
 AFTER_THE_FIT = """
 import lightning, torch
@@ -62,8 +95,8 @@ except InputError as error:
 """
 
 
-def run(name: str | Path, folder: Path) -> str:
-    """Run an example, or a file of one's own, from another folder; return what it says."""
+def run(name: str | Path, folder: Path, *args: str, fails: bool = False) -> str:
+    """Run an example, or a file of one's own, from another folder; return what it says. fails: whether it is to."""
     file = EXAMPLES / f"loop_{name}.py" if isinstance(name, str) else name
     start = [sys.executable]
     if name not in ALONE:
@@ -79,7 +112,7 @@ def run(name: str | Path, folder: Path) -> str:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
     done = subprocess.run(
-        [*start, str(file)],
+        [*start, str(file), *args],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -87,7 +120,7 @@ def run(name: str | Path, folder: Path) -> str:
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.returncode != 0) == fails, done.stderr[-3000:]
     return done.stdout + done.stderr
 
 
@@ -112,7 +145,7 @@ def test_an_example_trains(name, tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
-    """The losses of a run that is resumed are those of the one that was not, digit for digit.
+    """The losses of a run that is resumed are those of the one that was not, and without compression plain DDP's, to the digit.
 
     What Lightning saves after the fit is as good, and a checkpoint without memories is refused.
     """
@@ -120,14 +153,34 @@ def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
     file, script = str(EXAMPLES / f"loop_{name}.py"), tmp_path / "twice.py"
     more = AFTER_THE_FIT if name == "lightning" else ""
     epochs, checkpoint = FRAMEWORKS[name]
-    script.write_text(TWICE.format(file=file, checkpoint=checkpoint) + more)
+    both = (TWICE + PLAIN).format(file=file, checkpoint=checkpoint)
+    script.write_text(both + more)
     said = run(script, tmp_path)
     losses = losses_of(said)
+    plain, dense = losses[-2 * epochs : -epochs], losses[-epochs:]
+    assert plain == dense
+    losses = losses[: -2 * epochs]
     whole, resumed = losses[:epochs], losses[epochs:][-epochs // 2 :]
+    assert whole != plain
     assert whole[-1] < 0.7 * whole[0]
     assert resumed == whole[epochs // 2 :]
     if more:
         assert [said.count("apart 0.0"), said.count("refused")] == [2, 2], said  # on both ranks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(tmp_path):
+    pytest.importorskip("accelerate", reason="it comes with raybench[train]")
+    file, script = str(EXAMPLES / "loop_accelerate.py"), tmp_path / "killed.py"
+    (tmp_path / "whole").mkdir()
+    whole = losses_of(run("accelerate", tmp_path / "whole"))
+    script.write_text(KILLED.format(file=file))
+    run(script, tmp_path, fails=True)
+    assert (tmp_path / "accelerate/epoch-2").is_dir()
+    assert "InputError" in run("accelerate", tmp_path, "accelerate/epoch-2", fails=True)
+    resumed = losses_of(run("accelerate", tmp_path, "accelerate/epoch-1"))
+    assert resumed == whole[-len(resumed) :]
 
 
 @pytest.mark.ray

@@ -110,10 +110,12 @@ def test_the_table_of_the_documentation_is_computed():
 
 
 def test_what_is_said_of_intervals():
-    assert words.intervals([1, 1]) == words.band([1]) == words.band([]) == ""
+    assert words.intervals([1, 1]) == words.band([]) == ""
+    assert words.band([1, 1]) == "a single seed"
     assert words.intervals([3, 1, 2, 3]) == "50 % (range of 2 seeds), 75 % (range of 3 seeds)"
     assert words.intervals([9]) == "96.1 % (2nd smallest to 2nd largest of 9 seeds)"
-    assert words.band([3, 3, 1]) == "median and range of 3 seeds, pointwise coverage 75 %"
+    several = "median and range of 3 seeds, pointwise coverage 75 %"
+    assert words.band([3, 3, 1]) == f"{several}; a single seed"
     several = "range of 5 seeds, pointwise coverage 93.8 %; 3rd smallest to 3rd largest of 12 seeds"
     assert words.band([5, 12]) == f"median and {several}, pointwise coverage 96.1 %"
 
