@@ -14,6 +14,7 @@ import torch
 from raybench.clock.clients import AWAY, Clients, Rounds, waiting
 from raybench.clock.model import typed
 from raybench.core.errors import InputError
+from raybench.execution import events as events_module
 from raybench.execution.events import Events
 from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
 
@@ -410,7 +411,8 @@ def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_clients_that_begin_together_do_what_each_does_alone(shared) -> None:
+def test_clients_that_begin_together_do_what_each_does_alone(shared, monkeypatch) -> None:
+    monkeypatch.setattr(events_module, "FEW", 0)
     link = {"up": 300.0, "down": [100.0, 200.0, 50.0, 400.0], "latency": 0.5, "shared": shared}
     dropout = {"p": 0.4, "back_after": 3.0}
     clock = {"compute": {"uniform": [1, 2]}, "jitter": {"exponential": 1}, "dropout": dropout}

@@ -64,7 +64,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3668,
     "measure": 1370,
     "problems": 5047,
-    "tests": 43960,
+    "tests": 43995,
     "reproduce": 978,
     "data": 2210,
     "spec": 2847,
