@@ -18,7 +18,7 @@ from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import load
 from raybench.problems.clients import Rows
-from raybench.spec import sections
+from raybench.spec import values
 
 pytestmark = pytest.mark.thorough
 
@@ -39,7 +39,7 @@ def test_bombs(tmp_path, ending):
     # the plan hashes the file before it is loaded
     begin = time.monotonic()
     with pytest.raises(InputError, match="more than 100 times"):
-        sections.content_hash(str(path), "problem.dataset")
+        values.content_hash(str(path), "problem.dataset")
     assert time.monotonic() - begin < PATIENCE
 
 
