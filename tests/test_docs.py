@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from cli_kit import cli, own_plugins
 
-from raybench import plugins
+from raybench import plugins, theory
 from raybench.core import registry
 from raybench.store import CELLS, CURVES
 
@@ -41,30 +41,29 @@ def test_every_column_is_described() -> None:
 def test_every_built_in_plugin_has_a_row(kind: str, page: str) -> None:
     """A method's row names its parameters too."""
     text = text_of(page)
-    entries = [registry.lookup(kind, name) for name in registry.names(kind)]
-    ours = [entry for entry in entries if entry.target.__module__.startswith("raybench.")]
-    assert {entry.name for entry in ours} <= first_cells(text)
-    for entry in ours if kind == "algorithm" else ():
+    assert {entry.name for entry in ours(kind)} <= first_cells(text)
+    for entry in ours(kind) if kind == "algorithm" else ():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{entry.name}` |"))
         missing = [parameter for parameter in entry.params if f"`{parameter}`" not in row]
         assert not missing, f"{entry.name}: {missing}"
 
 
+def ours(kind: str) -> list[registry.Entry]:
+    """Return the plug-ins of a kind that come with raybench."""
+    entries = [registry.lookup(kind, name) for name in registry.names(kind)]
+    return [entry for entry in entries if entry.target.__module__.startswith("raybench.")]
+
+
 def test_the_readme_counts_what_there_is() -> None:
-    entries = {
-        kind: [registry.lookup(kind, name) for name in registry.names(kind)]
-        for kind in ("algorithm", "compressor")
-    }
-    ours = {
-        kind: [entry for entry in some if entry.target.__module__.startswith("raybench.")]
-        for kind, some in entries.items()
-    }
-    methods = len(ours["algorithm"])
-    proven = sum(entry.facts.theory is not None for entry in ours["algorithm"])
+    methods = ours("algorithm")
+    steps = [sizes for entry in methods if (sizes := theory.of(entry.facts.theory)) is not None]
+    rules = [[sizes.under(rule) for rule in theory.RULES] for sizes in steps]
+    proven = sum(any(isinstance(step, theory.Theorem) for step in some) for some in rules)
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{methods} methods (" in text
-    assert f"{len(ours['compressor'])} compressors" in text
-    assert f"{proven} of {methods} methods" in text
+    assert f"{len(methods)} methods (" in text
+    assert f"{len(ours('compressor'))} compressors" in text
+    told = f"{proven} of {len(methods)} methods have one, [{len(rules) - proven} a rule of thumb]"
+    assert told in text
 
 
 def test_tables_of_step_sizes_are_those_of_the_code() -> None:

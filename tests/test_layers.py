@@ -61,10 +61,10 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3668,
-    "measure": 1370,
+    "cli, __main__": 3662,
+    "measure": 1367,
     "problems": 5047,
-    "tests": 43995,
+    "tests": 43987,
     "reproduce": 978,
     "data": 2210,
     "spec": 2847,

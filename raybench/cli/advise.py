@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 
 GPUS = ("2", "8", "64")
 MODELS = (
-    "autoencoder",
-    "causal_lm",
-    "mlp",
-    "mnist_cnn",
-    "resnet18",
-    "resnet20",
-    "transformer",
-    "vgg11",
+    *("autoencoder", "causal_lm", "mlp", "mnist_cnn"),
+    *("resnet18", "resnet20", "transformer", "vgg11"),
 )
 LINKS = ("100Mbit", "1Gbit", "10Gbit", "100Gbit")
 MOST_WORKERS = 1_000_000
@@ -114,7 +108,7 @@ def advise(
             raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
     if batch is not None and batch < 1:
         raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
-    if model.isidentifier() and model not in MODELS and not Path(model).exists():
+    if not {":", "/"} & {*model} and model not in MODELS and not Path(model).exists():
         fix = f"{nearest(model, MODELS)}; or torchvision:NAME, my_module:function, or a folder"
         raise InputError.of("model", f"unknown model {model!r}", fix)
     for text in () if plugin else compressor or ():

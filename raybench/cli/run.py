@@ -304,7 +304,7 @@ def close(outcome: Outcome, file: str) -> None:
     said = firmness(results)
     rows: list[tuple[str, object]] = [
         *([("order", f"{said}: raybench audit {folder}")] if said else []),
-        ("report", str(report.html(results))),
+        ("report", str(report.html(results, firm=said))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
     command = f"raybench plot {folder}"

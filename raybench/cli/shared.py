@@ -384,14 +384,14 @@ def file_of(file: str) -> Path:
     Raises InputError for a path that does not exist and ends in the name of a shipped sweep.
     """
     path = Path(file)
-    if path.expanduser().exists():
+    shipped = sweeps_folder() / f"{path.stem}.yaml"
+    if path.expanduser().exists() or not shipped.is_file():
         return path
-    if file in sweeps():
-        return sweeps_folder() / f"{file}.yaml"
-    if path.stem in sweeps():
-        fix = f"{path.stem} is a shipped sweep: raybench sweep {path.stem}, or raybench cp {path.stem}"
+    if file != path.stem:
+        name = path.stem
+        fix = f"{name} is a shipped sweep: raybench sweep {name}, or raybench cp {name}"
         raise InputError.of(file, "no such file", fix)
-    return path
+    return shipped
 
 
 def sweeps_folder() -> Path:

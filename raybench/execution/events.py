@@ -74,7 +74,7 @@ class Events:
 
     def begin_all(self, who: np.ndarray, step: int) -> int:
         """Let clients ``who`` begin as ``begin`` does, in their order; return to how many the model had to be sent."""
-        if len(who) <= FEW:
+        if len(who) <= FEW or self._drops:  # who vanishes begins by itself
             return sum(self.begin(int(i), step) for i in who)
         clients, news = self.clients, self.told[who] != step
         start = np.full(len(who), self.now)
@@ -94,19 +94,7 @@ class Events:
         self.told[who] = self.step[who] = step
         self.began[who], self.work[who], self.due[who] = start, spent, start + spent
         self.kind[who] = COMPUTING
-        gone = np.zeros(len(who), bool)
-        if self._drops:
-            attempt = self.attempt[who]
-            gone = clients.vanishes(calls[None], attempt, who)[0]
-            place = clients.place(calls[None], attempt, who)[0]
-            back = clients.clock["dropout"]["back_after"]
-            away = who[gone]
-            self.work[away] *= place[gone]
-            self.due[away] = self.began[away] + self.work[away] + back
-            self.kind[away] = AWAY
-            self.attempt[away] += 1
-        self.calls[who[~gone]] += self.per
-        self.attempt[who[~gone]] = 0
+        self.calls[who] += self.per
         return int(news.sum())
 
     def _vanishes(self, i: int, spent: float) -> bool:
@@ -223,9 +211,8 @@ class EventNet(Net):
     def __init__(self, problem: Problem, roots: Stream, rounds: Rounds) -> None:
         super().__init__(problem, roots)
         self._clients = rounds.clients.select(np.array([0]))  # cells share their seed
-        self._alone: dict[
-            int, tuple[Problem, Sampled | None]
-        ] = {}  # each client's, by its abilities
+        # the problem of each client alone, and the same as a network, where it is one
+        self._alone: dict[int, tuple[Problem, Sampled | None]] = {}
         self._drawn: dict[int, tuple[int, Tensor]] = {}
 
     @property

@@ -16,7 +16,7 @@ from raybench import api, problems
 from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
@@ -198,9 +198,6 @@ def gradients(
         raise InputError.of("model", f"no folder {model}", fix)
     if batch < 1:
         raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
-    if ":" not in model and model not in NAMED:
-        fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
-        raise InputError.of("model", f"unknown model {model!r}", fix)
     problem, data, note = _problem(model, dataset, batch)
     draws, clock = stream(0).fold("advise"), Clock()
     x, vectors = problem.start()[None], []

@@ -92,7 +92,7 @@ def _layout(figure: Figure, panel: str) -> dict[str, Any]:
         start = at.min() if figure.steps else figure.x_from / figure.x_unit
         x |= _logarithmic(start, at.max())
         if figure.x_kind:
-            spell = {"bit": words.bits, "s": words.seconds}[figure.x_kind]
+            spell = words.SPELLED[figure.x_kind]
             powers = range(math.floor(math.log10(start)), math.ceil(math.log10(at.max())) + 1)
             x |= {
                 "tickvals": [10.0**k for k in powers],

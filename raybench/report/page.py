@@ -44,13 +44,17 @@ MOST_REASONS, MOST_LETTERS = 20, 6000  # of distinct reasons for each status, an
 
 
 def html(
-    source: str | os.PathLike[str] | Frames, out: str | os.PathLike[str] | None = None, **asked: Any
+    source: str | os.PathLike[str] | Frames,
+    out: str | os.PathLike[str] | None = None,
+    firm: str | None = None,
+    **asked: Any,
 ) -> Path:
     """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
 
     One self-contained file, which loads nothing: problem and constants, how cells ended and why, the tuned table,
     curves with a menu of axes, a table of all cells to sort and filter, how to
-    reproduce. Without JavaScript the tables are complete. asked: of a folder, as for ``analysis.frames``. Raises
+    reproduce. Without JavaScript the tables are complete. firm: what ``rankings.firmness`` says, which takes some
+    seconds, where it is known. asked: of a folder, as for ``analysis.frames``. Raises
     InputError as that does.
     """
     results = open_frames(source, **asked)
@@ -59,7 +63,8 @@ def html(
     # Everything is escaped, as labels, errors and paths are texts of the user.
     template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))
     css, script = ((here / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    page = template.render(css=css, script=script, plotly=packed(_plotly()), **content(results))
+    shown = content(results, firm)
+    page = template.render(css=css, script=script, plotly=packed(_plotly()), **shown)
     goal.parent.mkdir(parents=True, exist_ok=True)
     goal.write_text(page, encoding="utf-8")
     return goal
@@ -76,7 +81,7 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def content(results: Frames) -> dict[str, object]:
+def content(results: Frames, firm: str | None = None) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     sheet, grown = closing(results), results.growth
     figures = every(results, extras=True)
@@ -87,7 +92,7 @@ def content(results: Frames) -> dict[str, object]:
     return {
         "name": results.sweep.get("name") or Path(results.folder).name or "raybench",
         "headline": headline(results),
-        "firmness": firmness(results),
+        "firmness": firmness(results) if firm is None else firm,
         "facts": _facts(results),
         "constants": _constants(results.cells),
         "status": _status(results.cells, int((grown != "").sum())),

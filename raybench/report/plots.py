@@ -285,7 +285,7 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
             axis.set_xlim(right=figure.data["x"].max() / figure.x_unit)
         at = np.unique(figure.data["x"]) / figure.x_unit
         if figure.x_kind:  # texts with a unit are wide
-            spell = {"bit": words.bits, "s": words.seconds}[figure.x_kind]
+            spell = words.SPELLED[figure.x_kind]
             axis.xaxis.set_major_locator(LogLocator(numticks=4))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: spell(v)))
         elif figure.x == "k":

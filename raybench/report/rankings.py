@@ -333,7 +333,7 @@ def _others(row: Any) -> str:
 
 
 def headline(results: Frames) -> list[str]:
-    """Return the result in a sentence per problem: which method reaches the target with least, and how firm that is."""
+    """Return the result in a sentence per problem: which method reaches the target with least."""
     table = closing_table(results)
     paid = "bits" if results.cost == "bits_up" else "seconds"
     spell, each = (words.bits, " per client") if paid == "bits" else (words.seconds, "")

@@ -86,6 +86,9 @@ def seconds(value: float) -> str:
     return _amount(value, time_unit_of)
 
 
+SPELLED = {"bit": bits, "s": seconds}  # by the unit of an axis
+
+
 def time_unit_of(value: float) -> tuple[float, str]:
     """Return (size in seconds, name) of the unit in which a time reads best."""
     return next(((size, name) for size, name in UNITS_OF_TIME if value >= size), UNITS_OF_TIME[-1])
