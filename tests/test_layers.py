@@ -62,9 +62,10 @@ ONLY = {  # layers that may use less than all that lies below them
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3662,
+    "torch": 2973,
     "measure": 1367,
     "problems": 5047,
-    "tests": 43987,
+    "tests": 44429,
     "reproduce": 978,
     "data": 2210,
     "spec": 2847,

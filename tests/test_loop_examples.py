@@ -53,13 +53,42 @@ write, count = frameworks.write, []
 def cut(hook, folder, *name):
     count.append(folder)
     if os.environ["RANK"] == "1" and len(count) == 3:
-        Path(folder, "raybench_0.1.new").write_bytes(b"PK")
+        Path(folder, f"{{(*name, 'raybench')[0]}}.1.new").write_bytes(b"PK")
         os.kill(os.getpid(), signal.SIGKILL)
     write(hook, folder, *name)
 
 frameworks.write, sys.argv = cut, [{file!r}]
 runpy.run_path({file!r}, run_name="__main__")
 """
+# Lightning writes on rank 0 what it has gathered from all: process 0 is killed in the middle of the third file.
+KILLED_ON_RANK_0 = """
+import io, os, runpy, signal, sys
+from pathlib import Path
+import lightning.fabric.plugins.io.torch_io as torch_io
+import torch
+
+save, count = torch_io._atomic_save, []
+def cut(checkpoint, path):
+    count.append(path)
+    if len(count) == 3:
+        torch.save(checkpoint, whole := io.BytesIO())
+        Path(path).write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(checkpoint, path)
+
+torch_io._atomic_save, sys.argv = cut, [{file!r}]
+runpy.run_path({file!r}, run_name="__main__")
+"""
+KILLS = {  # how each dies, what it was writing and how that is refused, and the checkpoint before
+    "accelerate": (KILLED, "accelerate/epoch-2", "InputError", "accelerate/epoch-1"),
+    "lightning": (KILLED_ON_RANK_0, "lightning/epoch=2.ckpt", "Error", "lightning/epoch=1.ckpt"),
+    "transformers": (
+        KILLED,
+        "transformers/checkpoint-87",
+        "InputError",
+        "transformers/checkpoint-58",
+    ),
+}
 # What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.
 AFTER_THE_FIT = """
 import lightning, torch
@@ -95,13 +124,13 @@ except InputError as error:
 """
 
 
-def run(name: str | Path, folder: Path, *args: str, fails: bool = False) -> str:
+def run(name: str | Path, folder: Path, *args: str, fails: bool = False, ranks: int = 2) -> str:
     """Run an example, or a file of one's own, from another folder; return what it says. fails: whether it is to."""
     file = EXAMPLES / f"loop_{name}.py" if isinstance(name, str) else name
     start = [sys.executable]
     if name not in ALONE:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        start += launch
+        launch = ["-m", "torch.distributed.run", "--standalone"]
+        start += [*launch, "--nproc_per_node", str(ranks)]
     paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -141,6 +170,14 @@ def test_an_example_trains(name, tmp_path):
         assert table.bytes_up.max() < 4810 * 4 / 10
 
 
+@pytest.mark.timeout(300)
+def test_the_example_of_nodes_trains_and_draws_its_timeline(tmp_path):
+    losses = losses_of(run("nodes", tmp_path, ranks=4))
+    assert len(losses) == 4
+    assert losses[-1] < min(0.9, losses[0])
+    assert (tmp_path / "loop_nodes.png").stat().st_size > 1000
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -170,16 +207,19 @@ def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(tmp_path):
-    pytest.importorskip("accelerate", reason="it comes with raybench[train]")
-    file, script = str(EXAMPLES / "loop_accelerate.py"), tmp_path / "killed.py"
+@pytest.mark.parametrize("name", KILLS)
+def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(name, tmp_path):
+    pytest.importorskip(name, reason="it comes with raybench[train]")
+    script, broken, error, before = KILLS[name]
+    file = tmp_path / "killed.py"
     (tmp_path / "whole").mkdir()
-    whole = losses_of(run("accelerate", tmp_path / "whole"))
-    script.write_text(KILLED.format(file=file))
-    run(script, tmp_path, fails=True)
-    assert (tmp_path / "accelerate/epoch-2").is_dir()
-    assert "InputError" in run("accelerate", tmp_path, "accelerate/epoch-2", fails=True)
-    resumed = losses_of(run("accelerate", tmp_path, "accelerate/epoch-1"))
+    whole = losses_of(run(name, tmp_path / "whole"))
+    file.write_text(script.format(file=str(EXAMPLES / f"loop_{name}.py")))
+    run(file, tmp_path, fails=True)
+    assert (tmp_path / broken).exists()
+    assert error in run(name, tmp_path, broken, fails=True)
+    resumed = losses_of(run(name, tmp_path, before))
+    assert resumed
     assert resumed == whole[-len(resumed) :]
 
 
@@ -200,6 +240,7 @@ def test_heads_say_the_command():
     for file in EXAMPLES.glob("loop_*.py"):
         head = file.read_text().split('"""')[1]
         name = file.stem.removeprefix("loop_")
-        launched = "python" if name in ALONE else "torchrun --nproc_per_node 2"
+        ranks = 4 if name == "nodes" else 2
+        launched = "python" if name in ALONE else f"torchrun --nproc_per_node {ranks}"
         assert f"{launched} examples/{file.name}" in head
         assert len(head.strip().splitlines()) == 3

@@ -578,7 +578,7 @@ def test_parameters_that_drift_apart_are_named_at_the_next_comparison(way):
     begin = 6 if way == "local" else 4
     steps(module, optimizer, rank(), range(begin))
     if rank() == 1 and way == "local":
-        optimizer._local.x[7] += 1e-9
+        optimizer._local[0].x[7] += 1e-9
     elif rank() == 1:
         model[2].bias.data[3] += 1e-15
     for t in range(begin, at - 1):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -61,6 +62,12 @@ class Plan:
     watch: int = 50
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
+
+    def of_part(self, named: Iterable[tuple[str, Tensor]]) -> Plan:
+        """Return the plan with the groups that have tensors among these parameters."""
+        names = [name for name, _ in named]
+        groups = [(p, op) for p, op in self.groups if any(fnmatchcase(name, p) for name in names)]
+        return replace(self, groups=tuple(groups))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -280,6 +287,7 @@ class Exchange:
         down = Counts(*(ledger.down[:, 0] - before[1]))
         _, encode, send = (now - then for now, then in zip(self.clock.parts, parts, strict=True))
         residual = self._residual() if self.watch.on and not dense else None
+        seconds = perf_counter() - began
         cost = row(
             len(self.rows),
             dense=float(dense),
@@ -290,12 +298,19 @@ class Exchange:
             messages_up=float(up.messages),
             seconds_encode=encode,
             seconds_send=send,
-            seconds_decode=max(0.0, perf_counter() - began - encode - send),
+            seconds_decode=max(0.0, seconds - encode - send),
+            began=began,
+            seconds_exchanged=seconds,
+            seconds_exposed=seconds,
             residual_norm=math.nan if residual is None else residual,
             compression_error=self.watch.error,
         )
         self.rows.append(cost)
         return u
+
+    def waited(self, seconds: float) -> None:
+        """Note that the training loop waited no longer than this for the last exchange, which another thread did."""
+        self.rows[-1]["seconds_exposed"] = min(seconds, self.rows[-1]["seconds_exchanged"])
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""

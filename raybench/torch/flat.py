@@ -10,16 +10,17 @@ from torch import Tensor
 
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.torch.replicas import local
 
 
 class Flat:
-    """Named parameters that make up vectors (d,) of float32, or of float64 where they are.
+    """Named parameters that make up vectors (d,) of float32, or of float64 where they are; of sharded ones, this rank's part.
 
     Raises InputError where there is none, or they are of several devices.
     """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        pairs = [(name, p) for name, p in named if p.requires_grad]
+        pairs = [(name, p) for name, p in named if p.requires_grad and local(p).numel()]
         self.params = [p for _, p in pairs]
         if not self.params:
             raise InputError.of("optimizer", "no parameter asks for a gradient", "a model to train")
@@ -29,7 +30,7 @@ class Flat:
             raise InputError.of("optimizer", what, "one device for each rank")
         if any(p.is_complex() for p in self.params):
             raise InputError.of("optimizer", "a parameter is complex", "real numbers")
-        self.layout = Layout(tuple((name, tuple(p.shape)) for name, p in pairs))
+        self.layout = Layout(tuple((name, tuple(local(p).shape)) for name, p in pairs))
         double = any(p.dtype == torch.float64 for p in self.params)
         self.dtype = torch.float64 if double else torch.float32
         self.renew()
@@ -37,7 +38,7 @@ class Flat:
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients as they are, in the parameters' own types."""
-        return sum(p.numel() * p.element_size() for p in self.params)
+        return sum(local(p).numel() * p.element_size() for p in self.params)
 
     def renew(self) -> None:
         """Take another vector for gradients: somebody keeps the one there was."""
@@ -62,7 +63,7 @@ class Flat:
 
     def finite(self) -> bool:
         """Return whether no gradient holds NaN or infinity."""
-        grads = [p.grad for p in self.params if p.grad is not None]
+        grads = [local(p.grad) for p in self.params if p.grad is not None]
         values = [g._values() if g.is_sparse else g for g in grads]
         filled = [v for v in values if v.numel()]
         sizes = torch._foreach_norm(filled, math.inf) if filled else []
@@ -89,7 +90,7 @@ class Flat:
 
     @property
     def _data(self) -> list[Tensor]:
-        return [p.detach() for p in self.params]
+        return [local(p.detach()) for p in self.params]
 
 
 def named(

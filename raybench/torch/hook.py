@@ -4,10 +4,10 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import partial
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -266,7 +266,7 @@ class Hook(Attached):
         whole = plan.granularity == "global"
         check_patterns(plan.groups, [name for name, _ in named])
         self.parts = [
-            Part(bucket, _of_part(plan, bucket), replica)
+            Part(bucket, plan.of_part(bucket), replica)
             for bucket in _parted(named, None if whole else size)
         ]
         self.exchanges = [attached.exchange for attached in self.parts]
@@ -286,7 +286,7 @@ class Hook(Attached):
             else None
         )
         self.waiting: list[Waiting] = []
-        self.jobs: list[Any] = []  # of the thread, in this backward pass
+        self.jobs: list[tuple[Any, list[Part]]] = []  # of the thread, in this backward pass
 
     def detach(self) -> None:
         super().detach()
@@ -322,15 +322,18 @@ class Hook(Attached):
                 self._start(self.parts)
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
-            for job in jobs:
+            for job, parts in jobs:
+                began = perf_counter()
                 job.result()
+                for attached in parts:
+                    attached.exchange.waited(perf_counter() - began)
         return held.future
 
     def _start(self, parts: list[Part]) -> None:
         if self.thread is None:
             self._work(parts)
         else:
-            self.jobs.append(self.thread.submit(self._work, parts))
+            self.jobs.append((self.thread.submit(self._work, parts), parts))
 
     def _work(self, parts: list[Part]) -> None:
         """Exchange the gradients of parts, without the scaler's factor, and hand on what is finished.
@@ -373,12 +376,6 @@ def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
     for pattern, _ in groups:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError.of("groups", f"{pattern!r} names no tensor", nearest(pattern, names))
-
-
-def _of_part(plan: Plan, named: list[tuple[str, Tensor]]) -> Plan:
-    """Return the plan with the groups that have tensors in a part."""
-    groups = [(p, op) for p, op in plan.groups if any(fnmatchcase(name, p) for name, _ in named)]
-    return replace(plan, groups=tuple(groups))
 
 
 def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:

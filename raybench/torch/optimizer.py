@@ -3,111 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from raybench.algorithms.build import check_loop, part
-from raybench.algorithms.parts import outer_step
+from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
 from raybench.core import registry
-from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
-from raybench.torch import saved
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, named
+from raybench.torch.local_steps import Late, LocalSteps, Node, Schedule, fragments_of
 from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, parts_of
 from raybench.wire.collectives import GATHER
-
-YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
-
-
-class LocalSteps:
-    """H steps of the user's optimizer between exchanges of v = x - y, x the shared point, y this rank's.
-
-    x <- x - step_size u, u being the outer optimizer's of the estimate of mean v; then y = x. Presets such
-    as ``diloco`` say H and the outer optimizer where the user does not.
-    """
-
-    def __init__(
-        self,
-        entry: registry.Entry[AlgorithmFacts],
-        numbers: Mapping[str, Any],
-        local: Mapping[str, Any] | None,
-        outer: Mapping[str, Any] | None,
-        exchange: Exchange,
-        flat: Flat,
-    ) -> None:
-        for name in YOURS & numbers.keys():
-            if numbers[name] != entry.params[name].default:
-                what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
-                raise InputError.of(f"algorithm.{name}", what, "set it there")
-        preset, own_outer = exchange.presets
-        if local is not None:
-            preset = part("local", local)
-        assert preset is not None
-        if local is not None and set(local) - {"steps"}:
-            extra = sorted(set(local) - {"steps"})
-            what = f"{', '.join(extra)}: your optimizer does the local steps"
-            raise InputError.of("local", what, "local={'steps': H}")
-        self.each = preset.steps
-        settings = dict(outer or {})
-        step = settings.pop("step_size", 1.0)
-        if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
-            raise InputError.of("outer.step_size", f"{step!r}", "a number above 0")
-        self.step_size = float(step)
-        self.outer = part("outer", settings) if settings else own_outer
-        if self.outer is not None and isinstance(self.outer.momentum, PerCell):
-            self.outer = replace(self.outer, momentum=float(self.outer.momentum.values))
-        self.exchange, self.flat = exchange, flat
-        self.x, self.count, self.s = flat.point(), 0, State()
-
-    def after_step(self) -> bool:
-        """Count a local step; after H of them exchange, and move to the new shared point.
-
-        False where that was skipped: all ranks are back at the shared point of before.
-        """
-        self.count += 1
-        if self.count < self.each:
-            return True
-        self.count = 0
-        direction = self.exchange(self.x - self.flat.point(), 1.0)
-        if direction is not None:
-            u = direction[None]
-            if self.outer is not None:
-                u = outer_step(self.outer, self.s, u, self.step_size)
-                if self.outer.weight_decay:
-                    u = u + self.outer.weight_decay * self.x
-            in_steps = self.outer is not None and self.outer.in_steps
-            self.x = self.x - (u[0] if in_steps else self.step_size * u[0])
-        self.flat.move(self.x)
-        return direction is not None
-
-    def state(self) -> dict[str, Any]:
-        """Return the shared point, the outer optimizer's memory, how many steps were done since, and where they led.
-
-        Between exchanges models differ, and many checkpoints hold that of rank 0 alone: each rank keeps its own.
-        """
-        y = self.flat.point() if self.count else None
-        return {"x": self.x.clone(), "count": self.count, "s": self.s.state(), "y": y}
-
-    def load(self, state: Mapping[str, Any], resized: bool) -> None:
-        """Go on from what ``state`` returned; with another number of ranks from the shared point."""
-        device = self.x.device
-        self.x = saved.on(state["x"], device)
-        self.s = State.of({name: saved.on(value, device) for name, value in state["s"].items()})
-        self.count = 0 if resized else state["count"]
-        if resized:
-            self.flat.move(self.x)
-        elif state["y"] is not None:
-            self.flat.move(saved.on(state["y"], device))
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -127,7 +45,12 @@ class CompressedOptimizer(torch.optim.Optimizer):
     average gradients as they are. local: ``{"steps": H}``: ``optimizer`` does H steps on every rank by itself, and
     what they sum up to is exchanged. outer: how the shared point then moves: ``{"optimizer": "nesterov",
     "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the
-    direction of r exchanges before. group: the ranks, by default all. named_parameters: names for ``groups`` where
+    direction of r exchanges before; with local steps also ``{"steps": t, "mix": 0.5}``: t local steps later, mixed with
+    where they have led, as in Streaming DiLoCo; on a CPU the exchange goes on beside them. node: the ranks of this rank's
+    node, whose model is in DistributedDataParallel(process_group=node) or sharded over them by FSDP2: local steps are
+    those of nodes, and only nodes exchange. fragments: the parameters in so many groups of about equal size, exchanged
+    at different steps. offload: the shared point, what method and outer optimizer remember, and messages are on the CPU,
+    for which ``group`` needs gloo. group: the ranks, by default all. named_parameters: names for ``groups`` where
     the optimizer knows none. watch: steps between two measurements of norms. check_every: steps between two
     comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven: compressors that no
     theory of the method covers, too.
@@ -155,6 +78,9 @@ class CompressedOptimizer(torch.optim.Optimizer):
         local: Mapping[str, Any] | None = None,
         outer: Mapping[str, Any] | None = None,
         delay: Mapping[str, Any] | None = None,
+        node: dist.ProcessGroup | None = None,
+        fragments: int = 1,
+        offload: bool = False,
         seed: int = 0,
         watch: int = 50,
         check_every: int = 0,
@@ -163,12 +89,29 @@ class CompressedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         self.optimizer = optimizer
-        transport, params = transport_of(group), named(optimizer, named_parameters)
+        params = named(optimizer, named_parameters)
+        tensors = [p for _, p in params]
+        self._node = None if node is None else Node(node, tensors, offload)
+        if self._node is None:
+            transport, others = transport_of(group), []
+            if any(isinstance(p, DTensor) for p in tensors):
+                what = "parameters are sharded"
+                fix = "node=the ranks of a shard group, with local steps, or attach(model, ..)"
+                raise InputError.of("optimizer", what, fix)
+        else:
+            transport, others = self._node.between, [self._node.within]
+            if group is not None:
+                raise InputError.of("group", "node says who exchanges", "one of both")
+        loop = {"local": local, "outer": outer, "check_every": check_every}
+        loop |= {"fragments": fragments, "offload": offload}
+        if self._node is not None:
+            compare(self._node.within, loop, params)
         self._plan, entry, numbers = planned(
             algorithm,
             transport,
             params,
-            {"local": local, "outer": outer, "check_every": check_every},
+            loop,
+            others,
             compressor=compressor,
             granularity=granularity,
             collective=collective,
@@ -181,23 +124,68 @@ class CompressedOptimizer(torch.optim.Optimizer):
             watch=watch,
             allow_unproven=allow_unproven,
         )
-        plan = self._plan
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
-        if outer is not None and not is_local:
-            what = "without local steps your optimizer is the outer one"
-            raise InputError.of("outer", what, "local={'steps': H}, or leave it out")
-        if not is_local:  # else each rank may step in its own way
-            compare(transport, _numbers(optimizer), params)
+        if not is_local:
+            without = "without local steps "
+            refused = {
+                "outer": (outer is not None, "your optimizer is the outer one"),
+                "node": (node is not None, "gradients are exchanged at every step"),
+                "fragments": (fragments != 1, "gradients are exchanged at every step"),
+                "offload": (offload, "there is no shared point"),
+            }
+            for key, (given, why) in refused.items():
+                if given:
+                    raise InputError.of(key, without + why, "local={'steps': H}, or leave it out")
+            compare(
+                transport, _numbers(optimizer), params
+            )  # else each rank may step in its own way
+        if check_every and (fragments != 1 or "steps" in (delay or {})):
+            what = "with fragments or late steps no step leaves the same parameters on all ranks"
+            raise InputError.of("check_every", what, "0")
         self._flat = Flat(params)
-        self._replica = Replica(transport, params, every=check_every)
-        flat = self._flat
-        self._exchange = Exchange(plan, flat.layout, flat.vector, self._replica, is_local)
+        self._replica = Replica(transport, params, others, every=check_every)
         self._steps = self._checked = self._skipped = self._evaluations = 0
         self._agree_on_start()
-        steps = (entry, numbers, local, outer, self._exchange, self._flat)
-        self._local = LocalSteps(*steps) if is_local else None
+        self._local: list[LocalSteps] = []
+        self._exchanges: list[Exchange] = []
+        if is_local:
+            self._part(entry, numbers, local, outer, fragments, offload)
+        else:
+            flat = self._flat
+            self._exchanges = [Exchange(self._plan, flat.layout, flat.vector, self._replica)]
         self._check_step_size()
+
+    def _part(
+        self,
+        entry: registry.Entry[AlgorithmFacts],
+        numbers: Mapping[str, Any],
+        local: Mapping[str, Any] | None,
+        outer: Mapping[str, Any] | None,
+        fragments: int,
+        offload: bool,
+    ) -> None:
+        """Make the local steps and exchanges of every fragment of the parameters."""
+        plan, whole = self._plan, self._flat
+        device = torch.device("cpu") if offload else whole.vector.device
+        delay, thread = Late.of(plan.delay), None
+        if delay != Late() and device.type == "cpu":
+            thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
+        named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
+        groups = fragments_of(named, fragments)
+        for i, group in enumerate(groups):
+            flat = whole if fragments == 1 else Flat(group)
+            vector = flat.vector.to(device)
+            plain = replace(plan.of_part(group), delay=None)
+            exchange = Exchange(plain, flat.layout, vector, self._replica, local=True)
+            schedule = Schedule.of(entry, numbers, local, outer, exchange.presets)
+            more: dict[str, Any] = {"delay": delay, "node": self._node, "thread": thread}
+            count = i * schedule.steps // fragments
+            if delay.steps > schedule.steps:
+                what = f"{delay.steps} of {schedule.steps} local steps"
+                raise InputError.of("delay.steps", what, "no more than local steps")
+            self._local.append(LocalSteps(schedule, exchange, flat, device, count=count, **more))
+            self._exchanges.append(exchange)
 
     def _agree_on_start(self) -> None:
         """Give every rank rank 0's parameters."""
@@ -207,7 +195,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             self._flat.move(transport.all_reduce([mine])[0])
 
     def _check_step_size(self) -> None:
-        if not self._exchange.in_steps or self._local is not None:
+        if self._local or not self._exchange.in_steps:
             return
         if type(self.optimizer) is not torch.optim.SGD or any(
             group["momentum"] or group["weight_decay"] for group in self.param_groups
@@ -215,6 +203,11 @@ class CompressedOptimizer(torch.optim.Optimizer):
             what = f"{self._plan.algorithm} keeps its memory in units of the step: plain SGD only"
             fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
             raise InputError.of("algorithm", what, fix)
+
+    @property
+    def _exchange(self) -> Exchange:
+        """The exchange of all gradients, of the first fragment with local steps."""
+        return self._exchanges[0]
 
     # What an optimizer is -----------------------------------------------------------------------
 
@@ -274,16 +267,19 @@ class CompressedOptimizer(torch.optim.Optimizer):
         except Skip as skip:
             self._skipped += 1
             if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
-                self._replica.say_skipped(self._steps - 1, skip.ranks, self._local is not None)
+                self._replica.say_skipped(self._steps - 1, skip.ranks, bool(self._local))
             if start is not None and len(losses) > 1:  # in the middle of a line search
                 self._flat.move(start)
                 self.optimizer.state.clear()
-        if self._local is not None and not self._local.after_step():
-            self._skipped += 1
-            self._replica.say_skipped(self._steps - 1, self._exchange.met.bad)
-        every, together = self._replica.every, self._local is None or self._local.count == 0
+        for fragment in self._local:
+            if not fragment.after_step():
+                self._skipped += 1
+                self._replica.say_skipped(self._steps - 1, fragment.exchange.met.bad)
+        every, together = self._replica.every, all(f.count == 0 for f in self._local)
         if every and together and self._steps - self._checked >= every:
             self._checked = self._steps
+            for fragment in self._local:
+                fragment.settle()  # what another thread sends must not get between
             self._replica.check(self._steps)
         return losses[0] if losses else None
 
@@ -292,8 +288,11 @@ class CompressedOptimizer(torch.optim.Optimizer):
         """Put the exchanged direction in the place of the gradients; return the mean loss. Raises Skip."""
         self._evaluations += 1
         self._unscale()
-        if self._local is not None:
-            if not self._flat.finite():
+        if self._local:
+            bad = not self._flat.finite()
+            if self._node is not None and self._node.sharded:
+                bad = self._replica.anywhere(bad)
+            if bad:
                 raise Skip([self._replica.transport.rank])
             return loss
         gamma, grad = self._step_size(), self._flat.gradients()
@@ -326,13 +325,32 @@ class CompressedOptimizer(torch.optim.Optimizer):
             grads = [p.grad for p in self._flat.params if p.grad is not None]
             torch._foreach_mul_(grads, 1.0 / scale.to(self._flat.vector.device).item())
 
+    @contextmanager
+    def shared_point(self) -> Iterator[None]:
+        """Put the model of every rank at the shared point within a ``with``: to measure, or to save what was trained.
+
+        Every rank must call it. Without local steps, and just after an exchange, the model is there anyway.
+        """
+        points = [fragment.flat.point() for fragment in self._local]
+        for fragment in self._local:
+            fragment.to_shared()
+        try:
+            yield
+        finally:
+            for fragment, y in zip(self._local, points, strict=True):
+                fragment.flat.move(y)
+
     # What it did, and going on elsewhere ------------------------------------------------------------
 
     def report(self) -> Report:
-        """Return what the messages cost and did so far; ``print`` gives a line."""
-        exchange, dense = self._exchange, self._evaluations * self._flat.nbytes
-        rows, names = [exchange.rows], self._plan.names
-        return report(rows, exchange.n, names, self._steps, self._skipped, dense)
+        """Return what the messages of this rank cost and did so far; ``print`` gives a line.
+
+        Of a node in DistributedDataParallel the first rank exchanges for the others; of one sharded by FSDP2 each
+        exchanges its shard.
+        """
+        rows, names = [exchange.rows for exchange in self._exchanges], self._plan.names
+        dense = self._evaluations * self._flat.nbytes
+        return report(rows, self._exchange.n, names, self._steps, self._skipped, dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers: the optimizer's state, and the method's.
@@ -341,16 +359,20 @@ class CompressedOptimizer(torch.optim.Optimizer):
         ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
         framework asks that would write rank 0's alone.
         """
+        node = self._node
+        for fragment in self._local:
+            fragment.settle()
         part: dict[str, Any] = {
             "algorithm": self._plan.algorithm,
             "rank": self._exchange.rank,
             "n": self._exchange.n,
-            "exchanges": [self._exchange.state()],
+            "place": 0 if node is None else node.within.rank,
+            "exchanges": [exchange.state() for exchange in self._exchanges],
             "optimizer": self.optimizer.state_dict(),
         }
-        if self._local is not None:
-            part["local"] = self._local.state()
-        return packed(part, self._replica, self._exchange.alike and self._local is None)
+        if self._local:
+            part["local"] = [fragment.state() for fragment in self._local]
+        return packed(part, self._replica, self._exchange.alike and not self._local)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
@@ -358,13 +380,19 @@ class CompressedOptimizer(torch.optim.Optimizer):
         With another number of ranks means over the ranks stay as they were: that of what has not been sent, x
         - mean e being kept, and that of all else. Raises InputError where it does not fit.
         """
-        rank, n = self._exchange.rank, self._exchange.n
-        parts = parts_of(state_dict, self._plan.algorithm, rank, n)
-        self._exchange.load([part["exchanges"][0] for part in parts])
+        rank, n, node = self._exchange.rank, self._exchange.n, self._node
+        place = node.within.rank if node is not None and node.sharded else 0
+        parts = parts_of(state_dict, self._plan.algorithm, rank, n, place)
+        counts = {len(part["exchanges"]) for part in parts}
+        if counts != {len(self._exchanges)}:
+            what = f"it has {max(counts)} fragments, here are {len(self._exchanges)}"
+            raise InputError.of("state_dict", what, "as many fragments")
+        for i, exchange in enumerate(self._exchanges):
+            exchange.load([part["exchanges"][i] for part in parts])
         self.optimizer.load_state_dict(dict(optimizer_of(parts, rank)))
-        if self._local is not None:
-            mine = parts[min(rank, len(parts) - 1)]
-            self._local.load(mine["local"], resized=mine["n"] != n)
+        mine = parts[min(rank, len(parts) - 1)]
+        for i, fragment in enumerate(self._local):
+            fragment.load(mine["local"][i], resized=mine["n"] != n)
 
 
 class Skip(Exception):

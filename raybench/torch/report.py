@@ -11,16 +11,18 @@ import numpy as np
 import torch
 
 from raybench.core.counts import Counts
+from raybench.core.errors import InputError
 
 MEANS = ("bits_up", "bytes_up", "bits_down", "bytes_down", "messages_up")
 SECONDS = ("seconds_encode", "seconds_send", "seconds_decode")
+SPANS = ("began", "seconds_exchanged", "seconds_exposed")
 NORMS = ("residual_norm", "compression_error")
-COLUMNS = ("step", "dense", *MEANS, *SECONDS, *NORMS, "skipped")
+COLUMNS = ("step", "dense", *MEANS, *SECONDS, *SPANS, *NORMS, "skipped")
 
 
 def row(step: int, **values: float) -> dict[str, float]:
     """Return what is kept of an exchange; of one in which nothing was sent by default."""
-    blank = {name: math.nan if name in NORMS else 0.0 for name in COLUMNS}
+    blank = {name: math.nan if name in (*NORMS, "began") else 0.0 for name in COLUMNS}
     return {**blank, "step": float(step), **values}
 
 
@@ -40,6 +42,10 @@ class Report:
     data-parallel training sends for the same steps, in the type that gradients have. encode_ms: on compressors. send_ms:
     on exchanging and adding up messages. decode_ms: the rest of the method. residual_norm: of what is not sent
     yet; compression_error: ||C(v) - v||^2/||v||^2 of the newest message watched; None where there is no such thing.
+
+    Seconds in all, on this rank: exchanged: from the begin to the end of exchanges. exposed: those of them in which the
+    training loop waited. hidden: the others, in which it went on. computed: from the begin of the first exchange to the
+    end of the last, without the exposed ones. ``timeline`` draws them.
     """
 
     algorithm: str
@@ -58,6 +64,13 @@ class Report:
     decode_ms: float
     residual_norm: float | None
     compression_error: float | None
+    computed: float
+    exchanged: float
+    hidden: float
+    exposed: float
+    spans: np.ndarray = field(
+        repr=False
+    )  # (exchanges of all parts, 3): SPANS, seconds since the first began
     rows: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -73,6 +86,8 @@ class Report:
         ]
         if self.exchanges != self.steps:
             parts.insert(2, f"{self.exchanges} exchange{'s' * (self.exchanges != 1)}")
+        if self.hidden > 0:
+            parts.append(f"{self.hidden / self.exchanged:.0%} hidden")
         if self.skipped:
             parts.append(f"{self.skipped} skipped")
         if self.residual_norm is not None:
@@ -80,6 +95,39 @@ class Report:
         if self.compression_error is not None:
             parts.append(f"error {self.compression_error:.3g}")
         return " · ".join(parts)
+
+    def timeline(self, path: str | os.PathLike[str], steps: int = 4) -> None:
+        """Draw when this rank computed and when it exchanged in the last ``steps`` exchanges, to a file such as a PNG.
+
+        Raises InputError where nothing was exchanged.
+        """
+        from matplotlib.figure import Figure
+
+        if not len(self.spans):
+            raise InputError.of("timeline", "nothing was exchanged", "a step that exchanges")
+        parts = max(1, len(self.spans) // max(self.exchanges, 1))
+        spans = self.spans[-steps * parts :]
+        began, exchanged, exposed = spans.T
+        ended, start = began + exchanged, began.min()
+        waits = sorted(zip(ended - exposed, ended, strict=True))
+        free = [start, *(end for _, end in waits)], [*(at for at, _ in waits), ended.max()]
+        lanes = {
+            "computing": [(a, b - a) for a, b in zip(*free, strict=True) if b > a],
+            "exchange, hidden": list(zip(began, exchanged - exposed, strict=True)),
+            "exchange, exposed": list(zip(ended - exposed, exposed, strict=True)),
+        }
+        figure = Figure(figsize=(6.4, 1.6), layout="constrained")
+        axes = figure.subplots()
+        for lane, (bars, color) in enumerate(
+            zip(lanes.values(), ("#4c72b0", "#9ecae1", "#d62728"), strict=True)
+        ):
+            axes.broken_barh(
+                [(at - start, width) for at, width in bars], (-lane - 0.4, 0.8), color=color
+            )
+        axes.set_yticks([0, -1, -2], list(lanes))
+        axes.set_xlabel(f"seconds, the last {min(steps, self.exchanges)} exchanges of one rank")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, dpi=200)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a row for every exchange, with the columns of ``rows``."""
@@ -109,6 +157,8 @@ def report(
         every = np.array([[r[name] for r in log[:count]] for log in logs]).reshape(len(logs), count)
         if name in ("step", "dense", "skipped"):
             return every.max(0, initial=0.0)
+        if name == "began":
+            return every.min(0)
         if name == "residual_norm":
             return np.sqrt((every**2).sum(0))
         # of the errors of several messages the mean, each by itself being relative
@@ -122,6 +172,12 @@ def report(
     def newest(name: str) -> float | None:
         measured = rows[name][~np.isnan(rows[name])] if count else []
         return float(measured[-1]) if len(measured) else None
+
+    every = [[r[name] for name in SPANS] for log in logs for r in log if not r["skipped"]]
+    spans = np.array(sorted(every)).reshape(-1, len(SPANS))
+    ended = (spans[:, 0] + spans[:, 1]).max(initial=-math.inf)
+    spans[:, 0] -= (first := spans[:, 0].min(initial=math.inf))
+    exchanged, exposed = spans[:, 1:].sum(0).tolist()
 
     return Report(
         algorithm=names[0],
@@ -140,6 +196,11 @@ def report(
         decode_ms=1000 * mean("seconds_decode"),
         residual_norm=newest("residual_norm"),
         compression_error=newest("compression_error"),
+        computed=max(0.0, ended - first - exposed),
+        exchanged=exchanged,
+        hidden=exchanged - exposed,
+        exposed=exposed,
+        spans=spans,
         rows=rows,
     )
 

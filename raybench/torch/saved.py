@@ -77,7 +77,9 @@ def whole(parts: Sequence[Mapping[str, Any]] | str | os.PathLike[str]) -> dict[s
             raise InputError.of("state_dict", what, ALL_PARTS)
         every |= part["raybench"]
     state = {"raybench": every}
-    _complete(list(opened(state).values()))
+    every_part = list(opened(state).values())
+    for place in {_place(part) for part in every_part}:
+        _complete(every_part, place)
     return state
 
 
@@ -96,9 +98,20 @@ def _of_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {"raybench": {name.rpartition(".")[2]: value for name, value in values.items()}}
 
 
-def _complete(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the parts of all ranks in rank order. Raises InputError where one is missing, or there are two of it."""
-    by_rank = sorted(parts, key=lambda part: part["rank"])
+def _place(part: Mapping[str, Any]) -> int:
+    return part.get("place", 0)  # within a node
+
+
+def _complete(parts: Sequence[Mapping[str, Any]], place: int) -> list[Mapping[str, Any]]:
+    """Return the parts of all ranks with a place in their nodes, in rank order.
+
+    Raises InputError where one is missing, or there are two of it.
+    """
+    by_rank = sorted(
+        (part for part in parts if _place(part) == place), key=lambda part: part["rank"]
+    )
+    if not by_rank:
+        raise InputError.of("state_dict", f"no part of shard {place}", "nodes of as many ranks")
     ranks, n = [part["rank"] for part in by_rank], by_rank[0]["n"]
     if ranks != list(range(n)):
         raise InputError.of("state_dict", f"parts of ranks {ranks} of {n}", ALL_PARTS)
@@ -106,9 +119,11 @@ def _complete(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def parts_of(
-    state: Mapping[str, Any], algorithm: str, rank: int, n: int
+    state: Mapping[str, Any], algorithm: str, rank: int, n: int, place: int = 0
 ) -> list[Mapping[str, Any]]:
     """Return the parts from which rank ``rank`` of n goes on: its own alone where as many have saved, else all of them.
+
+    place: of those whose place within their node is this, where nodes exchange.
 
     Raises InputError where they are another method's, or not there.
     """
@@ -122,7 +137,7 @@ def parts_of(
         return [mine]
     first = next(iter(parts.values()))
     if len(parts) > 1 or first["n"] == 1:
-        return _complete(list(parts.values()))
+        return _complete(list(parts.values()), place)
     if first["n"] != n:
         what = f"saved by {first['n']} ranks, loaded by {n}"
         raise InputError.of("state_dict", what, ALL_PARTS)

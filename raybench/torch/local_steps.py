@@ -1,0 +1,330 @@
+"""Local steps of a training loop: what ranks, or the nodes that ranks make up, exchange after H steps of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from raybench.algorithms.build import part
+from raybench.algorithms.parts import Outer, outer_step
+from raybench.core import registry
+from raybench.core.cells import PerCell, State
+from raybench.core.errors import InputError
+from raybench.core.facts import AlgorithmFacts
+from raybench.torch import saved
+from raybench.torch.exchange import Exchange
+from raybench.torch.flat import Flat
+from raybench.wire.transport import Distributed
+
+YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
+
+
+class Node:
+    """The ranks of one node, whose model is one replica: in DistributedDataParallel, or sharded over them by FSDP2.
+
+    group: these ranks; all nodes have as many. Ranks with the same place in their nodes reach each other through
+    ``between``. With DistributedDataParallel only the first rank of a node exchanges, and the others follow it; with
+    FSDP2 each exchanges its own shard. Every rank has to make it. Raises InputError where nodes are of different sizes,
+    or parameters are sharded over other ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, params: Sequence[Tensor], offload: bool) -> None:
+        self.group, self.within = group, Distributed(group)
+        mine = tuple(dist.get_process_group_ranks(group))
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        nodes = sorted(set(every))
+        sizes = {len(node) for node in nodes}
+        if len(sizes) > 1:
+            what = f"nodes have {' and '.join(map(str, sorted(sizes)))} ranks"
+            raise InputError.of("node", what, "as many ranks in each node")
+        meshes = [p.device_mesh for p in params if isinstance(p, DTensor)]
+        self.sharded = bool(meshes)
+        if any(set(mesh.mesh.flatten().tolist()) != set(mine) for mesh in meshes):
+            what = "parameters are sharded over other ranks than those of the node"
+            raise InputError.of("node", what, "fully_shard(model, mesh=mesh['rank'])")
+        backend = "cpu:gloo,cuda:nccl" if offload and torch.cuda.is_available() else None
+        for place in zip(*nodes, strict=True):  # every rank has to make all groups
+            between = dist.new_group(list(place), backend=backend)
+            if dist.get_rank() in place:
+                self.between = Distributed(
+                    between if isinstance(between, dist.ProcessGroup) else None
+                )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank exchanges anything."""
+        return self.sharded or self.within.rank == 0
+
+    def follow(self, flat: Flat, move: Callable[[], bool]) -> bool:
+        """Let the first rank of the node ``move`` its model, and take over where it stands; return what it returned."""
+        status = torch.full(
+            (1,), -1.0, device=flat.vector.device
+        )  # it failed, unless it says otherwise
+        try:
+            if self.leads:
+                status.fill_(float(move()))
+        finally:
+            dist.broadcast(status, group=self.group, group_src=0)
+        if status < 0:
+            raise RuntimeError("the first rank of this node could not exchange: see its message")
+        x = flat.point()
+        dist.broadcast(x, group=self.group, group_src=0)
+        flat.move(x)
+        return bool(status)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When and how the shared point moves: after ``steps`` local steps by x <- x - step_size u, u of ``outer``."""
+
+    steps: int
+    step_size: float
+    outer: Outer | None
+
+    @classmethod
+    def of(
+        cls,
+        entry: registry.Entry[AlgorithmFacts],
+        numbers: Mapping[str, Any],
+        local: Mapping[str, Any] | None,
+        outer: Mapping[str, Any] | None,
+        presets: tuple[Any, Any],
+    ) -> Self:
+        """Return a user's, and a preset's where the user says nothing. Raises InputError where they do not fit a loop."""
+        for name in YOURS & numbers.keys():
+            if numbers[name] != entry.params[name].default:
+                what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
+                raise InputError.of(f"algorithm.{name}", what, "set it there")
+        steps, preset_outer = presets
+        if local is not None:
+            steps = part("local", local)
+            if extra := sorted(set(local) - {"steps"}):
+                what = f"{', '.join(extra)}: your optimizer does the local steps"
+                raise InputError.of("local", what, "local={'steps': H}")
+        settings = dict(outer or {})
+        step = settings.pop("step_size", 1.0)
+        if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
+            raise InputError.of("outer.step_size", f"{step!r}", "a number above 0")
+        outer_part = part("outer", settings) if settings else preset_outer
+        if outer_part is not None and isinstance(outer_part.momentum, PerCell):
+            outer_part = replace(outer_part, momentum=float(outer_part.momentum.values))
+        return cls(steps.steps, float(step), outer_part)
+
+
+@dataclass(frozen=True)
+class Late:
+    """When the direction of an exchange is taken: ``rounds`` exchanges later, or after ``steps`` local steps.
+
+    rounds: zeros come first, and y = x after every exchange. steps: local steps go on from y, which is not put back to
+    x; when the direction is there, y <- mix y + (1 - mix) x, as in Streaming DiLoCo (Douillard et al., 2025).
+    """
+
+    rounds: int = 0
+    steps: int = 0
+    mix: float = 0.5
+
+    @classmethod
+    def of(cls, delay: Mapping[str, Any] | None) -> Self:
+        """Return a user's. Raises InputError for what it is not."""
+        if delay is None:
+            return cls()
+        if "steps" not in delay:
+            return cls(rounds=part("delay", delay).rounds)
+        late = cls(**delay) if set(delay) <= {"steps", "mix"} else None
+        if late is None or type(late.steps) is not int or late.steps < 1:
+            raise InputError.of("delay", f"{dict(delay)}", "{'steps': an integer >= 1, 'mix': 0.5}")
+        if not 0 <= late.mix <= 1:
+            raise InputError.of("delay.mix", f"{late.mix}", "a number from 0 to 1")
+        return late
+
+
+class LocalSteps:
+    """H steps of the user's optimizer between exchanges of v = x - y, x the shared point, y this rank's.
+
+    x <- x - step_size u, u being the outer optimizer's of the estimate of mean v; then y = x. flat: the parameters,
+    all or a fragment of them. count: local steps so far, of a fragment not 0 at the start. delay: when u is there; on a
+    CPU the exchange then goes on in ``thread`` beside local steps. device: where x and the outer optimizer's memory are.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        exchange: Exchange,
+        flat: Flat,
+        device: torch.device,
+        *,
+        count: int = 0,
+        delay: Late | None = None,
+        node: Node | None = None,
+        thread: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.schedule, self.exchange, self.flat = schedule, exchange, flat
+        self.delay, self.node = Late() if delay is None else delay, node
+        self.thread, self.device = thread, device
+        self.count = self.start = count
+        self.x, self.s = flat.point().to(device), State()
+        self.sent = False  # anything so far, by this node
+        self.job: Future[Tensor | None] | None = None  # the exchange that is going on
+        self.late: list[Tensor | None] = []  # directions of exchanges before, to be taken later
+
+    def after_step(self) -> bool:
+        """Count a local step; after H of them exchange, and move to the new shared point.
+
+        False where that was skipped: all ranks are back at the shared point of before.
+        """
+        self.count += 1
+        moved = True
+        if self.count == self.delay.steps and self.sent:
+            moved = self._together(self._mix)
+        if self.count >= self.schedule.steps:
+            self.count = 0
+            if self.delay.steps:
+                self._send()
+            else:
+                moved = self._together(self._move)
+        return moved
+
+    def _together(self, move: Callable[[], bool]) -> bool:
+        """Move, or in DistributedDataParallel let the first rank of the node move for the others."""
+        if self.node is None or self.node.sharded:
+            return move()
+        moved = self.node.follow(self.flat, move)
+        if not self.node.leads:
+            self.x = self.flat.point().to(self.device)
+        return moved
+
+    def _send(self) -> None:
+        """Begin the exchange of x - y."""
+        self.sent = True
+        if self.node is not None and not self.node.leads:
+            return
+        v = self.x - self.flat.point().to(self.device)
+        self.settle()
+        if self.thread is None:
+            self._take(self._sent(v))
+        else:
+            self.job = self.thread.submit(self._sent, v)
+
+    def _move(self) -> bool:
+        """Exchange, and move both points along the direction that is due."""
+        self._send()
+        if self.delay.rounds == 0:
+            self.settle()
+        waiting = len(self.late) + (self.job is not None)
+        early = waiting <= self.delay.rounds
+        moved = self._step(torch.zeros_like(self.x) if early else self.late.pop(0))
+        self.flat.move(self.x)
+        return moved
+
+    def _mix(self) -> bool:
+        """Move x along the direction of the last exchange, and y <- mix y + (1 - mix) x."""
+        self.settle()
+        moved = self._step(self.late.pop(0))
+        self.flat.move(torch.lerp(self.x, self.flat.point().to(self.device), self.delay.mix))
+        return moved
+
+    def to_shared(self) -> None:
+        """Put the model at the shared point."""
+
+        def move() -> bool:
+            self.flat.move(self.x)
+            return True
+
+        if self.node is None or self.node.sharded:
+            move()
+        else:
+            self.node.follow(self.flat, move)
+
+    def _step(self, direction: Tensor | None) -> bool:
+        """Move x along a direction, where there is one."""
+        if direction is None:
+            return False
+        u, outer = direction[None], self.schedule.outer
+        if outer is not None:
+            u = outer_step(outer, self.s, u, self.schedule.step_size)
+            if outer.weight_decay:
+                u = u + outer.weight_decay * self.x
+        in_steps = outer is not None and outer.in_steps
+        self.x = self.x - (u[0] if in_steps else self.schedule.step_size * u[0])
+        return True
+
+    def _sent(self, v: Tensor) -> Tensor | None:
+        return self.exchange(v, 1.0, undoable=self.node is not None and self.node.sharded)
+
+    def settle(self) -> None:
+        """Wait for the exchange that is going on."""
+        if self.job is None:
+            return
+        began = perf_counter()
+        job, self.job = self.job, None
+        direction = job.result()
+        self.exchange.waited(perf_counter() - began)
+        self._take(direction)
+
+    def _take(self, direction: Tensor | None) -> None:
+        if (
+            self.node is not None and self.node.sharded
+        ):  # whether other shards were skipped is not known until now
+            skipped = self.exchange.replica.anywhere(direction is None)
+            if skipped and direction is not None:
+                self.exchange.undo()
+                direction = None
+        self.late.append(direction)
+
+    def state(self) -> dict[str, Any]:
+        """Return the shared point, the outer optimizer's memory, how many steps were done since, and where they led.
+
+        Between exchanges models differ, and many checkpoints hold that of rank 0 alone: each rank keeps its own.
+        """
+        self.settle()
+        return {
+            "x": self.x.clone(),
+            "count": self.count,
+            "s": self.s.state(),
+            "y": self.flat.point() if self.count or self.delay.steps else None,
+            "late": list(self.late),
+            "sent": self.sent,
+        }
+
+    def load(self, state: Mapping[str, Any], resized: bool) -> None:
+        """Go on from what ``state`` returned; with another number of ranks from the shared point."""
+        self.x = saved.on(state["x"], self.device)
+        values = {name: saved.on(value, self.device) for name, value in state["s"].items()}
+        self.s, self.job = State.of(values), None
+        self.late = [saved.on(direction, self.device) for direction in state["late"]]
+        self.count = self.start if resized else state["count"]
+        self.sent = state["sent"]
+        if resized or state["y"] is None:
+            self.flat.move(self.x)
+        else:
+            self.flat.move(saved.on(state["y"], self.x.device))
+
+
+def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[tuple[str, Tensor]]]:
+    """Return the parameters in ``count`` groups of about equal size, in order.
+
+    Raises InputError where there are fewer parameters.
+    """
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    if type(count) is not int or not 1 <= count <= len(trained):
+        what = f"{count!r} of {len(trained)} parameters"
+        raise InputError.of("fragments", what, f"an integer from 1 to {len(trained)}")
+    total, before = sum(p.numel() for _, p in trained), 0
+    out: list[list[tuple[str, Tensor]]] = [[]]
+    for i, (name, p) in enumerate(trained):
+        left = len(trained) - i  # each of the groups that are to come needs a parameter
+        full = before * count >= total * len(out) or left == count - len(out)
+        if out[-1] and full and len(out) < count:
+            out.append([])
+        out[-1].append((name, p))
+        before += p.numel()
+    return out

@@ -1,0 +1,251 @@
+"""Local steps of nodes: two nodes of two real ranks, each node in DistributedDataParallel or sharded by FSDP2."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd, spread, vector
+from torch.distributed import get_rank as rank
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import raybench.torch as rt
+from raybench.core.errors import InputError
+from raybench.torch.saved import parts_of
+
+STEPS = 12
+H = {"steps": 3}
+OUTER = {"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7}
+
+
+def node_group() -> Any:
+    """Return the group of this rank's node, of two nodes of two ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
+    return mesh["rank"]
+
+
+def wrapped(way: str) -> tuple[Any, Any]:
+    """Return a model in DistributedDataParallel or FSDP2 within its node, and the node's group."""
+    mesh, model = node_group(), network()
+    if way == "fsdp":
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh), mesh.get_group()
+    return DistributedDataParallel(model, process_group=mesh.get_group()), mesh.get_group()
+
+
+def full(model: Any) -> torch.Tensor:
+    """Return all parameters, of every shard."""
+    parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in parts])
+
+
+def run(way: str, compressor: Any, times: range = range(STEPS), **more: Any) -> tuple[Any, Any]:
+    """Train nodes; return the model and what exchanges."""
+    model, node = wrapped(way)
+    opt = rt.CompressedOptimizer(
+        sgd(model), compressor, local=H, outer=OUTER, node=node, **{"algorithm": "ef14", **more}
+    )
+    train(model, opt, times)
+    return model, opt
+
+
+def train(model: Any, opt: Any, times: range) -> None:
+    for t in times:
+        opt.zero_grad()
+        loss(model, t, rank()).backward()
+        opt.step()
+
+
+def as_two_clients(compressor: Any, **more: Any) -> tuple[torch.Tensor, Any]:
+    """Return where two ranks end whose gradients are those of a node, the others doing the same, and what exchanges.
+
+    Ranks 0 and 2 are a group, and 1 and 3; each adds up the gradients of its own node by hand.
+    """
+    within, model = node_group().get_group(), network()
+    groups = [dist.new_group([place, place + 2]) for place in range(2)]
+    opt = rt.CompressedOptimizer(
+        sgd(model),
+        compressor,
+        local=H,
+        outer=OUTER,
+        group=groups[rank() % 2],
+        **{"algorithm": "ef14", **more},
+    )
+    for t in range(STEPS):
+        opt.zero_grad()
+        loss(model, t, rank()).backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad, group=within)
+            p.grad /= 2
+        opt.step()
+    return vector(model), opt
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algorithm", ["ef14", "ef21"])
+@on_ranks(4)
+def test_a_node_is_one_client_whose_first_rank_exchanges(algorithm):
+    end, single = as_two_clients(TOP, algorithm=algorithm)
+    model, opt = run("ddp", TOP, algorithm=algorithm)
+    assert far(vector(model), end) < 1e-12
+    assert spread(model) == 0
+    reports = everyone(opt.report())
+    assert [r.ranks for r in reports] == [2] * 4
+    assert [r.exchanges for r in reports] == [4, 0, 4, 0]
+    assert reports[0].bytes_up == single.report().bytes_up > 0
+    assert [r.bytes_up for r in reports][1::2] == [0, 0]
+
+
+@pytest.mark.thorough
+@on_ranks(4)
+def test_shards_of_a_node_are_exchanged_by_the_ranks_that_hold_them():
+    """Uncompressed it is the run of two clients; compressed, each shard keeps its own largest coordinates."""
+    end, single = as_two_clients(None, algorithm="gd")
+    model, opt = run("fsdp", None, algorithm="gd")
+    assert far(full(model), end) < 1e-12
+    sent = [r.bytes_up for r in everyone(opt.report())]
+    assert sent[0] + sent[1] == pytest.approx(single.report().bytes_up, rel=0.02)
+    model, opt = run("fsdp", TOP)
+    x = full(model)
+    assert all(torch.equal(x, other) for other in everyone(x))
+    assert far(x, end) > 1e-6
+    assert 0 < opt.report().bytes_up < sent[0] / 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@on_ranks(4)
+def test_a_nan_of_one_rank_leaves_no_node_behind(way):
+    """A local step of the whole node is left out; an infinite message skips the exchange of all nodes and shards."""
+    model, opt = run(way, TOP, range(4))
+    with (
+        pytest.warns(UserWarning, match="leaves the local step out")
+        if rank() > 1
+        else nullcontext()
+    ):
+        opt.zero_grad()
+        (loss(model, 4, rank()) * (torch.nan if rank() == 3 else 1.0)).backward()
+        opt.step()
+    assert [r.skipped for r in everyone(opt.report())] == [0, 0, 1, 1]
+    with torch.no_grad():
+        if rank() == 0 or (way == "ddp" and rank() == 1):  # with FSDP2 a shard of one node
+            first = next(iter(model.parameters()))
+            getattr(first, "to_local", lambda first=first: first)()[0, 0] = torch.inf
+    before = opt.report().skipped
+    opt._local[0].count = H["steps"] - 1
+    assert opt._local[0].after_step() is False
+    x = full(model)
+    assert bool(x.isfinite().all())
+    assert all(torch.equal(x, other) for other in everyone(x))
+    assert opt.report().skipped == before
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("delay", [{"rounds": 1}, {"steps": 2}])
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@on_ranks(4)
+def test_nodes_go_on_from_what_they_saved(way, delay):
+    """In the middle of a round, with a late exchange under way, fragments, and the outer state on the CPU."""
+    more: dict[str, Any] = {"delay": delay, "fragments": 2, "offload": True}
+    model, opt = run(way, TOP, range(7), **more)
+    kept = deepcopy(model.state_dict()), opt.state_dict()
+    train(model, opt, range(7, STEPS))
+    again, other = run(way, TOP, range(0), **more)
+    again.load_state_dict(kept[0])
+    other.load_state_dict(kept[1])
+    train(again, other, range(7, STEPS))
+    assert far(full(model), full(again)) == 0
+    y = full(again)
+    with other.shared_point():
+        x = full(again)
+        assert all(torch.equal(x, point) for point in everyone(x))
+        assert far(x, y) > 0
+    assert far(full(again), y) == 0
+
+
+@pytest.mark.thorough
+@on_ranks(4)
+def test_other_nodes_go_on_from_what_all_have_saved():
+    """Two nodes of two ranks, then four of one: all begin at the shared point, and x - mean e is what it was."""
+    model, opt = run("ddp", TOP)
+    x, states = full(model), everyone(opt.state_dict())
+    before = [part["exchanges"][0]["c"]["e"] for part in parts(states) if part["place"] == 0]
+    alone = dist.new_subgroups(group_size=1)[0]
+    again = network(seed=7)
+    more = rt.CompressedOptimizer(sgd(again), TOP, "ef14", local=H, outer=OUTER, node=alone)
+    more.load_state_dict(rt.whole(states))
+    assert far(full(again), x) == 0
+    after = everyone(more._exchange.c.e)
+    assert far(sum(after) / 4, sum(before) / 2) < 1e-15
+    train(again, more, range(STEPS, STEPS + 3))
+    assert spread(again) == 0
+    assert far(full(again), x) > 0
+
+
+@pytest.mark.thorough
+@on_ranks(4)
+def test_a_shard_goes_on_from_those_of_its_place():
+    _, opt = run("fsdp", TOP)
+    states = everyone(opt.state_dict())
+    state = rt.whole(states)
+    for place in range(2):
+        taken = parts_of(state, "ef14", 0, 3, place)
+        assert [(part["rank"], part["place"]) for part in taken] == [(0, place), (1, place)]
+    with pytest.raises(InputError, match="no part of shard 2"):
+        parts_of(state, "ef14", 0, 3, 2)
+    with pytest.raises(InputError, match=r"parts of ranks \[0\] of 2"):
+        rt.whole(states[:3])
+
+
+def parts(states: Any) -> list[Any]:
+    """Return what ranks have saved."""
+    return [part for state in states for (part,) in state["raybench"].values()]
+
+
+@pytest.mark.thorough
+@on_ranks(4)
+def test_settings_of_nodes_that_do_not_fit_are_refused_on_all_ranks():
+    model, node = wrapped("ddp")
+    with pytest.raises(InputError, match="node: without local steps"):
+        rt.CompressedOptimizer(sgd(model), TOP, node=node)
+    with pytest.raises(InputError, match="group: node says"):
+        rt.CompressedOptimizer(sgd(model), TOP, local=H, node=node, group=dist.group.WORLD)
+    uneven = dist.new_subgroups_by_enumeration([[0], [1, 2, 3]])[0]
+    with pytest.raises(InputError, match="nodes have 1 and 3 ranks"):
+        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, node=uneven)
+    sharded, _ = wrapped("fsdp")
+    with pytest.raises(InputError, match="parameters are sharded"):
+        rt.CompressedOptimizer(sgd(sharded), TOP, "ef14", local=H)
+    with pytest.raises(InputError, match="sharded over other ranks"):
+        rt.CompressedOptimizer(sgd(sharded), TOP, "ef14", local=H, node=dist.group.WORLD)
+    with pytest.raises(InputError, match="fragments: 9 of 6 parameters"):
+        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, fragments=9)
+    late = {"steps": 4}
+    with pytest.raises(InputError, match=r"delay.steps: 4 of 3 local steps"):
+        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, delay=late)
+    with pytest.raises(InputError, match=r"delay.mix: 2"):
+        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, delay={"steps": 1, "mix": 2})
+    with pytest.raises(InputError, match="check_every"):
+        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, fragments=2, check_every=1)
+
+
+@on_ranks(2)
+def test_fragments_are_exchanged_in_turn():
+    """Each once in H steps, at steps of its own; one fragment is all parameters at once."""
+    ends = []
+    for fragments in (1, 3):
+        model = network()
+        opt = rt.CompressedOptimizer(sgd(model), None, "gd", local=H, fragments=fragments)
+        train(model, opt, range(STEPS))
+        ends.append(opt.report())
+        counts = [len(exchange.rows) for exchange in opt._exchanges]
+        assert counts == [4] * fragments
+        assert [f.count for f in opt._local] == [i * 3 // fragments for i in range(fragments)]
+    assert ends[0].bytes_up == pytest.approx(ends[1].bytes_up, rel=0.01)

@@ -1,0 +1,149 @@
+"""Whether exchanges go on beside the computing, and what ``report()`` says of the seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from loop_kit import TOP, far, loss, network, on_ranks, sgd, steps, vector
+from matplotlib.image import imread
+from torch import nn
+from torch.distributed import get_rank as rank
+from torch.nn.parallel import DistributedDataParallel
+
+import raybench.torch as rt
+from raybench.core.errors import InputError
+from raybench.torch.report import report, row
+
+STEPS = 12
+H = {"steps": 3}
+OUTER: dict[str, Any] = {"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7}
+LINK = 0.4  # seconds that a slow link takes for a message
+
+
+def slowed(exchange: Any) -> None:
+    """Let an exchange's messages take long."""
+    transport = exchange.wire.transport
+    send = transport.gather
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(LINK)
+        return send(*arguments)
+
+    transport.gather = late
+
+
+@on_ranks(2)
+def test_a_late_exchange_goes_on_beside_the_next_local_steps():
+    """What a slow link takes is hidden as far as local steps last, and changes nothing."""
+    ends, reports = [], []
+    for slow in (False, True):
+        model = network()
+        more: dict[str, Any] = {"local": H, "outer": OUTER, "delay": {"rounds": 1}}
+        opt = rt.CompressedOptimizer(sgd(model), TOP, "ef14", **more)
+        if slow:
+            slowed(opt._exchange)
+        for t in range(STEPS):
+            steps(model, opt, rank(), [t])
+            time.sleep(0.1 if slow else 0.0)
+        ends.append(vector(model))
+        opt.state_dict()  # which waits for the last
+        reports.append(opt.report())
+    assert far(*ends) == 0
+    late = reports[1]
+    assert late.exchanges == STEPS / H["steps"]
+    assert late.exchanged == pytest.approx(late.hidden + late.exposed)
+    assert late.exchanged > late.exchanges * LINK
+    assert late.hidden > 3 * 0.2  # sleeps of 0.3 s lie beside each but the last
+    assert 0 < late.exposed < late.exchanged
+    assert late.computed > 9 * 0.1
+
+
+@on_ranks(2)
+def test_late_steps_are_those_of_streaming_diloco():
+    """Against a few lines that do the same by hand: y is not put back, and mixed with x when that has moved."""
+    gamma, tau, mix, H = 0.1, 2, 0.25, 3
+    model, other = network(), network()
+    more: dict[str, Any] = {"local": {"steps": H}, "delay": {"steps": tau, "mix": mix}}
+    opt = rt.CompressedOptimizer(sgd(model, gamma), None, "gd", outer=OUTER, **more)
+    x, momentum, v, inner = vector(other), torch.zeros(()), None, sgd(other, gamma)
+    for t in range(STEPS):
+        steps(model, opt, rank(), [t])
+        steps(other, inner, rank(), [t])
+        y = vector(other)
+        if v is not None and t % H == tau - 1:
+            u = v.clone()
+            dist.all_reduce(u)
+            momentum = OUTER["momentum"] * momentum + u / 2
+            x = x - OUTER["step_size"] * (u / 2 + OUTER["momentum"] * momentum)
+            y = mix * y + (1 - mix) * x
+            torch.nn.utils.vector_to_parameters(y, other.parameters())
+        if t % H == H - 1:
+            v = x - y
+        assert far(vector(model), vector(other)) < 1e-13
+    with opt.shared_point():
+        assert far(vector(model), x) < 1e-13
+
+
+@pytest.mark.thorough
+@on_ranks(2)
+def test_buckets_go_out_while_the_backward_pass_goes_on():
+    """The last layers' gradients are exchanged while the first layers' are computed, if the hook may overlap."""
+    for overlap in (True, False):
+        model = network()
+        model[0].register_full_backward_hook(lambda *_: time.sleep(2 * LINK))
+        parallel = DistributedDataParallel(model, bucket_cap_mb=0.004)
+        hook = rt.attach(parallel, "ef21", TOP, size=1, overlap=overlap)
+        for t in range(3):
+            if t == 2:  # DistributedDataParallel has made its buckets anew by now
+                slowed(hook.exchanges[0])
+            parallel.zero_grad()
+            loss(parallel, t, rank()).backward()
+            sgd(model).step()
+        seconds = hook.report()
+        assert seconds.exchanged > LINK
+        assert seconds.hidden > LINK / 2 if overlap else seconds.hidden == 0
+        assert seconds.exposed == pytest.approx(seconds.exchanged - seconds.hidden)
+
+
+def test_without_local_steps_the_loop_waits_for_every_exchange(tmp_path):
+    model = network(torch.float32)
+    opt = rt.CompressedOptimizer(sgd(model), TOP)
+    with pytest.raises(InputError, match="nothing was exchanged"):
+        opt.report().timeline(tmp_path / "empty.png")
+    steps(model, opt, 0, range(3), torch.float32)
+    waits = opt.report()
+    assert waits.hidden == 0 < waits.exposed == waits.exchanged
+    assert "hidden" not in str(waits)
+    assert len(waits.spans) == 3
+
+
+def test_seconds_of_parts_add_up_and_are_drawn(tmp_path: Path):
+    """Two parts of each of two steps: 1 s of computing, then exchanges of 1 s of which the second is waited for."""
+
+    def part(*spans: tuple[float, float, float]) -> list[dict[str, float]]:
+        names = ("began", "seconds_exchanged", "seconds_exposed")
+        return [row(i, **dict(zip(names, span, strict=True))) for i, span in enumerate(spans)]
+
+    logs = [part((10, 1, 0), (14, 1, 0)), part((11, 1, 0.5), (15, 1, 0.5)) + [row(2, skipped=1.0)]]
+    two = report(logs, 2, ("ef21", "top_k"), 2, 0, 8.0)
+    assert (two.exchanged, two.exposed, two.hidden) == (4.0, 1.0, 3.0)
+    assert two.computed == 6.0 - 1.0
+    np.testing.assert_array_equal(two.spans[:, 0], [0, 1, 4, 5])
+    assert "75% hidden" in str(two)
+    two.timeline(tmp_path / "two.png")
+    image = imread(tmp_path / "two.png")[..., :3]
+    colors = {tuple(color) for color in np.unique(image.reshape(-1, 3), axis=0).tolist()}
+    red = np.array([0xD6, 0x27, 0x28]) / 255
+    assert any(np.allclose(color, red, atol=1e-3) for color in colors)
+
+
+def test_a_model_without_parallel_ranks_has_nothing_to_hide():
+    model = nn.Linear(4, 2)
+    opt = rt.CompressedOptimizer(sgd(model), TOP, "ef14", local=H)
+    assert (opt.report().computed, opt.report().exchanged) == (0.0, 0.0)
