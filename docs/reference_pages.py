@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from raybench.theory import Convention, Theorem
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
 MARK = re.compile(r"<!-- generated pages: .*? -->")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".toml": "toml"}
 TITLES = {
@@ -41,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = reference()
     linked: set[str] = set()
     for file in files.documentation_pages():
-        linked |= {match[1] for match in OUTSIDE.finditer(file.content_string)}
+        linked |= {match[1] for match in outside(file.src_uri).finditer(file.content_string)}
     for name in sorted(linked):
         made |= shown(name)
     for path, text in made.items():
@@ -54,7 +53,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     made = [*TITLES.values(), PYTHON]
     markdown = MARK.sub("\n".join(f"* [{title}]({path})" for path, title in made), markdown)
     up = "../" * page.file.src_uri.count("/")
-    return OUTSIDE.sub(lambda m: f"]({up}{page_of(m[1])}{m[2] or ''})", markdown)
+    way = outside(page.file.src_uri)
+    return way.sub(lambda m: f"]({up}{page_of(m[1])}{m[2] or ''})", markdown)
+
+
+def outside(page: str) -> re.Pattern[str]:
+    """Return what finds the links of a page in ``docs/`` that lead out of it."""
+    up = r"\.\./" * (1 + page.count("/"))
+    return re.compile(rf"\]\({up}([^)#]+)(#[^)]*)?\)")
 
 
 def page_of(name: str) -> str:

@@ -421,12 +421,13 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     assert result.code == 0, result.err
     assert "published: 1 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
     assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
-    page = (tmp_path / "page.md").read_text()
+    assert "(page/tiny.md) | 1 | 0 |" in (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page" / "tiny.md").read_text()
     assert "| EF21 sends less than gradient descent. | less | 4 of 4: " in page
-    assert "(page/tiny_1.png)" in page
+    assert "(tiny_1.png)" in page
     assert (tmp_path / "page" / "tiny_1.png").stat().st_size > 5_000
     cli(*args)  # nothing is left to run, the page is written anew
-    assert (tmp_path / "page.md").read_text() == page
+    assert (tmp_path / "page" / "tiny.md").read_text() == page
     (tmp_path / "hard.yaml").write_text(SWEEP)
     harder = CLAIMS.replace("is: below", "is: above\n    likely: The moon.")
     (tmp_path / "hard.claims.yaml").write_text(harder)
@@ -525,7 +526,8 @@ def test_the_page_of_the_docs_is_what_the_kept_results_say():
         every.append(page.Judged(what, judge(what, result), result))
         for verdict in every[-1].verdicts:
             assert verdict.word != DISAGREES or verdict.claim.likely, verdict.claim.name
-    assert page.text(every, "reproductions") == (DOCS / "reproductions.md").read_text("utf-8")
+    for name, text in page.texts(every, "reproductions.md").items():
+        assert text == (DOCS / name).read_text("utf-8"), name
     for one in every:
         for number in range(len(one.what.figures) if one.evidence is not None else 0):
             assert (DOCS / "reproductions" / f"{one.what.name}_{number + 1}.png").exists()

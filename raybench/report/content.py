@@ -74,7 +74,11 @@ class Figure:
     def lowest(self) -> float:
         """The lowest y a logarithmic axis shows: what is far below every target is not what the figure is about."""
         goals = [goal for goal in self.goals.values() if goal > 0]
-        return max(LOWEST_SHOWN, BELOW_TARGET * min(goals)) if goals else LOWEST_SHOWN
+        if goals:
+            return max(LOWEST_SHOWN, BELOW_TARGET * min(goals))
+        # a start of exactly 0, as that of a consensus error, is no reason for empty decades
+        later = self.data[self.data.duplicated(["panel", "series"])]["y"]
+        return max(LOWEST_SHOWN, later[later > LOWEST_SHOWN].min()) if len(later) else LOWEST_SHOWN
 
 
 def open_frames(

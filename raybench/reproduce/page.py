@@ -1,4 +1,4 @@
-"""The page of reproductions: published beside measured, from the results alone, never typed."""
+"""The pages of reproductions: published beside measured, from the results alone, never typed."""
 
 from __future__ import annotations
 
@@ -44,30 +44,39 @@ class Judged:
 
 
 def write(judged: Iterable[Judged], page: Path) -> list[Path]:
-    """Write the page and its figures, which go into the folder named as the page; return the paths."""
+    """Write the summary and, into the folder named as it, a page and figures for each reproduction; return the paths."""
     every, folder = list(judged), page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    page.write_text(text(every, folder.name), encoding="utf-8")
-    return [page, *(path for entry in every for path in draw(entry, folder))]
+    paths = []
+    for name, text in texts(every, page.name).items():
+        paths.append(page.parent / name)
+        paths[-1].write_text(text, encoding="utf-8")
+    return [*paths, *(path for entry in every for path in draw(entry, folder))]
 
 
-def text(every: Sequence[Judged], folder: str) -> str:
-    """Return the page, in Markdown, whose figures lie in a folder beside it."""
-    template = Environment(trim_blocks=True, lstrip_blocks=True)
-    template.filters |= {"cell": _cell, "measured": measured_words}
-    template.tests["explained"] = _explained
-    source = (resources.files("raybench.reproduce") / "page.md").read_text("utf-8")
-    page = template.from_string(source).render(
-        every=every,
-        all_verdicts=[verdict for entry in every for verdict in entry.verdicts],
-        folder=folder,
-        words=WORDS,
-        totals=lambda verdicts: [*totals(verdicts, True), *totals(verdicts, False)],
-        links=_links,
-        details=details,
-        captions=_captions,
-    )
-    return page.rstrip() + "\n"
+def texts(every: Sequence[Judged], name: str) -> dict[str, str]:
+    """Return the pages in Markdown, by their paths: the summary, and one of each reproduction with its figures beside it."""
+    folder = Path(name).stem
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"cell": _cell, "measured": measured_words}
+    environment.tests["explained"] = _explained
+    environment.globals |= {
+        "words": WORDS,
+        "totals": lambda verdicts: [*totals(verdicts, True), *totals(verdicts, False)],
+        "links": _links,
+        "details": details,
+        "captions": _captions,
+    }
+
+    def rendered(template: str, **values: Any) -> str:
+        source = (resources.files("raybench.reproduce") / template).read_text("utf-8")
+        return environment.from_string(source).render(**values).rstrip() + "\n"
+
+    verdicts = [verdict for entry in every for verdict in entry.verdicts]
+    pages = {name: rendered("page.md", every=every, all_verdicts=verdicts, folder=folder)}
+    return pages | {
+        f"{folder}/{entry.what.name}.md": rendered("one.md", entry=entry) for entry in every
+    }
 
 
 def _explained(verdict: Verdict) -> bool:
@@ -84,13 +93,13 @@ def _captions(entry: Judged) -> list[tuple[str, str]]:
 
 
 def _links(what: Reproduction) -> list[str]:
-    """Return links from ``docs/`` to the files of a reproduction in ``sweeps/``."""
+    """Return links from ``docs/reproductions/`` to the files of a reproduction in ``sweeps/``."""
     links = []
     for word, file in {"criteria": what.file, "sweep": what.sweep, "script": what.script}.items():
         if file is not None:
             parts = file.resolve().parts
             inside = "sweeps" in parts
-            way = "/".join(("..", *parts[parts.index("sweeps") :])) if inside else file.name
+            way = "/".join(("..", "..", *parts[parts.index("sweeps") :])) if inside else file.name
             links.append(f"[{word}]({way})")
     return links
 
