@@ -63,7 +63,7 @@ SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3662,
     "measure": 1367,
-    "problems": 5047,
+    "problems": 5026,
     "tests": 43987,
     "reproduce": 978,
     "data": 2210,

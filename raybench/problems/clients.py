@@ -194,15 +194,9 @@ class DataProblem(Problem):
         test_set: str | None = Text(None, help="the test part: a known name or a path, as dataset"),
     ) -> None:
         column = str(split["column"]) if isinstance(split, Mapping) and "column" in split else None
-        self.data = data.load(
-            dataset,
-            rows=rows,
-            scale=scale,
-            intercept=intercept,
-            positive=positive,
-            label=label,
-            client=column,
-        )
+        reading: dict[str, Any] = {"scale": scale, "intercept": intercept, "label": label}
+        reading["client"] = column
+        self.data = data.load(dataset, rows=rows, positive=positive, **reading)
         targets = self.targets(self.data)
         train, test = data.hold_out(len(targets), test_size, seed)
         if column is not None and self.data.clients is not None:
@@ -216,15 +210,9 @@ class DataProblem(Problem):
             if self.test is not None:
                 fix = "give test_set or test_size"
                 raise InputError.of("problem.test_set", "there is a test_size as well", fix)
-            like: dict[str, Any] = {
-                "scale": scale,
-                "intercept": intercept,
-                "label": label,
-                "client": column,
-            }
-            features, labels = data.load_test(test_set, self.data, **like)
-            told = self.targets(replace(self.data, labels=labels))
-            self.test = Rows.of(features, told, [np.arange(len(labels))])
+            features, labels = data.load_test(test_set, self.data, **reading)
+            signs = self.targets(replace(self.data, labels=labels))
+            self.test = Rows.of(features, signs, [np.arange(len(labels))])
         super().__init__(clients, self.shape(), dtype=DTYPES[dtype], samples=self.rows.counts)
         factor = self.factor(lambda_) if regularizer != "none" else 0.0
         self.regularizer = Regularizer(regularizer, factor)

@@ -397,19 +397,12 @@ def parties_of(
             what = f"{name}.head.weight is frozen"
             raise InputError.of("problem.freeze", what, f"a pattern such as {name}.encoder.*")
         if len(mine) == 1:  # features are computed here, once
-            train, test = (
-                None
-                if examples is None
-                else torch.cat(
-                    [
-                        _features(view, encoder.module, encoder.at(part, examples is encoder.test))
-                        for part in torch.arange(len(examples)).split(chunk)
-                    ]
-                )
-                for examples in (encoder.train, encoder.test)
-            )
-            assert train is not None
-            parties.append(LinearParty(name, train, test, classes))
+            phi: list[Tensor] = []
+            for examples in filter(None, (encoder.train, encoder.test)):
+                rows = torch.arange(len(examples)).split(chunk)
+                inputs = (encoder.at(part, examples is encoder.test) for part in rows)
+                phi.append(torch.cat([_features(view, encoder.module, a) for a in inputs]))
+            parties.append(LinearParty(name, phi[0], phi[1] if len(phi) > 1 else None, classes))
             continue
         layout = Layout(tuple((n, tuple(p.shape)) for n, p in mine.items()))
         start = layout.concat([p.detach() for p in mine.values()])
