@@ -121,7 +121,7 @@ class NonconvexClassification(MarginProblem):
     def __init__(
         self,
         dataset: str,
-        clients: int,
+        clients: int | None = None,
         *,
         regularizer: str = Choice(
             "l2", "nonconvex", "l1", "none", help="what is added to the loss"

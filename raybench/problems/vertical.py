@@ -102,7 +102,8 @@ class VerticalLeastSquares(VerticalProblem):
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
-        key: declared(DataProblem, as_record=False)[key] for key in _SHARED
+        **{key: declared(DataProblem, as_record=False)[key] for key in _SHARED},
+        "clients": Integer(low=1, help="number of clients n"),
     }
     per_client = ("blocks", "columns", "present")
 
