@@ -62,11 +62,11 @@ ONLY = {  # layers that may use less than all that lies below them
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3662,
-    "measure": 1367,
-    "problems": 5026,
-    "tests": 43987,
+    "measure": 1366,
+    "problems": 5025,
+    "tests": 44010,
     "reproduce": 978,
-    "data": 2210,
+    "data": 2203,
     "spec": 2847,
     "core": 3827,
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
@@ -214,19 +214,16 @@ def needed(name: str) -> list[Path]:
 
 
 def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
+    import pooch
+
     folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
         place = Path(spare)
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
-            with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
-                for file in absent:  # and nothing else that it may hold
-                    stream = packed.extractfile(file)
-                    if stream is None:
-                        raise ValueError(f"{file} is no file")
-                    (place / file).parent.mkdir(parents=True, exist_ok=True)
-                    with stream, (place / file).open("wb") as out:
-                        shutil.copyfileobj(stream, out)
+            # and nothing else that the archive may hold
+            untar = pooch.Untar(absent, str(place.absolute()))
+            download(images.url, archive, name, images.checksum, untar)
         else:
             from torchvision import datasets
 
@@ -254,11 +251,18 @@ VIEW_SETS = {
 # Downloads ------------------------------------------------------------------------------------------
 
 
-def download(url: str, target: Path, name: str, checksum: str | None = None) -> Path:
+def download(
+    url: str,
+    target: Path,
+    name: str,
+    checksum: str | None = None,
+    processor: Any = None,
+) -> Path:
     """Fetch ``url`` to ``target``, which appears by an atomic rename; return ``target``.
 
-    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. Raises
-    OSError (requests' errors are) or ValueError where it cannot be fetched or has another checksum.
+    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. processor:
+    what pooch then makes of it. Raises OSError (requests' errors are) or ValueError where it cannot be fetched or has
+    another checksum.
     """
     import pooch
 
@@ -266,5 +270,5 @@ def download(url: str, target: Path, name: str, checksum: str | None = None) -> 
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(timeout=SECONDS)
     with terminal.console(stderr=True).status(f"downloading {name}"):
-        pooch.retrieve(url, checksum, fname=target.name, path=target.parent, downloader=downloader)
+        pooch.retrieve(url, checksum, target.name, target.parent, processor, downloader)
     return target

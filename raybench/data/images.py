@@ -258,15 +258,6 @@ def _labels(archive: Archive, name: str) -> np.ndarray:
     return labels
 
 
-@cached(2)
-def _folder(
-    files: tuple[Path, ...], folder: Path, parts: tuple[Pictures, Pictures], size: int | None
-) -> Pair:
-    classes = 1 + max(label for _, label in parts[0])
-    train, test = read_pictures(*parts, size)
-    return _pair(folder.name, str(folder), classes, train, test)
-
-
 # Pictures -------------------------------------------------------------------------------------------
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
@@ -316,8 +307,11 @@ def _classes(top: Path | None) -> list[str]:
     return sorted(p.name for p in places if p.is_dir() and not p.name.startswith("."))
 
 
-def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Part, Part | None]:
-    """Return the training part of a listing, and the test part unless it is empty.
+@cached(2)
+def _folder(
+    files: tuple[Path, ...], folder: Path, parts: tuple[Pictures, Pictures], size: int | None
+) -> Pair:
+    """Return the pictures of a folder: the training part of its listing, and the test part unless that is empty.
 
     All pictures are grey (C = 1) where all files are, else all are in colour (C = 3). With ``size``
     each is resized to so many pixels a side; without, all must have one size already. Raises
@@ -325,7 +319,7 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
     """
     from PIL.Image import Resampling
 
-    files, labels = zip(*train, *test, strict=True)
+    labels = np.array([label for part in parts for _, label in part], np.int64)
     grey, images = True, np.empty((0, 3, 0, 0), np.uint8)
     for i, file in enumerate(files):
         with _opened(file) as picture:  # not decoded yet
@@ -349,8 +343,10 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
             decoded = picture.convert("RGB")
             images[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR)).transpose(2, 0, 1)
     images = np.ascontiguousarray(images[:, :1]) if grey else images
-    numbers, n = np.array(labels, np.int64), len(train)
-    return (images[:n], numbers[:n]), ((images[n:], numbers[n:]) if test else None)
+    n = len(parts[0])
+    test = (images[n:], labels[n:]) if parts[1] else None
+    classes = 1 + int(labels[:n].max())
+    return _pair(folder.name, str(folder), classes, (images[:n], labels[:n]), test)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError, cut, nearest
 from raybench.core.limits import OPENERS, check_fits, decompressed
 from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, cached, data_error, opened
 
@@ -387,7 +387,7 @@ def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> Inpu
         line = raw.decode("utf-8", "replace").split("#")[0].strip()
         what = _wrong(line, d)
         if what:
-            shown = _short(line, 80)
+            shown = cut(line, 80)
             fix = "a line is: label index:value index:value ... (indices rise from 1)"
             return data_error(f"{where}, line {number}: {what}: {shown!r}", fix)
     return data_error(f"{where}: {error}", LIBSVM_FIX)
@@ -398,12 +398,12 @@ def _wrong(line: str, d: int | None) -> str:
         return ""
     label, *pairs = line.split()
     if not math.isfinite(_number(label)):
-        return f"the label {_short(label)!r} is not a finite number"
+        return f"the label {cut(label, 40)!r} is not a finite number"
     last = 0
     for pair in pairs:
         match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
         if match is None or not math.isfinite(_number(match[2])):
-            return f"{_short(pair)!r} is not index:value"
+            return f"{cut(pair, 40)!r} is not index:value"
         index = int(match[1])
         if index <= last:
             return "indices start at 1" if index == 0 else "indices do not rise"
@@ -413,10 +413,6 @@ def _wrong(line: str, d: int | None) -> str:
             return f"index {index} exceeds the {d} features of this data set"
         last = index
     return ""
-
-
-def _short(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _number(text: str) -> float:

@@ -43,9 +43,8 @@ class Fact(StrEnum):
     CONVEX_SAMPLES = "convex_samples"  # every f_ij, the loss of one sample, is convex
     STRONGLY_CONVEX = "strongly_convex"  # f is mu-strongly convex, mu the constant of that name
     BOUNDED_CLIENTS = "bounded_clients"  # every f_i is bounded below
-    QUADRATIC = (
-        "quadratic"  # the smooth part of every f_i is quadratic: its Hessian is the same everywhere
-    )
+    # the smooth part of every f_i is quadratic: its Hessian is the same everywhere
+    QUADRATIC = "quadratic"
     CONVEX_PENALTY = "convex_penalty"  # the nonsmooth part is convex
 
 
@@ -115,14 +114,11 @@ class Problem:
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {}
-    per_client: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of attributes whose first axis is the clients; a value may be None
+    # names of attributes whose first axis is the clients; a value may be None
+    per_client: ClassVar[tuple[str, ...]] = ()
     _whole: Self | None
     has_prox: bool = False
-    costly: bool = (
-        False  # whether a full gradient takes so long that few rows of a curve measure it
-    )
+    costly: bool = False  # whether a full gradient takes so long that few rows measure it
     batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
     clip: float | None = None  # norm to which a client's gradient is scaled down for methods
     weight_decay: float = 0.0  # w of w/2 ||x||^2, which is a part of f and is not clipped
