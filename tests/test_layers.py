@@ -61,13 +61,13 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3662,
-    "measure": 1366,
-    "problems": 5025,
+    "cli, __main__": 3650,
+    "measure": 1367,
+    "problems": 5011,
     "tests": 44010,
-    "reproduce": 978,
-    "data": 2203,
-    "spec": 2847,
+    "reproduce": 975,
+    "data": 2197,
+    "spec": 2842,
     "core": 3827,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}

@@ -14,7 +14,6 @@ import numpy as np
 import platformdirs
 
 from raybench.core import terminal
-from raybench.core.errors import InputError
 from raybench.data.files import data_error
 
 ENDINGS = ("", ".bz2", ".gz", ".xz")
@@ -23,8 +22,8 @@ SECONDS = 30  # that a site may stay without an answer
 
 def folder() -> Path:
     """Return the data folder: $RAYBENCH_DATA, or the user's cache where it is unset."""
-    given = os.environ.get("RAYBENCH_DATA", "")
-    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("raybench"))
+    place = os.environ.get("RAYBENCH_DATA", "")
+    return Path(place).expanduser() if place else Path(platformdirs.user_cache_dir("raybench"))
 
 
 def files_of(name: str) -> list[Path]:
@@ -129,11 +128,8 @@ def fetch(name: str) -> Path:
         return download(url, target, name)
     except (OSError, ValueError) as error:
         fix = f"put the file {target.name} into {target.parent} (from {url})"
-        raise _not_fetched(name, error, fix) from error
-
-
-def _not_fetched(name: str, error: Exception, fix: str) -> InputError:
-    return data_error(f"cannot download {name} ({type(error).__name__})", fix)
+        what = f"cannot download {name} ({type(error).__name__})"
+        raise data_error(what, fix) from error
 
 
 # Images ---------------------------------------------------------------------------------------------
@@ -209,7 +205,8 @@ def needed(name: str) -> list[Path]:
             _fetch_images(name, images, absent)
         # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
         except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
-            raise _not_fetched(name, error, fix) from error
+            what = f"cannot download {name} ({type(error).__name__})"
+            raise data_error(what, fix) from error
     return [path for file in images.files if (path := present(file)) is not None]
 
 

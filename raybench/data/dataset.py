@@ -143,15 +143,15 @@ def _sizes(features: Features, scale: str) -> np.ndarray | None:
     return top.toarray().ravel() if scipy.sparse.issparse(top) else np.asarray(top)
 
 
-def _read(given: str, label: str | None, client: str | None, optional: bool) -> Dataset:
+def _read(name: str, label: str | None, client: str | None, optional: bool) -> Dataset:
     """Return the data set of a name or path; ``optional``: it may lack the column of clients."""
-    path = None if given in EMBEDDED else path_of(given)
+    path = None if name in EMBEDDED else path_of(name)
     if path is None:
-        data = _embedded(given) if given in EMBEDDED else _named(given)
+        data = _embedded(name) if name in EMBEDDED else _named(name)
         tables.without_columns(data.name, label, None if optional else client)
         return data
     if not path.is_file():
-        what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
+        what = f"{name} is a folder" if path.is_dir() else f"no file {name}"
         fix = "give a known name, or the path of a CSV, Parquet, .npz or LIBSVM file"
         raise data_error(what, fix)
     files = (path.absolute(),)

@@ -244,9 +244,9 @@ def _text(content: bytes, where: str, separator: str) -> Any:
     except UnicodeDecodeError as error:
         raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
     except (ValueError, OverflowError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        said = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
+        words = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
         fix = "every line has as many entries as the line of names"
-        raise data_error(f"{where}: {said[:150]}", fix) from error
+        raise data_error(f"{where}: {words[:150]}", fix) from error
     blank = next((i for i, n in enumerate(frame, 1) if str(n).startswith("Unnamed: ")), None)
     if blank is not None:
         what = f"column {blank} of {where} has no name"
@@ -269,17 +269,17 @@ def _parquet(content: bytes, where: str) -> Any:
         )
     try:
         file = pq.ParquetFile(io.BytesIO(content))
-        told = file.metadata
-        unpacked = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
-        most = max(unpacked, 8 * told.num_rows * told.num_columns)
+        about = file.metadata
+        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        most = max(unpacked, 8 * about.num_rows * about.num_columns)
         check_fits(DATASET_KEY, f"{where} unpacked", most, "take fewer rows")
         frame = file.read().to_pandas(ignore_metadata=True)
         return frame.loc[:, [name for name in frame if not INDEX.fullmatch(str(name))]]
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        said = re.sub(r"\s+", " ", str(error))
-        raise data_error(f"cannot read {where}: {said[:150]}", "write it again") from error
+        words = re.sub(r"\s+", " ", str(error))
+        raise data_error(f"cannot read {where}: {words[:150]}", "write it again") from error
 
 
 # Arrays of an .npz ----------------------------------------------------------------------------------

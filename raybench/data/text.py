@@ -60,8 +60,8 @@ def text(
             f"{name} has {len(tokens):,} tokens, and a sequence of length {length:,} needs one more"
         )
         raise data_error(what, f"the length may be at most {len(tokens) - 1:,}")
-    held = round(count * test_share)
-    if test_share > 0 and not 0 < held < count:
+    tests = round(count * test_share)
+    if test_share > 0 and not 0 < tests < count:
         what = f"a test_share of {test_share:g} of {count:,} sequences leaves a part empty"
         raise data_error(what, "use a smaller length, or test_share 0")
     end = count * length
@@ -71,9 +71,9 @@ def text(
         Examples.of(
             name, inputs[rows], targets[rows], classes=distinct, source=str(file), kind="text"
         )
-        for rows in (slice(count - held), slice(count - held, count))
+        for rows in (slice(count - tests), slice(count - tests, count))
     )
-    return Pair(train, test if held else None)
+    return Pair(train, test if tests else None)
 
 
 def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -131,18 +131,20 @@ def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tup
     lines = whole.splitlines(keepends=True)
     if files:
         try:
-            made = Tokenizer.from_file(str(files[0]))
+            coder = Tokenizer.from_file(str(files[0]))
         except Exception as error:  # the library's own kind
             what = f"cannot read {files[0]}: {error}"[:300]
             raise InputError.of("problem.tokenizer", what, "a tokenizer.json") from error
     else:
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        coder = Tokenizer(models.BPE())
+        coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(
             vocab_size=size, initial_alphabet=alphabet, show_progress=False
         )
-        made.train_from_iterator(whole[: round(len(whole) * (1 - share))].splitlines(True), trainer)
-    encoded = made.encode_batch(lines, add_special_tokens=False)
+        coder.train_from_iterator(
+            whole[: round(len(whole) * (1 - share))].splitlines(True), trainer
+        )
+    encoded = coder.encode_batch(lines, add_special_tokens=False)
     ids = np.concatenate([np.asarray(line.ids, np.int64) for line in encoded])
-    return ids, made.get_vocab_size()
+    return ids, coder.get_vocab_size()

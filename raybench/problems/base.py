@@ -179,10 +179,10 @@ class Problem:
         By default those that the problem has set as attributes: ``self.L``, ``self.L_i``,
         ``self.facts``, ... A problem without samples has f_i for its only one.
         """
-        given = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
+        stated = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
         if max(self.samples) == 1:
-            given = {"L_sample_i": given.get("L_i", ()), "sample_variance": 0.0, **given}
-        return Constants(**{**given, "facts": frozenset(map(Fact, given.get("facts", ())))})
+            stated = {"L_sample_i": stated.get("L_i", ()), "sample_variance": 0.0, **stated}
+        return Constants(**{**stated, "facts": frozenset(map(Fact, stated.get("facts", ())))})
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data, for a rank of its own.
@@ -216,8 +216,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, object]:
         # of what was computed on demand only the constants are sent to other processes
-        kept = {k: v for k, v in self._kept.items() if k == "constants"}
-        return {**vars(self), "_kept": kept}
+        memory = {k: v for k, v in self._kept.items() if k == "constants"}
+        return {**vars(self), "_kept": memory}
 
     def spread(self, x: Tensor) -> Tensor:
         """Return x as (B, n_here, d), whether it came as (B, d) or so already."""

@@ -282,8 +282,8 @@ class DataProblem(Problem):
     def inputs(self, rows: Tensor) -> Tensor:
         """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
         whole = self.whole
-        taken = whole.rows.features[rows.flatten().cpu().numpy()]
-        values = torch.from_numpy(dense(taken)).to(self.dtype).to(self.device)
+        features = whole.rows.features[rows.flatten().cpu().numpy()]
+        values = torch.from_numpy(dense(features)).to(self.dtype).to(self.device)
         return values.unflatten(0, tuple(rows.shape))
 
     def link(self, scores: Tensor) -> Tensor:

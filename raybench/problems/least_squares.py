@@ -198,12 +198,12 @@ class LeastSquares(ScoreProblem):
         if min(A.shape) > MOST_BY_DENSE_SOLVER:
             return None, ridge or None, None, False
         values, vectors = np.linalg.eigh(dense(A.T @ A if primal else A @ A.T))
-        kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
-        inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
+        nonzero = values > max(A.shape) * np.finfo(float).eps * values[-1]
+        inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=nonzero)
         x = vectors @ (inverse[:, None] * (vectors.T @ (A.T @ b if primal else b)))
         x = x if primal else A.T @ x
-        full = bool(kept.all()) and primal
-        smallest = float(values[kept].min()) if kept.any() else 0.0
+        full = bool(nonzero.all()) and primal
+        smallest = float(values[nonzero].min()) if nonzero.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
         # by the residual, since the closed form loses half the digits of a small minimum
         residual = A @ x - b

@@ -180,14 +180,14 @@ class NetworkProblem(Problem):
     def _check(self, train: Examples) -> None:
         """Raise InputError where network, data and loss do not fit, or there is one loss for all samples."""
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
-        told = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
+        form = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
         try:
             check_repeatable(self.passes.model, inputs)
             outputs = self.passes.outputs(self._start, inputs)
         except InputError:
             raise
         except Exception as error:
-            what = f"{self._text} does not take {told}, as of sample 0: {build.reason(error)}"
+            what = f"{self._text} does not take {form}, as of sample 0: {build.reason(error)}"
             raise InputError.of("problem.model", what, "a model and data that fit") from error
         if self._task.losses is cross_entropy:
             for part, noun in ((train, "sample"), (self.test, "test sample")):
@@ -245,7 +245,8 @@ class NetworkProblem(Problem):
             if self.dtype != torch.float32:
                 fix = "problem.dtype: float32"
                 raise InputError.of("train.autocast", f"does not go with {self.dtype}", fix)
-            out.passes = self.passes.computing_in(torch.bfloat16)
+            out.passes = self.passes.apart()
+            out.passes.lower = torch.bfloat16
         return out
 
     def few(self) -> Self:
@@ -286,18 +287,23 @@ class NetworkProblem(Problem):
         """Return inputs (B, n_here, b, ..), augmented, and targets (B, n_here, b, ..) of a sample."""
         inputs, targets = self.examples(self.train, self._rows(sample.indices))
         if self.augment != "none":
-            inputs = self._augmented(inputs, sample.stream)
+            flat, keys = inputs.flatten(0, 1), _flat(sample.stream).keys
+            rows = [
+                shifted_and_flipped(images, Stream(keys[j]).fold("augment"))
+                for j, images in enumerate(flat)
+            ]
+            inputs = torch.stack(rows).view(inputs.shape)
             targets = inputs if self._task.on_inputs else targets
         return inputs, targets
 
     def module(self) -> torch.nn.Module:
         """Return the network at its start, to be trained by itself: no parameters shared with the problem."""
-        made = copy.deepcopy(self.passes.model)
-        parameters = dict(made.named_parameters())
+        network = copy.deepcopy(self.passes.model)
+        parameters = dict(network.named_parameters())
         for (name, _), value in zip(self.layout, self.layout.views(self.start()), strict=True):
             parameters[name].data.copy_(value)
             parameters[name].requires_grad_(True)
-        return made
+        return network
 
     @property
     def labelled(self) -> bool:
@@ -422,14 +428,6 @@ class NetworkProblem(Problem):
         work = Work(a, b, w, streams=draws, buffers=flat)
         losses = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
         return losses.view(out.shape[:2])
-
-    def _augmented(self, inputs: Tensor, streams: Stream) -> Tensor:
-        flat, keys = inputs.flatten(0, 1), _flat(streams).keys
-        rows = [
-            shifted_and_flipped(images, Stream(keys[j]).fold("augment"))
-            for j, images in enumerate(flat)
-        ]
-        return torch.stack(rows).view(inputs.shape)
 
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""

@@ -175,16 +175,16 @@ def _seen(train: Examples | None) -> Seen:
 def _named(text: str, train: Examples | None) -> nn.Module:
     function = NAMED[text.partition(":")[0]]
     sizes = sizes_of(text, list(inspect.signature(function).parameters)[1:], KEY)
-    seen = _seen(train)
+    spec = _seen(train)
     wants_text = function.__name__ == "transformer"
     assert train is not None
     if wants_text != (train.kind == "text"):
         fix = "model: transformer" if train.kind == "text" else "a text, such as shakespeare"
         raise InputError.of(KEY, f"{function.__name__} does not fit {train.name}", fix)
     try:
-        return function(seen, **sizes)
+        return function(spec, **sizes)
     except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
-        what = f"{text} cannot be made for inputs of shape {seen.shape}: {error}"
+        what = f"{text} cannot be made for inputs of shape {spec.shape}: {error}"
         raise InputError.of(KEY, what.splitlines()[0], "other sizes, or other data") from error
 
 

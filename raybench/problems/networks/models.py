@@ -146,8 +146,8 @@ class _Attention(nn.Module):
             t.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             for t in self.qkv(self.norm1(x)).chunk(3, -1)
         )
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.drop1(self.out(seen.transpose(-2, -3).flatten(-2)))
+        values = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop1(self.out(values.transpose(-2, -3).flatten(-2)))
         return x + self.drop2(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
