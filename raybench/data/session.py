@@ -22,10 +22,10 @@ TUPLE = ("X", "y", "client")
 WHEN = (1980, 1, 1, 0, 0, 0)  # of every entry, so that equal data make equal files
 
 
-def packed(name: str, given: Any) -> bytes:
+def packed(name: str, source: Any) -> bytes:
     """Return the ``.npz`` of a data set: equal arrays have equal bytes, at any time and by any version of numpy.
 
-    given: one of ``FORMS``; client: which client has each row, for ``split: {column: client}``. Raises
+    source: one of ``FORMS``; client: which client has each row, for ``split: {column: client}``. Raises
     InputError, naming ``data.NAME``, for another form, and for arrays of what is neither number nor text.
     """
     where = f"data.{name}"
@@ -33,7 +33,7 @@ def packed(name: str, given: Any) -> bytes:
         raise InputError.of(where, "is no name for data", "letters, digits, - and _")
     if name in LIBSVM_SETS or name in EMBEDDED:
         raise InputError.of(where, "is a data set that raybench knows", "take another name")
-    arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(given, where).items()}
+    arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(source, where).items()}
     rows = {key: len(value) if value.ndim else 0 for key, value in arrays.items()}
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"{key} {count:,}" for key, count in list(rows.items())[:6])

@@ -46,7 +46,7 @@ def text(
     if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
-    file, name = _found(name_or_path)
+    file, name = _file_of(name_or_path)
     if tokenizer is not None:
         tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
     elif isinstance(level, Mapping):
@@ -76,22 +76,22 @@ def text(
     return Pair(train, test if tests else None)
 
 
-def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
+def _file_of(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     """Return the file that is meant and the name of the data."""
-    given, path = os.fspath(name_or_path), path_of(name_or_path)
+    text, path = os.fspath(name_or_path), path_of(name_or_path)
     if path is not None:
         if not path.is_file():
-            what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
+            what = f"{text} is a folder" if path.is_dir() else f"no file {text}"
             raise data_error(what, "give a known name, or the path of a text file")
         return path.absolute(), path.name
-    if (file := find("text", given)) is not None:
-        return file, given
-    put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
-    if given in TEXTS:
-        raise data_error(f"no file of the text {given}", put)
+    if (file := find("text", text)) is not None:
+        return file, text
+    put = f"put {text}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
+    if text in TEXTS:
+        raise data_error(f"no file of the text {text}", put)
     names = {name.split(".txt")[0] for name in there_in("text") if ".txt" in name}
-    fix = f"{nearest(given, names.union(TEXTS))}; or give a path, or {put}"
-    raise data_error(f"unknown text {given!r}", fix)
+    fix = f"{nearest(text, names.union(TEXTS))}; or give a path, or {put}"
+    raise data_error(f"unknown text {text!r}", fix)
 
 
 @cached(4)

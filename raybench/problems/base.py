@@ -179,10 +179,10 @@ class Problem:
         By default those that the problem has set as attributes: ``self.L``, ``self.L_i``,
         ``self.facts``, ... A problem without samples has f_i for its only one.
         """
-        stated = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
+        values = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
         if max(self.samples) == 1:
-            stated = {"L_sample_i": stated.get("L_i", ()), "sample_variance": 0.0, **stated}
-        return Constants(**{**stated, "facts": frozenset(map(Fact, stated.get("facts", ())))})
+            values = {"L_sample_i": values.get("L_i", ()), "sample_variance": 0.0, **values}
+        return Constants(**{**values, "facts": frozenset(map(Fact, values.get("facts", ())))})
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data, for a rank of its own.

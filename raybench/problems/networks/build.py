@@ -17,7 +17,7 @@ from raybench.data import Examples, Pair, hold_out
 from raybench.data.text import EXTRA
 from raybench.problems.networks import own
 from raybench.problems.networks.adapted import matching
-from raybench.problems.networks.models import NAMED, Seen
+from raybench.problems.networks.models import NAMED, InputSpec
 from raybench.problems.networks.passes import LOSSES, Task, accuracy, cross_entropy, squared_error
 from raybench.spec.sections import parse
 
@@ -166,16 +166,16 @@ def parted(pair: Pair, rows: int | None, test_size: float, seed: int) -> Pair:
     return Pair(train[rest], train[test])
 
 
-def _seen(train: Examples | None) -> Seen:
+def _spec(train: Examples | None) -> InputSpec:
     if train is None:
         raise InputError.of("problem.dataset", "is missing", "such as digits, mnist or shakespeare")
-    return Seen(tuple(train.inputs.shape[1:]), train.classes)
+    return InputSpec(tuple(train.inputs.shape[1:]), train.classes)
 
 
 def _named(text: str, train: Examples | None) -> nn.Module:
     function = NAMED[text.partition(":")[0]]
     sizes = sizes_of(text, list(inspect.signature(function).parameters)[1:], KEY)
-    spec = _seen(train)
+    spec = _spec(train)
     wants_text = function.__name__ == "transformer"
     assert train is not None
     if wants_text != (train.kind == "text"):
@@ -197,7 +197,7 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
     if name not in allowed:
         raise InputError.of(KEY, f"torchvision has no model {name!r}", nearest(name, allowed))
     try:
-        return models.get_model(name, num_classes=_seen(train).classes, **sizes)
+        return models.get_model(name, num_classes=_spec(train).classes, **sizes)
     except (TypeError, ValueError) as error:
         raise InputError.of(KEY, f"torchvision:{name}: {error}", "other parameters") from error
 
@@ -205,7 +205,7 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
 def _of_user(text: str, train: Examples | None) -> Network:
     """Return what a user's function gives; it may take the training examples as its one argument."""
     function = own.function(text, KEY)
-    with own.told(KEY, text, "return a torch module, or raybench.plugins.Network"):
+    with own.input_errors(KEY, text, "return a torch module, or raybench.plugins.Network"):
         result = function(train) if inspect.signature(function).parameters else function()
     if isinstance(result, nn.Module):
         result = Network(result)

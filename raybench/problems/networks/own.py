@@ -40,17 +40,17 @@ def is_function(text: str) -> bool:
 def function(text: str, key: str) -> Callable[..., Any]:
     """Return the function that ``my.py:name`` names. Raises InputError where it cannot be had."""
     where, _, name = text.rpartition(":")
-    with told(key, where, "the file must import cleanly"):
+    with input_errors(key, where, "the file must import cleanly"):
         module = _module(where, key)
     value = vars(module).get(name)
     if not callable(value):
-        names = [n for n, held in vars(module).items() if callable(held)]
+        names = [n for n, member in vars(module).items() if callable(member)]
         raise InputError.of(key, f"{where} has no function {name!r}", nearest(name, names))
     return value
 
 
 @contextmanager
-def told(key: str, what: str, fix: str) -> Iterator[None]:
+def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
     """Turn whatever a user's code raises into an InputError that says where."""
     try:
         yield
@@ -113,9 +113,9 @@ def dataset(text: str) -> Pair:
 def _dataset(text: str, changed: int) -> Pair:
     make = function(text, DATA)
     with seeded(0):
-        with told(DATA, text, PARTS):
-            given = make()
-        return pair(given, text)
+        with input_errors(DATA, text, PARTS):
+            sets = make()
+        return pair(sets, text)
 
 
 def fingerprint(pair: Pair) -> str:
@@ -173,7 +173,7 @@ def _arrays(
         return InputError.of(DATA, f"{name}: {noun} {i} {what}", fix)
 
     def read(i: int) -> list[np.ndarray]:
-        with told(DATA, f"{name}: {noun} {i}", "every sample must be readable"):
+        with input_errors(DATA, f"{name}: {noun} {i}", "every sample must be readable"):
             item = part[i]
         values = _columns(item)
         if values is None:
