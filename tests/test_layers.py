@@ -64,7 +64,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3650,
     "measure": 1367,
     "problems": 5011,
-    "tests": 44010,
+    "tests": 44005,
     "reproduce": 975,
     "data": 2197,
     "spec": 2842,

@@ -75,14 +75,8 @@ def test_categories_become_columns_and_truth_values_numbers(tmp_path):
     table["hospital"] = table["hospital"].astype("category")
     table["smokes"] = np.arange(30) % 2 == 0
     result = data.load(write(table, tmp_path / "mine.parquet"))
-    assert result.names == (
-        "age",
-        "hospital=Arles",
-        "hospital=Basel",
-        "hospital=Cork",
-        "dose",
-        "smokes",
-    )
+    hospitals = [f"hospital={name}" for name in ("Arles", "Basel", "Cork")]
+    assert result.names == ("age", *hospitals, "dose", "smokes")
     assert result.features[:, 2].tolist() == (HOSPITALS == "Basel").astype(float).tolist()
     assert result.features[:, 5].tolist() == [1.0, 0.0] * 15
 
