@@ -20,7 +20,7 @@ from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream, stream
 from raybench.problems import build
 from raybench.problems.networks import passes
-from raybench.problems.networks.models import NAMED, Seen
+from raybench.problems.networks.models import NAMED, InputSpec
 from raybench.problems.networks.passes import shifted_and_flipped
 
 DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
@@ -67,7 +67,7 @@ def by_hand(problem, x, indices, i, train=False):
     ],
 )
 def test_networks_have_the_published_sizes(model, shape, classes, d):
-    assert sum(p.numel() for p in NAMED[model](Seen(shape, classes)).parameters()) == d
+    assert sum(p.numel() for p in NAMED[model](InputSpec(shape, classes)).parameters()) == d
 
 
 @pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
@@ -361,7 +361,7 @@ def test_mistakes_are_told(own, params, says):
 
 def test_weights_of_a_file_and_frozen_layers(tmp_path):
     torch.manual_seed(0)
-    model = NAMED["mlp"](Seen((1, 8, 8), 10))
+    model = NAMED["mlp"](InputSpec((1, 8, 8), 10))
     torch.save(model.state_dict(), tmp_path / "w.pt")
     problem = network(init_from=str(tmp_path / "w.pt"), freeze=["1.*"])
     assert [name for name, _ in problem.layout] == ["3.weight", "3.bias"]
@@ -369,7 +369,7 @@ def test_weights_of_a_file_and_frozen_layers(tmp_path):
     assert torch.equal(problem.start(), want.double())
     assert torch.equal(problem.passes.model[1].weight, model[1].weight.double())
     # a last layer of other classes is initialised, the rest is read
-    other = NAMED["mlp"](Seen((1, 8, 8), 7))
+    other = NAMED["mlp"](InputSpec((1, 8, 8), 7))
     torch.save(other.state_dict(), tmp_path / "other.pt")
     taken = network(init_from=str(tmp_path / "other.pt"))
     assert torch.equal(taken.start()[:4096], other[1].weight.detach().flatten().double())

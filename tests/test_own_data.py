@@ -1,6 +1,7 @@
 """Data of a user's own: CSV, Parquet and .npz files, labels of text, clients by a column, a test set."""
 
 import contextlib
+import re
 
 import numpy as np
 import pandas as pd
@@ -74,14 +75,8 @@ def test_categories_become_columns_and_truth_values_numbers(tmp_path):
     table["hospital"] = table["hospital"].astype("category")
     table["smokes"] = np.arange(30) % 2 == 0
     result = data.load(write(table, tmp_path / "mine.parquet"))
-    assert result.names == (
-        "age",
-        "hospital=Arles",
-        "hospital=Basel",
-        "hospital=Cork",
-        "dose",
-        "smokes",
-    )
+    hospitals = [f"hospital={name}" for name in ("Arles", "Basel", "Cork")]
+    assert result.names == ("age", *hospitals, "dose", "smokes")
     assert result.features[:, 2].tolist() == (HOSPITALS == "Basel").astype(float).tolist()
     assert result.features[:, 5].tolist() == [1.0, 0.0] * 15
 
@@ -97,8 +92,25 @@ def test_clients_are_those_of_the_column(tmp_path):
         assert y.tolist() == np.searchsorted(["cold", "flu", "none"], own["label"]).tolist()
     held = problems.build("softmax", {**asked, "test_size": 0.3})
     assert sum(held.rows.counts) + sum(held.test.counts) == 30
-    with pytest.raises(InputError, match=r"tells 3 apart(.|\n)*clients: 3"):
+    with pytest.raises(InputError, match=r"tells 3 apart(.|\n)*clients: 3, or leave it out"):
         problems.build("softmax", {**asked, "clients": 4})
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "least_squares", "logistic", "nonconvex_classification"]
+)
+def test_clients_of_a_column_need_no_number(tmp_path, name):
+    asked = {"name": name, "dataset": write(frame(), tmp_path / "mine.csv")}
+    asked |= {} if name in ("softmax", "least_squares") else {"positive": [["flu"]]}
+    grouped = {**asked, "split": {"column": "hospital"}}
+    two = [problems.read({**grouped, **clients}) for clients in ({}, {"clients": 3})]
+    assert [p.n for p in two] == [3, 3]
+    x = torch.randn(2, two[0].dim, generator=torch.Generator().manual_seed(0)).double()
+    for a, b in zip(*(p.oracle(x) for p in two), strict=True):
+        assert torch.equal(a, b)
+    for split in ({}, {"split": "shuffled"}):
+        with pytest.raises(InputError, match=r"problem.clients: required(.|\n)*column: NAME"):
+            problems.read({**asked, **split})
 
 
 @pytest.mark.parametrize("name", ["softmax", "least_squares"])
@@ -252,8 +264,13 @@ def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     write(frame(), tmp_path / "mine.parquet")
     write(frame(12, seed=4).drop(columns="hospital"), tmp_path / "held.csv")
     monkeypatch.chdir(tmp_path)
-    problem = (
-        "softmax:dataset=./mine.parquet,clients=3,split={column: hospital},test_set=./held.csv"
-    )
+    problem = "softmax:dataset=./mine.parquet,split={column: hospital},test_set=./held.csv"
     told = cli("run", "--algorithm", "gd", "--problem", problem, "--rounds", 3)
     assert told.code == 0, told.err
+    shown = cli("show", problem)  # the column's clients, not those of the usual problem
+    assert shown.code == 0, shown.err
+    assert re.search(r"^ +n +3$", shown.out, re.MULTILINE), shown.out
+    missing = cli("run", "--algorithm", "gd", "--problem", "softmax:dataset=./mine.parquet")
+    assert missing.code == 2
+    assert "error: problem.clients: required\n" in missing.err
+    assert "split: {column: NAME}" in missing.err

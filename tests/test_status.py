@@ -51,6 +51,7 @@ def test_a_finished_sweep(tmp_path: Path) -> None:
     best = cells.groupby("label")["best_grad_norm_sq"].min()
     result = status.status_of(folder)
     assert {b.label: b.value for b in result.best} == best.dropna().to_dict()
+    assert {type(b.k) for b in result.best} <= {int, type(None)}
     for b in result.best:
         rows = cells[(cells.label == b.label) & (cells.best_grad_norm_sq == b.value)]
         assert b.step_size in rows.step_size.tolist()

@@ -251,10 +251,8 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
-WIDEST_FORM, WIDEST_ERROR = (
-    40,
-    13,
-)  # letters of a column of operators with bits, and of one of errors
+# letters of a column of compressors with bits, and of one of errors
+WIDEST_FORM, WIDEST_ERROR = 40, 13
 
 
 def study(

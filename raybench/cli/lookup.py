@@ -56,16 +56,15 @@ def ls(
         if plural == "datasets":
             out.print(_datasets(every=kind is not None))
         else:
-            out.print(_sweeps() if plural == "sweeps" else _plugins(plural))
+            rows = _sweeps() if plural == "sweeps" else _plugins(plural.removesuffix("s"))
+            out.print(listing((plural, ""), rows, fold=""))
 
 
-def _plugins(kind: str) -> Table:
+def _plugins(kind: str) -> list[tuple[str, str]]:
     from raybench.core import registry
 
-    single = kind.removesuffix("s")
-    names = registry.names(single)
-    rows = [(name, prose(registry.lookup(single, name).summary)) for name in names]
-    return listing((kind, ""), rows, fold="")
+    names = registry.names(kind)
+    return [(name, prose(registry.lookup(kind, name).summary)) for name in names]
 
 
 def _datasets(every: bool) -> Table:
@@ -104,13 +103,13 @@ def _datasets(every: bool) -> Table:
     return listing(heads, rows, right=heads[1:3], fold="where")
 
 
-def _sweeps() -> Table:
+def _sweeps() -> list[tuple[str, str]]:
     """Return the shipped sweeps with the first line of each head comment: the question it answers."""
     rows = []
     for name, text in shared.sweeps().items():
         first = next((line for line in text.splitlines() if line.strip()), "")
         rows.append((name, first.lstrip("# ").strip() if first.startswith("#") else ""))
-    return listing(("sweeps", ""), rows, fold="")
+    return rows
 
 
 def cp(

@@ -48,7 +48,7 @@ def reproduce(
     """
     from raybench.reproduce import catalogue, find, judge
     from raybench.reproduce.evidence import keep, kept, of_folder
-    from raybench.reproduce.judge import DISAGREES
+    from raybench.reproduce.judge import DISAGREES, WORDS, totals
     from raybench.store.status import status_of
 
     if not (names or every):
@@ -77,7 +77,10 @@ def reproduce(
         judged.append((what, verdicts, evidence))
         if page is not None and here is not None:
             keep(what, here, page.with_suffix(""))
-    _count([verdict for _, verdicts, _ in judged for verdict in verdicts])
+    every_verdict = [verdict for _, verdicts, _ in judged for verdict in verdicts]
+    for kind in ("published", "own"):
+        counts = zip(totals(every_verdict, kind == "published"), WORDS, strict=True)
+        print(f"{kind}: {', '.join(f'{count} {word}' for count, word in counts)}")
     if page is not None:
         from raybench.reproduce.page import Judged, write
 
@@ -126,15 +129,6 @@ def _tell(
     table = listing(("", "", "claim", "measured"), rows, fold="measured")
     table.show_header = False
     screen.print(table)
-
-
-def _count(verdicts: list[Verdict]) -> None:
-    """Print the totals of published claims and of our own."""
-    from raybench.reproduce.judge import WORDS, totals
-
-    for kind in ("published", "own"):
-        counts = zip(totals(verdicts, kind == "published"), WORDS, strict=True)
-        print(f"{kind}: {', '.join(f'{count} {word}' for count, word in counts)}")
 
 
 def _list() -> None:

@@ -318,6 +318,9 @@ def status(folder: shared.Folder, json: shared.Json = False) -> None:
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
     while nobody works on them.
     """
+    from dataclasses import asdict
+    from json import dumps
+
     from raybench.store.status import status_of
 
     try:
@@ -331,7 +334,8 @@ def status(folder: shared.Folder, json: shared.Json = False) -> None:
         Screen().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
         raise typer.Exit(0) from None
     if json:
-        print(_as_json(state))
+        more = {"missing": state.missing, "minutes_left": state.left, "exit_code": state.exit_code}
+        print(dumps({**asdict(state), **more}, indent=1, default=str))
     else:
         _show(state)
     raise typer.Exit(state.exit_code)
@@ -420,12 +424,3 @@ def _span(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _as_json(state: Status) -> str:
-    import dataclasses
-    import json
-
-    said = dataclasses.asdict(state)
-    more = {"missing": state.missing, "minutes_left": state.left, "exit_code": state.exit_code}
-    return json.dumps({**said, **more}, indent=1, default=str)

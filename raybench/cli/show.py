@@ -119,9 +119,11 @@ def _clients(problem: str | None, clients: int | None) -> int | None:
     if problem is None or clients is not None:
         return clients
     section = sections.parse(problem, "problem")
-    entry = registry.lookup("problem", section["name"])
-    asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(sections.parse(shared.USUAL_PROBLEM, "problem")["clients"])
+    param = registry.lookup("problem", section["name"]).params.get("clients")
+    number = param is None or param.default not in (REQUIRED, None) or "clients" in section
+    if number or "column" in (section.get("split") or ()):  # the column's values are the clients
+        return None
+    return int(sections.parse(shared.USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:

@@ -19,13 +19,14 @@ class Complaint:
     fix: str = ""
 
     def __str__(self) -> str:
-        where, what, fix = (_cut(part) for part in (self.where, self.what, self.fix))
+        where, what, fix = (cut(part, MOST_LETTERS) for part in (self.where, self.what, self.fix))
         head = f"{where}: {what}" if where else what
         return f"{head}\n    {fix}" if fix else head
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 3] + "..."
+def cut(text: str, most: int) -> str:
+    """Return a text, of one that is longer than ``most`` letters its beginning and three dots."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @dataclass(eq=False)

@@ -76,9 +76,8 @@ class Entry(Generic[F]):
 
 _entries: dict[tuple[str, str], Entry[Facts]] = {}
 _loaded: set[str] = set()
-_generation = (
-    0  # counts registrations: what is derived from the entries is stale when it has changed
-)
+# counts registrations: what is derived from the entries is stale when it has changed
+_generation = 0
 _source = ""  # hash of the user's file that is being imported at the moment
 
 
@@ -207,9 +206,8 @@ def lookup(kind: str, name: str, where: str = "") -> Entry[Any]:
     _ensure(kind)
     entry = _entries.get((kind, name))
     if entry is None:
-        raise InputError.of(
-            where or kind, f"unknown {kind} {name!r}", nearest(str(name), names(kind))
-        )
+        fix = nearest(str(name), names(kind))
+        raise InputError.of(where or kind, f"unknown {kind} {name!r}", fix)
     return entry
 
 

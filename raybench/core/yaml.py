@@ -20,7 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from raybench.core.errors import Complaint, InputError
+from raybench.core.errors import Complaint, InputError, cut
 
 MAX_NODES = 200_000
 MAX_DEPTH = 40
@@ -141,8 +141,9 @@ def plain(value: object, where: str = "") -> Any:
         nonlocal count
         count += 1
         if depth > MAX_DEPTH or count > MAX_NODES:
-            shown = at if len(at) <= MOST_SHOWN else at[: MOST_SHOWN - 3] + "..."
-            raise InputError.of(shown or where, "too large or refers to itself", LIMIT)
+            raise InputError.of(
+                cut(at, MOST_SHOWN) or where, "too large or refers to itself", LIMIT
+            )
         if isinstance(item, Mapping):
             for key in item:
                 if not isinstance(key, str):

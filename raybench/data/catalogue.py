@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
 
 from raybench.core import terminal
-from raybench.core.errors import InputError
 from raybench.data.files import data_error
 
 ENDINGS = ("", ".bz2", ".gz", ".xz")
@@ -23,8 +22,8 @@ SECONDS = 30  # that a site may stay without an answer
 
 def folder() -> Path:
     """Return the data folder: $RAYBENCH_DATA, or the user's cache where it is unset."""
-    given = os.environ.get("RAYBENCH_DATA", "")
-    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("raybench"))
+    place = os.environ.get("RAYBENCH_DATA", "")
+    return Path(place).expanduser() if place else Path(platformdirs.user_cache_dir("raybench"))
 
 
 def files_of(name: str) -> list[Path]:
@@ -129,11 +128,8 @@ def fetch(name: str) -> Path:
         return download(url, target, name)
     except (OSError, ValueError) as error:
         fix = f"put the file {target.name} into {target.parent} (from {url})"
-        raise _not_fetched(name, error, fix) from error
-
-
-def _not_fetched(name: str, error: Exception, fix: str) -> InputError:
-    return data_error(f"cannot download {name} ({type(error).__name__})", fix)
+        what = f"cannot download {name} ({type(error).__name__})"
+        raise data_error(what, fix) from error
 
 
 # Images ---------------------------------------------------------------------------------------------
@@ -209,24 +205,22 @@ def needed(name: str) -> list[Path]:
             _fetch_images(name, images, absent)
         # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
         except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
-            raise _not_fetched(name, error, fix) from error
+            what = f"cannot download {name} ({type(error).__name__})"
+            raise data_error(what, fix) from error
     return [path for file in images.files if (path := present(file)) is not None]
 
 
 def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
+    import pooch
+
     folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
         place = Path(spare)
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
-            with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
-                for file in absent:  # and nothing else that it may hold
-                    stream = packed.extractfile(file)
-                    if stream is None:
-                        raise ValueError(f"{file} is no file")
-                    (place / file).parent.mkdir(parents=True, exist_ok=True)
-                    with stream, (place / file).open("wb") as out:
-                        shutil.copyfileobj(stream, out)
+            # and nothing else that the archive may hold
+            untar = pooch.Untar(absent, str(place.absolute()))
+            download(images.url, archive, name, images.checksum, untar)
         else:
             from torchvision import datasets
 
@@ -254,11 +248,18 @@ VIEW_SETS = {
 # Downloads ------------------------------------------------------------------------------------------
 
 
-def download(url: str, target: Path, name: str, checksum: str | None = None) -> Path:
+def download(
+    url: str,
+    target: Path,
+    name: str,
+    checksum: str | None = None,
+    processor: Any = None,
+) -> Path:
     """Fetch ``url`` to ``target``, which appears by an atomic rename; return ``target``.
 
-    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. Raises
-    OSError (requests' errors are) or ValueError where it cannot be fetched or has another checksum.
+    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. processor:
+    what pooch then makes of it. Raises OSError (requests' errors are) or ValueError where it cannot be fetched or has
+    another checksum.
     """
     import pooch
 
@@ -266,5 +267,5 @@ def download(url: str, target: Path, name: str, checksum: str | None = None) -> 
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(timeout=SECONDS)
     with terminal.console(stderr=True).status(f"downloading {name}"):
-        pooch.retrieve(url, checksum, fname=target.name, path=target.parent, downloader=downloader)
+        pooch.retrieve(url, checksum, target.name, target.parent, processor, downloader)
     return target

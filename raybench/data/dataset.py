@@ -115,12 +115,20 @@ def load_test(
 def _prepared(
     features: Features, scale: str, intercept: bool, sizes: np.ndarray | None
 ) -> Features:
-    """Return features scaled, and with a column of ones where asked."""
-    features = _scaled(features, scale, sizes)
+    """Return features divided by the norms of rows or by ``sizes`` of columns, and a column of ones where asked."""
+    sparse = scipy.sparse.issparse(features)
+    if scale == "rows":
+        norm = scipy.sparse.linalg.norm if sparse else np.linalg.norm
+        sizes = norm(features, axis=1)[:, None]
+    if sizes is not None:
+        factor = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
+        features = (
+            scipy.sparse.csr_array(features.multiply(factor)) if sparse else features * factor
+        )
     if not intercept:
         return features
     ones = np.ones((features.shape[0], 1))
-    if scipy.sparse.issparse(features):
+    if sparse:
         return scipy.sparse.csr_array(scipy.sparse.hstack([features, ones], format="csr"))
     return np.hstack([features, ones])
 
@@ -135,28 +143,15 @@ def _sizes(features: Features, scale: str) -> np.ndarray | None:
     return top.toarray().ravel() if scipy.sparse.issparse(top) else np.asarray(top)
 
 
-def _scaled(features: Features, scale: str, sizes: np.ndarray | None) -> Features:
-    if scale == "none":
-        return features
-    if scale == "rows":
-        norm = scipy.sparse.linalg.norm if scipy.sparse.issparse(features) else np.linalg.norm
-        sizes = norm(features, axis=1)[:, None]
-    assert sizes is not None
-    factor = np.divide(1.0, sizes, out=np.ones_like(sizes), where=sizes > 0)
-    if scipy.sparse.issparse(features):
-        return scipy.sparse.csr_array(features.multiply(factor))
-    return features * factor
-
-
-def _read(given: str, label: str | None, client: str | None, optional: bool) -> Dataset:
+def _read(name: str, label: str | None, client: str | None, optional: bool) -> Dataset:
     """Return the data set of a name or path; ``optional``: it may lack the column of clients."""
-    path = None if given in EMBEDDED else path_of(given)
+    path = None if name in EMBEDDED else path_of(name)
     if path is None:
-        data = _embedded(given) if given in EMBEDDED else _named(given)
+        data = _embedded(name) if name in EMBEDDED else _named(name)
         tables.without_columns(data.name, label, None if optional else client)
         return data
     if not path.is_file():
-        what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
+        what = f"{name} is a folder" if path.is_dir() else f"no file {name}"
         fix = "give a known name, or the path of a CSV, Parquet, .npz or LIBSVM file"
         raise data_error(what, fix)
     files = (path.absolute(),)

@@ -28,12 +28,12 @@ def data_error(what: str, fix: str, key: str = DATASET_KEY) -> InputError:
     return InputError.of(key, what, fix)
 
 
-def path_of(given: str | os.PathLike[str]) -> Path | None:
+def path_of(name: str | os.PathLike[str]) -> Path | None:
     """Return the path that is meant: with a separator, or of an existing file. Else None: a name.
 
     Raises InputError where the text cannot be a path.
     """
-    text = os.fspath(given)
+    text = os.fspath(name)
     try:
         path = Path(text).expanduser()
         if path.is_file() or "/" in text or os.sep in text:

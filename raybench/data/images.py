@@ -54,19 +54,19 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     if size is not None and not (type(size) is int and 1 <= size <= MOST_SIDE):
         what = f"size is {size!r}, not a number of pixels"
         raise data_error(what, f"allowed: 1 to {MOST_SIDE}")
-    given = os.fspath(name_or_path)
-    path = None if given == "digits" else path_of(given)
+    name = os.fspath(name_or_path)
+    path = None if name == "digits" else path_of(name)
     if path is not None and path.is_dir():
         parts = listing(path)
         files = tuple(file for part in parts for file, _ in part)
         return _folder(files, path.absolute(), parts, size)
     if size is not None:
-        what = f"size is for folders of pictures; {given} is none"
+        what = f"size is for folders of pictures; {name} is none"
         raise data_error(what, "leave size out")
     if path is None:
-        return _named(SPELLINGS.get(given, given))
+        return _named(SPELLINGS.get(name, name))
     if path.suffix != ".npz" or not path.is_file():
-        what = f"{given} is no image data" if path.exists() else f"no file {given}"
+        what = f"{name} is no image data" if path.exists() else f"no file {name}"
         fix = "give a known name, an .npz, or a folder of pictures"
         raise data_error(what, fix)
     return _npz((path.absolute(),))
@@ -84,11 +84,11 @@ def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) 
     if len(np.unique(train[1])) < 2:
         what = f"{source} has a single class ({train[1][0]}) to train on"
         raise data_error(what, "the labels must differ")
-    made = [
+    examples = [
         Examples.of(name, inputs, labels, classes=classes, source=source, kind="image")
         for inputs, labels in parts
     ]
-    return Pair(made[0], made[1] if test is not None else None)
+    return Pair(examples[0], examples[1] if test is not None else None)
 
 
 # By name --------------------------------------------------------------------------------------------
@@ -258,15 +258,6 @@ def _labels(archive: Archive, name: str) -> np.ndarray:
     return labels
 
 
-@cached(2)
-def _folder(
-    files: tuple[Path, ...], folder: Path, parts: tuple[Pictures, Pictures], size: int | None
-) -> Pair:
-    classes = 1 + max(label for _, label in parts[0])
-    train, test = read_pictures(*parts, size)
-    return _pair(folder.name, str(folder), classes, train, test)
-
-
 # Pictures -------------------------------------------------------------------------------------------
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
@@ -289,24 +280,24 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
     from torchvision.datasets.folder import make_dataset
 
     top = folder / "train" if (folder / "train").is_dir() else folder
-    held = folder / "test" if (folder / "test").is_dir() else None
-    if held is not None and top == folder:
+    tests = folder / "test" if (folder / "test").is_dir() else None
+    if tests is not None and top == folder:
         raise data_error(f"{folder} has a folder test and no train", LAYOUT)
     try:
         names = _classes(top)
         if not names:
             raise data_error(f"{top} has no folder of a class in it", LAYOUT)
-        if alien := sorted(set(_classes(held)) - set(names)):
-            raise data_error(f"{held} has the class {alien[0]}, which train lacks", LAYOUT)
+        if alien := sorted(set(_classes(tests)) - set(names)):
+            raise data_error(f"{tests} has the class {alien[0]}, which train lacks", LAYOUT)
         numbers = {name: label for label, name in enumerate(names)}
         train, test = (
             tuple(
                 (Path(file), label)
-                for file, label in make_dataset(place, numbers, ENDINGS, allow_empty=place == held)
+                for file, label in make_dataset(place, numbers, ENDINGS, allow_empty=place == tests)
             )
-            for place in (top, held or top)
+            for place in (top, tests or top)
         )
-        return train, test if held else ()
+        return train, test if tests else ()
     except OSError as error:  # torchvision's, of a class without pictures, is one
         raise data_error(f"cannot read {folder}: {error}", LAYOUT) from error
 
@@ -316,8 +307,11 @@ def _classes(top: Path | None) -> list[str]:
     return sorted(p.name for p in places if p.is_dir() and not p.name.startswith("."))
 
 
-def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Part, Part | None]:
-    """Return the training part of a listing, and the test part unless it is empty.
+@cached(2)
+def _folder(
+    files: tuple[Path, ...], folder: Path, parts: tuple[Pictures, Pictures], size: int | None
+) -> Pair:
+    """Return the pictures of a folder: the training part of its listing, and the test part unless that is empty.
 
     All pictures are grey (C = 1) where all files are, else all are in colour (C = 3). With ``size``
     each is resized to so many pixels a side; without, all must have one size already. Raises
@@ -325,7 +319,7 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
     """
     from PIL.Image import Resampling
 
-    files, labels = zip(*train, *test, strict=True)
+    labels = np.array([label for part in parts for _, label in part], np.int64)
     grey, images = True, np.empty((0, 3, 0, 0), np.uint8)
     for i, file in enumerate(files):
         with _opened(file) as picture:  # not decoded yet
@@ -349,8 +343,10 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
             decoded = picture.convert("RGB")
             images[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR)).transpose(2, 0, 1)
     images = np.ascontiguousarray(images[:, :1]) if grey else images
-    numbers, n = np.array(labels, np.int64), len(train)
-    return (images[:n], numbers[:n]), ((images[n:], numbers[n:]) if test else None)
+    n = len(parts[0])
+    test = (images[n:], labels[n:]) if parts[1] else None
+    classes = 1 + int(labels[:n].max())
+    return _pair(folder.name, str(folder), classes, (images[:n], labels[:n]), test)
 
 
 @contextmanager
@@ -365,6 +361,6 @@ def _opened(file: Path) -> Iterator[Image]:
         raise
     except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
         # Pillow's own words name the stream's address where it cannot tell the format.
-        said = str(error) if "identify" not in str(error) else "it is of no format that is read"
-        what = f"cannot read {file}: {said or type(error).__name__}"
+        words = str(error) if "identify" not in str(error) else "it is of no format that is read"
+        what = f"cannot read {file}: {words or type(error).__name__}"
         raise data_error(what[:400], f"pictures are {', '.join(FORMATS)}") from error

@@ -68,11 +68,6 @@ class Recorded:
         return map(self.gradient, self.steps)
 
 
-def is_record(path: str) -> bool:
-    """Return whether a path is a folder, and so means recorded gradients and no model."""
-    return Path(path).expanduser().is_dir()
-
-
 def recorded(path: str) -> Recorded:
     """Return what a folder of recorded gradients says of itself; the gradients are read when asked for.
 

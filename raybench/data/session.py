@@ -22,10 +22,10 @@ TUPLE = ("X", "y", "client")
 WHEN = (1980, 1, 1, 0, 0, 0)  # of every entry, so that equal data make equal files
 
 
-def packed(name: str, given: Any) -> bytes:
+def packed(name: str, source: Any) -> bytes:
     """Return the ``.npz`` of a data set: equal arrays have equal bytes, at any time and by any version of numpy.
 
-    given: one of ``FORMS``; client: which client has each row, for ``split: {column: client}``. Raises
+    source: one of ``FORMS``; client: which client has each row, for ``split: {column: client}``. Raises
     InputError, naming ``data.NAME``, for another form, and for arrays of what is neither number nor text.
     """
     where = f"data.{name}"
@@ -33,11 +33,11 @@ def packed(name: str, given: Any) -> bytes:
         raise InputError.of(where, "is no name for data", "letters, digits, - and _")
     if name in LIBSVM_SETS or name in EMBEDDED:
         raise InputError.of(where, "is a data set that raybench knows", "take another name")
-    arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(given, where).items()}
+    arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(source, where).items()}
     rows = {key: len(value) if value.ndim else 0 for key, value in arrays.items()}
     if len(set(rows.values())) > 1:
-        told = ", ".join(f"{key} {count:,}" for key, count in list(rows.items())[:6])
-        raise InputError.of(where, f"arrays of different lengths: {told}", "one entry per row")
+        lengths = ", ".join(f"{key} {count:,}" for key, count in list(rows.items())[:6])
+        raise InputError.of(where, f"arrays of different lengths: {lengths}", "one entry per row")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
         for key, value in arrays.items():
@@ -52,28 +52,28 @@ def save(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Path], list[P
 
     A file is ``<folder>/<hash of its content>/<name>.npz``. Raises InputError (see ``packed``) with nothing written.
     """
-    content = {name: packed(name, given) for name, given in data.items()}
+    content = {name: packed(name, value) for name, value in data.items()}
     files, new = {}, []
-    for name, held in content.items():
-        path = folder / hashlib.sha256(held).hexdigest()[:12] / f"{name}.npz"
+    for name, archive in content.items():
+        path = folder / hashlib.sha256(archive).hexdigest()[:12] / f"{name}.npz"
         files[name] = path
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(".new")
-            part.write_bytes(held)
+            part.write_bytes(archive)
             part.replace(path)
             new.append(path)
     return files, new
 
 
-def _arrays(given: Any, where: str) -> dict[str, Any]:
-    if isinstance(given, tuple) and 2 <= len(given) <= 3:
-        return dict(zip(TUPLE, given))
-    if isinstance(given, Mapping) and given and all(isinstance(key, str) for key in given):
-        return dict(given)
-    if hasattr(given, "columns") and hasattr(given, "__getitem__"):
-        return _columns(given)
-    what = f"{type(given).__name__} is no data set"
+def _arrays(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, tuple) and 2 <= len(value) <= 3:
+        return dict(zip(TUPLE, value))
+    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+        return dict(value)
+    if hasattr(value, "columns") and hasattr(value, "__getitem__"):
+        return _columns(value)
+    what = f"{type(value).__name__} is no data set"
     raise InputError.of(where, what, f"give {FORMS}")
 
 

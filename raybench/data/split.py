@@ -77,23 +77,25 @@ def split(
     return [order[size * i : end] for i, end in enumerate(ends)]
 
 
-def by_column(values: np.ndarray, train: np.ndarray, clients: int, column: str) -> list[np.ndarray]:
+def by_column(
+    values: np.ndarray, train: np.ndarray, clients: int | None, column: str
+) -> list[np.ndarray]:
     """Return each client's positions in ``train``: client i has the rows of the i-th value, in sorted order.
 
-    values: (N,) numbers or text of all rows. train: which of them are for training. Raises InputError where there are
-    not as many values as clients, or a client has no row for training.
+    values: (N,) numbers or text of all rows. train: which of them are for training. clients: None for as many as there
+    are values. Raises InputError where there are not as many values as clients, or a client has no row for training.
     """
     names, which = np.unique(values, return_inverse=True)
-    if len(names) != clients:
+    if clients is not None and len(names) != clients:
         what = f"{clients} clients, and column {column!r} tells {len(names):,} apart"
-        raise InputError.of("problem.clients", what, f"write clients: {len(names)}")
-    parts = [np.flatnonzero(which[train] == i) for i in range(clients)]
+        fix = f"write clients: {len(names)}, or leave it out"
+        raise InputError.of("problem.clients", what, fix)
+    parts = [np.flatnonzero(which[train] == i) for i in range(len(names))]
     empty = next((str(name) for name, part in zip(names, parts) if not len(part)), None)
     if empty is not None:
         what = f"client {empty} of column {column!r} has no row left for training"
-        raise InputError.of(
-            "problem.test_size", what, "hold out a smaller share, or give a test_set"
-        )
+        fix = "hold out a smaller share, or give a test_set"
+        raise InputError.of("problem.test_size", what, fix)
     return parts
 
 

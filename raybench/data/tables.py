@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError, cut, nearest
 from raybench.core.limits import OPENERS, check_fits, decompressed
 from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, cached, data_error, opened
 
@@ -244,9 +244,9 @@ def _text(content: bytes, where: str, separator: str) -> Any:
     except UnicodeDecodeError as error:
         raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
     except (ValueError, OverflowError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        said = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
+        words = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
         fix = "every line has as many entries as the line of names"
-        raise data_error(f"{where}: {said[:150]}", fix) from error
+        raise data_error(f"{where}: {words[:150]}", fix) from error
     blank = next((i for i, n in enumerate(frame, 1) if str(n).startswith("Unnamed: ")), None)
     if blank is not None:
         what = f"column {blank} of {where} has no name"
@@ -269,17 +269,17 @@ def _parquet(content: bytes, where: str) -> Any:
         )
     try:
         file = pq.ParquetFile(io.BytesIO(content))
-        told = file.metadata
-        unpacked = sum(told.row_group(i).total_byte_size for i in range(told.num_row_groups))
-        most = max(unpacked, 8 * told.num_rows * told.num_columns)
+        about = file.metadata
+        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        most = max(unpacked, 8 * about.num_rows * about.num_columns)
         check_fits(DATASET_KEY, f"{where} unpacked", most, "take fewer rows")
         frame = file.read().to_pandas(ignore_metadata=True)
         return frame.loc[:, [name for name in frame if not INDEX.fullmatch(str(name))]]
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        said = re.sub(r"\s+", " ", str(error))
-        raise data_error(f"cannot read {where}: {said[:150]}", "write it again") from error
+        words = re.sub(r"\s+", " ", str(error))
+        raise data_error(f"cannot read {where}: {words[:150]}", "write it again") from error
 
 
 # Arrays of an .npz ----------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> Inpu
         line = raw.decode("utf-8", "replace").split("#")[0].strip()
         what = _wrong(line, d)
         if what:
-            shown = _short(line, 80)
+            shown = cut(line, 80)
             fix = "a line is: label index:value index:value ... (indices rise from 1)"
             return data_error(f"{where}, line {number}: {what}: {shown!r}", fix)
     return data_error(f"{where}: {error}", LIBSVM_FIX)
@@ -398,12 +398,12 @@ def _wrong(line: str, d: int | None) -> str:
         return ""
     label, *pairs = line.split()
     if not math.isfinite(_number(label)):
-        return f"the label {_short(label)!r} is not a finite number"
+        return f"the label {cut(label, 40)!r} is not a finite number"
     last = 0
     for pair in pairs:
         match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
         if match is None or not math.isfinite(_number(match[2])):
-            return f"{_short(pair)!r} is not index:value"
+            return f"{cut(pair, 40)!r} is not index:value"
         index = int(match[1])
         if index <= last:
             return "indices start at 1" if index == 0 else "indices do not rise"
@@ -413,10 +413,6 @@ def _wrong(line: str, d: int | None) -> str:
             return f"index {index} exceeds the {d} features of this data set"
         last = index
     return ""
-
-
-def _short(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _number(text: str) -> float:

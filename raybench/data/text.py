@@ -46,7 +46,7 @@ def text(
     if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
-    file, name = _found(name_or_path)
+    file, name = _file_of(name_or_path)
     if tokenizer is not None:
         tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
     elif isinstance(level, Mapping):
@@ -60,8 +60,8 @@ def text(
             f"{name} has {len(tokens):,} tokens, and a sequence of length {length:,} needs one more"
         )
         raise data_error(what, f"the length may be at most {len(tokens) - 1:,}")
-    held = round(count * test_share)
-    if test_share > 0 and not 0 < held < count:
+    tests = round(count * test_share)
+    if test_share > 0 and not 0 < tests < count:
         what = f"a test_share of {test_share:g} of {count:,} sequences leaves a part empty"
         raise data_error(what, "use a smaller length, or test_share 0")
     end = count * length
@@ -71,27 +71,27 @@ def text(
         Examples.of(
             name, inputs[rows], targets[rows], classes=distinct, source=str(file), kind="text"
         )
-        for rows in (slice(count - held), slice(count - held, count))
+        for rows in (slice(count - tests), slice(count - tests, count))
     )
-    return Pair(train, test if held else None)
+    return Pair(train, test if tests else None)
 
 
-def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
+def _file_of(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     """Return the file that is meant and the name of the data."""
-    given, path = os.fspath(name_or_path), path_of(name_or_path)
+    text, path = os.fspath(name_or_path), path_of(name_or_path)
     if path is not None:
         if not path.is_file():
-            what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
+            what = f"{text} is a folder" if path.is_dir() else f"no file {text}"
             raise data_error(what, "give a known name, or the path of a text file")
         return path.absolute(), path.name
-    if (file := find("text", given)) is not None:
-        return file, given
-    put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
-    if given in TEXTS:
-        raise data_error(f"no file of the text {given}", put)
+    if (file := find("text", text)) is not None:
+        return file, text
+    put = f"put {text}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
+    if text in TEXTS:
+        raise data_error(f"no file of the text {text}", put)
     names = {name.split(".txt")[0] for name in there_in("text") if ".txt" in name}
-    fix = f"{nearest(given, names.union(TEXTS))}; or give a path, or {put}"
-    raise data_error(f"unknown text {given!r}", fix)
+    fix = f"{nearest(text, names.union(TEXTS))}; or give a path, or {put}"
+    raise data_error(f"unknown text {text!r}", fix)
 
 
 @cached(4)
@@ -131,18 +131,20 @@ def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tup
     lines = whole.splitlines(keepends=True)
     if files:
         try:
-            made = Tokenizer.from_file(str(files[0]))
+            coder = Tokenizer.from_file(str(files[0]))
         except Exception as error:  # the library's own kind
             what = f"cannot read {files[0]}: {error}"[:300]
             raise InputError.of("problem.tokenizer", what, "a tokenizer.json") from error
     else:
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        coder = Tokenizer(models.BPE())
+        coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer: Any = trainers.BpeTrainer(
             vocab_size=size, initial_alphabet=alphabet, show_progress=False
         )
-        made.train_from_iterator(whole[: round(len(whole) * (1 - share))].splitlines(True), trainer)
-    encoded = made.encode_batch(lines, add_special_tokens=False)
+        coder.train_from_iterator(
+            whole[: round(len(whole) * (1 - share))].splitlines(True), trainer
+        )
+    encoded = coder.encode_batch(lines, add_special_tokens=False)
     ids = np.concatenate([np.asarray(line.ids, np.int64) for line in encoded])
-    return ids, made.get_vocab_size()
+    return ids, coder.get_vocab_size()

@@ -41,17 +41,17 @@ def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
     The arrays are kept for the next caller: do not write to them. Raises InputError for an unknown name, a
     file that is missing, damaged, too large or not of these kinds, and views that do not fit each other.
     """
-    given, path = os.fspath(name_or_path), path_of(name_or_path)
+    text, path = os.fspath(name_or_path), path_of(name_or_path)
     if path is None:
-        if given not in VIEW_SETS:
-            fix = f"{nearest(given, VIEW_SETS)}; or give a path: ./{given}"
-            raise data_error(f"unknown views {given!r}", fix)
+        if text not in VIEW_SETS:
+            fix = f"{nearest(text, VIEW_SETS)}; or give a path: ./{text}"
+            raise data_error(f"unknown views {text!r}", fix)
         for name in VIEW_FILES:
             if present(name) is None:
                 raise data_error(f"no file {folder() / name}", f"put it there (from {SITE})")
-        return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), given)
+        return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), text)
     if path.suffix != ".npz" or not path.is_file():
-        what = f"{given} holds no views" if path.exists() else f"no file {given}"
+        what = f"{text} holds no views" if path.exists() else f"no file {text}"
         raise data_error(what, "give a known name, or an .npz")
     return _file((path.absolute(),))
 

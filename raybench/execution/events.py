@@ -17,7 +17,7 @@ from raybench.clock.clients import AWAY, COMPUTING, SENDING, WAITING, Clients, R
 from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream
 from raybench.execution.net import Net
-from raybench.problems.abilities import Sampled
+from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
 from raybench.wire import Message
 from raybench.wire.dense import DenseMessage
@@ -212,7 +212,7 @@ class EventNet(Net):
         super().__init__(problem, roots)
         self._clients = rounds.clients.select(np.array([0]))  # cells share their seed
         # the problem of each client alone, and the same as a network, where it is one
-        self._alone: dict[int, tuple[Problem, Sampled | None]] = {}
+        self._alone: dict[int, tuple[Problem, Trained | None]] = {}
         self._drawn: dict[int, tuple[int, Tensor]] = {}
 
     @property
@@ -261,7 +261,7 @@ class EventNet(Net):
         began = perf_counter()
         if i not in self._alone:
             hosted = self.oracle.problem.host(range(i, i + 1))
-            self._alone[i] = hosted, hosted if isinstance(hosted, Sampled) else None
+            self._alone[i] = hosted, hosted if isinstance(hosted, Trained) else None
         sample = None
         if isinstance(batch, int):
             sample = self._sample(i, int(self.events.taken[i]) - back, batch)

@@ -21,7 +21,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
 from raybench.core.streams import Sample
-from raybench.problems.abilities import Buffered, Predicting, Sampled, SplitByFeatures
+from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures, Trained
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire
 
@@ -67,7 +67,7 @@ class Oracle:
         self.spared = 0.0  # seconds of gradients that methods took over from the record
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self._last: Full | None = None
-        self._sampled = problem if isinstance(problem, Sampled) else None
+        self._trained = problem if isinstance(problem, Trained) else None
         # the losses of what gradients were taken of since the last record, and how many, (B, n_here, 2)
         self._heard = torch.zeros(
             wire.B, wire.n_here, 2, dtype=torch.float64, device=problem.device
@@ -103,7 +103,7 @@ class Oracle:
             owed = last.seconds if last is latest else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
-            if self._sampled is not None and last.losses is not None:
+            if self._trained is not None and last.losses is not None:
                 self.hear(last.losses, clients=clients)
         else:
             some = slice(None) if cells is None else cells
@@ -134,9 +134,9 @@ class Oracle:
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
-        if sample is None or self._sampled is None:
+        if sample is None or self._trained is None:
             return self.problem.grad(x, sample)
-        grads, losses, _ = self._sampled.sampled(x, sample, {})
+        grads, losses, _ = self._trained.sampled(x, sample, {})
         self.hear(losses, cells, clients)
         return grads
 
@@ -265,14 +265,14 @@ class Oracle:
 
         minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens: of all gradients so far.
         """
-        if self._sampled is None:
+        if self._trained is None:
             return {}
         heard = self.wire.transport.gather_rows(self._heard, self.wire.n)
         losses, count = heard[:, : self.wire.n - bad].sum(1).cpu().numpy().T
         self._heard = torch.zeros_like(self._heard)
         losses = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)
         mean = np.divide(losses, count, out=np.full(len(count), np.nan), where=count > 0)
-        tokens = {"tokens": self.evals * self._sampled.tokens} if self._sampled.tokens else {}
+        tokens = {"tokens": self.evals * self._trained.tokens} if self._trained.tokens else {}
         return {"minibatch_loss": mean, **tokens}
 
     @wide()
@@ -303,7 +303,7 @@ class Oracle:
         return {
             "evals": torch.from_numpy(self.evals.copy()),
             "spared": self.spared,
-            "buffers": {} if self._sampled is None else {HEARD: self._heard.clone()},
+            "buffers": {} if self._trained is None else {HEARD: self._heard.clone()},
             "paid_at": at[0] if at else None,
         }
 
@@ -421,10 +421,10 @@ class BufferedOracle(Oracle):
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
-        if sample is None or self._sampled is None:
+        if sample is None or self._trained is None:
             grads, self._after = self._buffered.grad_buffered(x, sample, before)
         else:
-            grads, losses, self._after = self._sampled.sampled(x, sample, before)
+            grads, losses, self._after = self._trained.sampled(x, sample, before)
             self.hear(losses, cells, clients)
         return grads
 

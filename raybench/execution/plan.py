@@ -58,7 +58,7 @@ class Plan:
         undone = {"skipped"} if self.sweep.prune.halves else {"skipped", "pruned"}
         ended = {i: s for i, s in found.items() if i not in self.again and s not in undone}
         stage, cells, new = None, self.grid, self.grid
-        if self.sweep.search.refines:
+        if self.sweep.search.step_size == "refine":
             start = self.sweep.search.start
             stage = search.stage_of(search.ladders(self.grid), ended, start, best or _unjudged)
             cells = tuple(c for c in self.grid if c.id in stage.tried)

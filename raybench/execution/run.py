@@ -36,7 +36,7 @@ from raybench.execution.recorder import (
     measured,
 )
 from raybench.execution.search import Halving
-from raybench.problems.abilities import Sampled, Trained
+from raybench.problems.abilities import Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
 from raybench.spec.model import Evaluate, Prune, Record
 from raybench.store.accounting import Accounting
@@ -250,7 +250,7 @@ class Run:
             return frozenset()
         what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
         gradient, loss = self.options.evaluate.gradient, self.options.evaluate.loss
-        network = isinstance(self.problem, Sampled) and self.problem
+        network = isinstance(self.problem, Trained) and self.problem
         if gradient is None:
             gradient = not network or not OF_GRADIENTS.isdisjoint(self.first.stop)
         if loss is None:

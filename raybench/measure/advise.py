@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
-from raybench.data.recorded import is_record, recorded
+from raybench.data.recorded import recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED
@@ -188,7 +189,7 @@ def gradients(
     all steps. Raises InputError for an unknown model, data that do not fit it or are
     missing, a bad folder, and a batch below 1.
     """
-    if is_record(model):
+    if Path(model).expanduser().is_dir():  # of recorded gradients
         if dataset is not None:
             what = "recorded gradients need no data set"
             raise InputError.of("--dataset", what, "leave it out")

@@ -35,9 +35,8 @@ from raybench.clock.links import Network, all_gather, all_reduce, overlapped, se
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)
 """Numbers of buckets that the baseline is tuned over."""
-MOST_ERROR = (
-    0.9  # of a compressor that is named the next best: others send next to nothing of a gradient
-)
+# of a compressor that is named the next best: others send next to nothing of a gradient
+MOST_ERROR = 0.9
 WORTH = 0.05
 """Share of the baseline's step that must be saved for a method to be recommended: less is within the noise."""
 BANDWIDTHS = np.geomspace(1e15, 1e2, 8 * 13 + 1)

@@ -83,20 +83,10 @@ class SplitByFeatures(Protocol):
 
 @runtime_checkable
 class Trained(Protocol):
-    """A problem whose gradients are those of a network that is trained."""
+    """A problem whose gradients are those of a network that is trained.
 
-    def trained(self, train: Train) -> Self:
-        """Return the problem with these settings of training."""
-
-    def weights(self, x: Tensor, buffers: Mapping[str, Tensor]) -> bytes:
-        """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
-
-
-@runtime_checkable
-class Sampled(Protocol):
-    """A problem whose gradients of a sample bring its loss along, as those of networks do: for the record it is free.
-
-    tested: whether there is a test part. tokens: of a sample, 0 where it is no text.
+    A sample's gradients bring its loss along: for the record it is free. tested: whether there is a test part.
+    tokens: of a sample, 0 where it is no text.
     """
 
     @property
@@ -104,6 +94,12 @@ class Sampled(Protocol):
 
     @property
     def tokens(self) -> int: ...
+
+    def trained(self, train: Train) -> Self:
+        """Return the problem with these settings of training."""
+
+    def weights(self, x: Tensor, buffers: Mapping[str, Tensor]) -> bytes:
+        """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
 
     def sampled(
         self, x: Tensor, sample: Sample, buffers: Mapping[str, Tensor]

@@ -43,9 +43,8 @@ class Fact(StrEnum):
     CONVEX_SAMPLES = "convex_samples"  # every f_ij, the loss of one sample, is convex
     STRONGLY_CONVEX = "strongly_convex"  # f is mu-strongly convex, mu the constant of that name
     BOUNDED_CLIENTS = "bounded_clients"  # every f_i is bounded below
-    QUADRATIC = (
-        "quadratic"  # the smooth part of every f_i is quadratic: its Hessian is the same everywhere
-    )
+    # the smooth part of every f_i is quadratic: its Hessian is the same everywhere
+    QUADRATIC = "quadratic"
     CONVEX_PENALTY = "convex_penalty"  # the nonsmooth part is convex
 
 
@@ -115,14 +114,11 @@ class Problem:
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {}
-    per_client: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of attributes whose first axis is the clients; a value may be None
+    # names of attributes whose first axis is the clients; a value may be None
+    per_client: ClassVar[tuple[str, ...]] = ()
     _whole: Self | None
     has_prox: bool = False
-    costly: bool = (
-        False  # whether a full gradient takes so long that few rows of a curve measure it
-    )
+    costly: bool = False  # whether a full gradient takes so long that few rows measure it
     batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
     clip: float | None = None  # norm to which a client's gradient is scaled down for methods
     weight_decay: float = 0.0  # w of w/2 ||x||^2, which is a part of f and is not clipped
@@ -183,10 +179,10 @@ class Problem:
         By default those that the problem has set as attributes: ``self.L``, ``self.L_i``,
         ``self.facts``, ... A problem without samples has f_i for its only one.
         """
-        given = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
+        values = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
         if max(self.samples) == 1:
-            given = {"L_sample_i": given.get("L_i", ()), "sample_variance": 0.0, **given}
-        return Constants(**{**given, "facts": frozenset(map(Fact, given.get("facts", ())))})
+            values = {"L_sample_i": values.get("L_i", ()), "sample_variance": 0.0, **values}
+        return Constants(**{**values, "facts": frozenset(map(Fact, values.get("facts", ())))})
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data, for a rank of its own.
@@ -220,8 +216,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, object]:
         # of what was computed on demand only the constants are sent to other processes
-        kept = {k: v for k, v in self._kept.items() if k == "constants"}
-        return {**vars(self), "_kept": kept}
+        memory = {k: v for k, v in self._kept.items() if k == "constants"}
+        return {**vars(self), "_kept": memory}
 
     def spread(self, x: Tensor) -> Tensor:
         """Return x as (B, n_here, d), whether it came as (B, d) or so already."""

@@ -15,7 +15,7 @@ from raybench import data
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.limits import check_fits
-from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Text
+from raybench.core.registry import Choice, Flag, Integer, List, Number, Text
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Fact, Problem
 from raybench.problems.kernels import nonconvex_kernel
@@ -159,7 +159,7 @@ class DataProblem(Problem):
 
     dataset, rows, scale, intercept, positive, label: see ``raybench.data.load``. test_size: share of the
     rows held out (for ``evaluate``), before the split; test_set: a data set of its own instead. clients, split, remainder: see
-    ``raybench.data.split``. lambda: the regulariser's factor, or {times_L: c} for c times the
+    ``raybench.data.split``; with split {column: NAME} clients may be None, for a client per value. lambda: the regulariser's factor, or {times_L: c} for c times the
     smoothness constant of the mean loss without regulariser. seed drives test part and split.
     """
 
@@ -169,7 +169,9 @@ class DataProblem(Problem):
     def __init__(
         self,
         dataset: str = Text(help="a known name, or a path to a CSV, Parquet, .npz or LIBSVM file"),
-        clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
+        clients: int | None = Integer(
+            None, low=1, help="number of clients n; of split: {column: NAME} it may be left out"
+        ),
         *,
         split: str | Mapping[str, Any] = Choice(
             *data.split_names,
@@ -194,20 +196,18 @@ class DataProblem(Problem):
         test_set: str | None = Text(None, help="the test part: a known name or a path, as dataset"),
     ) -> None:
         column = str(split["column"]) if isinstance(split, Mapping) and "column" in split else None
-        self.data = data.load(
-            dataset,
-            rows=rows,
-            scale=scale,
-            intercept=intercept,
-            positive=positive,
-            label=label,
-            client=column,
-        )
+        if clients is None and column is None:
+            fix = "an integer >= 1; only with split: {column: NAME} may it be left out"
+            raise InputError.of("problem.clients", "required", fix)
+        reading: dict[str, Any] = {"scale": scale, "intercept": intercept, "label": label}
+        reading["client"] = column
+        self.data = data.load(dataset, rows=rows, positive=positive, **reading)
         targets = self.targets(self.data)
         train, test = data.hold_out(len(targets), test_size, seed)
         if column is not None and self.data.clients is not None:
             parts = data.by_column(self.data.clients, train, clients, column)
         else:
+            assert clients is not None, "of a column that is not there reading complains"
             raw = self.data.labels[train]
             parts = data.split(raw, clients, split, remainder=remainder, seed=seed)
         self.rows = Rows.of(self.data.features, targets, [train[part] for part in parts])
@@ -216,16 +216,10 @@ class DataProblem(Problem):
             if self.test is not None:
                 fix = "give test_set or test_size"
                 raise InputError.of("problem.test_set", "there is a test_size as well", fix)
-            like: dict[str, Any] = {
-                "scale": scale,
-                "intercept": intercept,
-                "label": label,
-                "client": column,
-            }
-            features, labels = data.load_test(test_set, self.data, **like)
-            told = self.targets(replace(self.data, labels=labels))
-            self.test = Rows.of(features, told, [np.arange(len(labels))])
-        super().__init__(clients, self.shape(), dtype=DTYPES[dtype], samples=self.rows.counts)
+            features, labels = data.load_test(test_set, self.data, **reading)
+            signs = self.targets(replace(self.data, labels=labels))
+            self.test = Rows.of(features, signs, [np.arange(len(labels))])
+        super().__init__(len(parts), self.shape(), dtype=DTYPES[dtype], samples=self.rows.counts)
         factor = self.factor(lambda_) if regularizer != "none" else 0.0
         self.regularizer = Regularizer(regularizer, factor)
         self.has_prox = self.regularizer.nonsmooth
@@ -288,8 +282,8 @@ class DataProblem(Problem):
     def inputs(self, rows: Tensor) -> Tensor:
         """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
         whole = self.whole
-        taken = whole.rows.features[rows.flatten().cpu().numpy()]
-        values = torch.from_numpy(dense(taken)).to(self.dtype).to(self.device)
+        features = whole.rows.features[rows.flatten().cpu().numpy()]
+        values = torch.from_numpy(dense(features)).to(self.dtype).to(self.device)
         return values.unflatten(0, tuple(rows.shape))
 
     def link(self, scores: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class LeastSquares(ScoreProblem):
     def __init__(
         self,
         dataset: str,
-        clients: int,
+        clients: int | None = None,
         *,
         regularizer: str = Choice(
             "none", "l2", "l1", "nonconvex", help="what is added to the loss"
@@ -59,8 +59,8 @@ class LeastSquares(ScoreProblem):
         self.exact: tuple[np.ndarray, np.ndarray] | None = None
         if self.p <= min(MOST_BY_DENSE_SOLVER, max(self.samples)):
             need_memory(
-                2 * 8 * clients * self.p**2,
-                f"{clients:,} matrices of {self.p:,} x {self.p:,}, twice,",
+                2 * 8 * self.n * self.p**2,
+                f"{self.n:,} matrices of {self.p:,} x {self.p:,}, twice,",
                 "fewer problem.clients",
             )
             H = np.stack([dense(a.T @ a) / count for a, _, count in parts])
@@ -69,8 +69,8 @@ class LeastSquares(ScoreProblem):
             self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
         else:  # of the dense rows that every gradient is computed from
             need_memory(
-                self.dtype.itemsize * clients * max(self.samples) * self.p,
-                f"{clients:,} matrices of {max(self.samples):,} rows and {self.p:,} features",
+                self.dtype.itemsize * self.n * max(self.samples) * self.p,
+                f"{self.n:,} matrices of {max(self.samples):,} rows and {self.p:,} features",
                 "fewer problem.rows, or more problem.clients",
             )
 
@@ -198,12 +198,12 @@ class LeastSquares(ScoreProblem):
         if min(A.shape) > MOST_BY_DENSE_SOLVER:
             return None, ridge or None, None, False
         values, vectors = np.linalg.eigh(dense(A.T @ A if primal else A @ A.T))
-        kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
-        inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
+        nonzero = values > max(A.shape) * np.finfo(float).eps * values[-1]
+        inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=nonzero)
         x = vectors @ (inverse[:, None] * (vectors.T @ (A.T @ b if primal else b)))
         x = x if primal else A.T @ x
-        full = bool(kept.all()) and primal
-        smallest = float(values[kept].min()) if kept.any() else 0.0
+        full = bool(nonzero.all()) and primal
+        smallest = float(values[nonzero].min()) if nonzero.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
         # by the residual, since the closed form loses half the digits of a small minimum
         residual = A @ x - b

@@ -121,7 +121,7 @@ class NonconvexClassification(MarginProblem):
     def __init__(
         self,
         dataset: str,
-        clients: int,
+        clients: int | None = None,
         *,
         regularizer: str = Choice(
             "l2", "nonconvex", "l1", "none", help="what is added to the loss"
@@ -186,11 +186,11 @@ class SparseMargins:
         blocks, columns = self._blocks[size]
         grads = torch.empty(B, n, d, dtype=self.dtype)
         losses = torch.empty(B, n, dtype=self.dtype)
-        given = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
+        inputs = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
         out = grads.numpy(), losses.numpy()
 
         def work(lo: int, hi: int) -> None:
-            kernel(*given, *out, loss, lo, hi)
+            kernel(*inputs, *out, loss, lo, hi)
 
         tiles = -(-B // tile)
         run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
@@ -203,11 +203,11 @@ class SparseMargins:
         grads, chosen = torch.empty(B, n, d, dtype=self.dtype), sample.contiguous().numpy()
         if not ((chosen >= 0) & (chosen < self._counts)).all():
             raise IndexError("a sample index lies outside its client's rows")
-        given = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
+        inputs = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
         out = grads.numpy()
 
         def work(lo: int, hi: int) -> None:
-            kernel(*given, out, lo, hi)
+            kernel(*inputs, out, lo, hi)
 
         per_row = self.nnz / max(len(self.labels), 1)
         run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))

@@ -136,22 +136,20 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        given = (
-            None if dataset is None else examples_of(dataset, model, length, level, size, tokenizer)
+        pair = None
+        if dataset is not None:
+            pair = examples_of(dataset, model, length, level, size, tokenizer)
+        network, self._task = build.network_of(
+            model, None if pair is None else pair.train, init_seed, loss, metrics, init_from
         )
-        made, self._task = build.network_of(
-            model, None if given is None else given.train, init_seed, loss, metrics, init_from
-        )
-        train = made.train or (given.train if given else None)
-        assert train is not None
-        test = made.test or (given.test if given and made.train is None else None)
-        if rows is not None:
-            train = train.first(rows)
-        kept, held = data.hold_out(len(train), test_size if test is None else 0.0, seed)
-        if len(held):
-            train, test = train[kept], train[held]
-        self.train = train
-        self.test = test.first(test_rows) if test is not None and test_rows is not None else test
+        if network.train is not None:
+            pair = data.Pair(network.train, network.test)
+        assert pair is not None
+        pair = data.Pair(pair.train, network.test or pair.test)
+        pair = build.parted(pair, rows, test_size, seed)
+        self.train, self.test = train, test = pair.train, pair.test
+        if test is not None and test_rows is not None:
+            self.test = test.first(test_rows)
         labels = train.targets if train.targets.ndim == 1 else np.arange(len(train))
         parts = data.split(labels, clients, split, remainder=remainder, seed=seed)
         self.rows = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
@@ -159,7 +157,7 @@ class NetworkProblem(Problem):
         if augment != "none" and train.inputs.ndim != 4:
             raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
         self._shift, self._factor = scaling(train, scale)
-        net = with_streams(made.model)
+        net = with_streams(network.model)
         if init_from is not None and model != build.CAUSAL_LM:
             build.load_weights(net, init_from)
         if match or lora is not None:
@@ -182,14 +180,14 @@ class NetworkProblem(Problem):
     def _check(self, train: Examples) -> None:
         """Raise InputError where network, data and loss do not fit, or there is one loss for all samples."""
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
-        told = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
+        form = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
         try:
             check_repeatable(self.passes.model, inputs)
             outputs = self.passes.outputs(self._start, inputs)
         except InputError:
             raise
         except Exception as error:
-            what = f"{self._text} does not take {told}, as of sample 0: {build.reason(error)}"
+            what = f"{self._text} does not take {form}, as of sample 0: {build.reason(error)}"
             raise InputError.of("problem.model", what, "a model and data that fit") from error
         if self._task.losses is cross_entropy:
             for part, noun in ((train, "sample"), (self.test, "test sample")):
@@ -247,7 +245,8 @@ class NetworkProblem(Problem):
             if self.dtype != torch.float32:
                 fix = "problem.dtype: float32"
                 raise InputError.of("train.autocast", f"does not go with {self.dtype}", fix)
-            out.passes = self.passes.computing_in(torch.bfloat16)
+            out.passes = self.passes.apart()
+            out.passes.lower = torch.bfloat16
         return out
 
     def few(self) -> Self:
@@ -288,18 +287,23 @@ class NetworkProblem(Problem):
         """Return inputs (B, n_here, b, ..), augmented, and targets (B, n_here, b, ..) of a sample."""
         inputs, targets = self.examples(self.train, self._rows(sample.indices))
         if self.augment != "none":
-            inputs = self._augmented(inputs, sample.stream)
+            flat, keys = inputs.flatten(0, 1), _flat(sample.stream).keys
+            rows = [
+                shifted_and_flipped(images, Stream(keys[j]).fold("augment"))
+                for j, images in enumerate(flat)
+            ]
+            inputs = torch.stack(rows).view(inputs.shape)
             targets = inputs if self._task.on_inputs else targets
         return inputs, targets
 
     def module(self) -> torch.nn.Module:
         """Return the network at its start, to be trained by itself: no parameters shared with the problem."""
-        made = copy.deepcopy(self.passes.model)
-        parameters = dict(made.named_parameters())
+        network = copy.deepcopy(self.passes.model)
+        parameters = dict(network.named_parameters())
         for (name, _), value in zip(self.layout, self.layout.views(self.start()), strict=True):
             parameters[name].data.copy_(value)
             parameters[name].requires_grad_(True)
-        return made
+        return network
 
     @property
     def labelled(self) -> bool:
@@ -425,14 +429,6 @@ class NetworkProblem(Problem):
         losses = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
         return losses.view(out.shape[:2])
 
-    def _augmented(self, inputs: Tensor, streams: Stream) -> Tensor:
-        flat, keys = inputs.flatten(0, 1), _flat(streams).keys
-        rows = [
-            shifted_and_flipped(images, Stream(keys[j]).fold("augment"))
-            for j, images in enumerate(flat)
-        ]
-        return torch.stack(rows).view(inputs.shape)
-
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
         views = zip(self.layout, self.layout.views(x), strict=True)
@@ -446,16 +442,21 @@ class NetworkProblem(Problem):
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
         buffers = self._first(len(x)) if buffers is None else buffers
-        result = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
+        means = [self._means(x, self.train, rows, buffers, metrics=False) for rows in self.rows]
+        result = torch.stack([values["test_loss"] for values in means], 1).to(x)
         return result + self._penalty(x[:, None])
 
-    def _loss(self, x: Tensor, rows: Tensor, buffers: Buffers) -> Tensor:
-        total = torch.zeros(len(x), dtype=torch.float64)
+    def _means(
+        self, x: Tensor, source: Examples, rows: Tensor, buffers: Buffers, metrics: bool = True
+    ) -> dict[str, Tensor]:
+        """Return the means over rows of a data set of what is measured at x (B, d), float64 (B,) by name."""
+        sums: dict[str, Tensor] = {}
         for part in rows.split(self.chunk):
-            inputs, targets = self.examples(self.train, part)
-            measure = partial(self._measures, targets=targets, metrics=False)
-            total += self.passes.measured(measure, x, inputs, buffers)["test_loss"].cpu()
-        return total / len(rows)
+            inputs, targets = self.examples(source, part)
+            measure = partial(self._measures, targets=targets, metrics=metrics)
+            for name, value in self.passes.measured(measure, x, inputs, buffers).items():
+                sums[name] = sums.get(name, 0.0) + value.cpu()
+        return {name: total / len(rows) for name, total in sums.items()}
 
     def _measures(
         self, outputs: Tensor, targets: Tensor, metrics: bool = True
@@ -472,13 +473,7 @@ class NetworkProblem(Problem):
         """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""
         source = self.test or self.train
         buffers = self._first(len(x)) if buffers is None else buffers
-        sums: dict[str, Tensor] = {}
-        for rows in torch.arange(len(source)).split(self.chunk):
-            inputs, targets = self.examples(source, rows)
-            measure = partial(self._measures, targets=targets)
-            for name, value in self.passes.measured(measure, x, inputs, buffers).items():
-                sums[name] = sums.get(name, 0.0) + value.cpu()
-        values = {name: total / len(source) for name, total in sums.items()}
+        values = self._means(x, source, torch.arange(len(source)), buffers)
         if self.test is None:
             del values["test_loss"]
         elif self._next_token and self._task.losses is cross_entropy:

@@ -124,8 +124,8 @@ def minimum(A: np.ndarray, b: np.ndarray) -> tuple[float | None, float | None]:
         return None, None
     if flat.all():
         return 0.0, None
-    kept = ~flat
-    return float(-0.5 * (along[kept] ** 2 / values[kept]).sum()), float(values[kept].min())
+    steep = ~flat
+    return float(-0.5 * (along[steep] ** 2 / values[steep]).sum()), float(values[steep].min())
 
 
 @problem("quadratic")

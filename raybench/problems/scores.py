@@ -289,13 +289,11 @@ class SparseScores:
         B, n, b = sample.shape
         starts = torch.from_numpy(self.ends[:-1])[None, :, None]
         chosen = (starts + sample).flatten()
-        taken = self.A[chosen.numpy()]
+        rows = self.A[chosen.numpy()]
         # cell and client of each row move its columns, so that one product serves all of them
         owner = np.repeat(np.arange(B * n), b)
-        moved = taken.indices + np.repeat(owner, np.diff(taken.indptr)) * np.int64(self.p)
-        whole = scipy.sparse.csr_array(
-            (taken.data, moved, taken.indptr), (B * n * b, B * n * self.p)
-        )
+        moved = rows.indices + np.repeat(owner, np.diff(rows.indptr)) * np.int64(self.p)
+        whole = scipy.sparse.csr_array((rows.data, moved, rows.indptr), (B * n * b, B * n * self.p))
         flat = torch.from_numpy(whole @ X.reshape(B * n * self.p, -1).numpy())
         S, _ = terms(flat.view(B, n, b, -1), self.labels[chosen].view(B, n, b))
         pulled = torch.from_numpy(whole.T @ S.reshape(B * n * b, -1).numpy())

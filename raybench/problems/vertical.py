@@ -19,6 +19,7 @@ from raybench.core.registry import Choice, Integer, List, Number, Param, Text, p
 from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right, share_signed
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.minimum import lmax_gram
+from raybench.problems.networks import build
 from raybench.problems.networks.parties import LinearParty, encoded, parties_of
 
 _SHARED = (
@@ -101,7 +102,8 @@ class VerticalLeastSquares(VerticalProblem):
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
-        key: declared(DataProblem, as_record=False)[key] for key in _SHARED
+        **{key: declared(DataProblem, as_record=False)[key] for key in _SHARED},
+        "clients": Integer(low=1, help="number of clients n"),
     }
     per_client = ("blocks", "columns", "present")
 
@@ -118,8 +120,8 @@ class VerticalLeastSquares(VerticalProblem):
         test_size: float = 0.0,
         positive: Sequence[float] | None = None,
     ) -> None:
-        loaded = data.load(dataset, rows=rows, scale=scale, intercept=intercept, positive=positive)
-        signs, d = loaded.binary(), loaded.shape[1]
+        table = data.load(dataset, rows=rows, scale=scale, intercept=intercept, positive=positive)
+        signs, d = table.binary(), table.shape[1]
         if not 1 <= clients <= d:
             fix = f"at most {d:,} clients can hold a feature"
             raise InputError.of("problem.clients", f"{clients} clients on {d:,} features", fix)
@@ -130,8 +132,8 @@ class VerticalLeastSquares(VerticalProblem):
             "fewer problem.rows: features are split over clients as dense columns",
         )
         super().__init__(clients, d, dtype=DTYPES[dtype])
-        self.test = Rows.of(loaded.features, signs, [test]) if len(test) else None
-        self.train = Rows.of(loaded.features, signs, [train])
+        self.test = Rows.of(table.features, signs, [test]) if len(test) else None
+        self.train = Rows.of(table.features, signs, [train])
         pieces = np.array_split(np.arange(d), clients)
         columns = np.zeros((clients, max(map(len, pieces))), dtype=np.int64)
         present = np.zeros(columns.shape)
@@ -273,17 +275,17 @@ class VerticalNetwork(VerticalProblem):
         chunk: int = Integer(256, low=1, help="samples of one pass of an encoder"),
     ) -> None:
         pairs = _chosen(data.views(dataset), views)
-        pairs = {name: _parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
+        pairs = {name: build.parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
         first = next(iter(pairs.values()))
         names = _each(encoders, len(pairs), "encoders", "identity")
         weights = _each(init_from, len(pairs), "init_from", None)
-        made = {
+        encoded_views = {
             view: encoded(str(name), pair, scale, init_seed, weight)
             for (view, pair), name, weight in zip(pairs.items(), names, weights, strict=True)
         }
         self.classes = self.width = first.train.classes
         self.weight_decay = weight_decay
-        self.parties = parties_of(made, self.classes, freeze, DTYPES[dtype], chunk)
+        self.parties = parties_of(encoded_views, self.classes, freeze, DTYPES[dtype], chunk)
         tensors = [tensor for party in self.parties for tensor in party.layout]
         super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
         self.batch = batch if isinstance(batch, int) else None
@@ -422,20 +424,13 @@ def _chosen(pairs: dict[str, data.Pair], views: Sequence[str]) -> dict[str, data
     return {view: pairs[view] for view in views} if views else pairs
 
 
-def _parted(pair: data.Pair, rows: int | None, test_size: float, seed: int) -> data.Pair:
-    """Return the first rows of a view, and a test part where it has none and one is asked for."""
-    train = pair.train if rows is None else pair.train.first(rows)
-    if pair.test is not None or not test_size:
-        return data.Pair(train, pair.test)
-    kept, held = data.hold_out(len(train), test_size, seed)
-    return data.Pair(train[kept], train[held])
-
-
-def _each(given: Sequence[str | None], count: int, key: str, usual: str | None) -> list[str | None]:
+def _each(
+    values: Sequence[str | None], count: int, key: str, usual: str | None
+) -> list[str | None]:
     """Return a value for every client. Raises InputError where there are more or fewer of them."""
-    if not given:
+    if not values:
         return [usual] * count
-    if len(given) != count or not all(v is None or isinstance(v, str) for v in given):
-        what = f"{len(given)} values for {count} views"
+    if len(values) != count or not all(v is None or isinstance(v, str) for v in values):
+        what = f"{len(values)} values for {count} views"
         raise InputError.of(f"problem.{key}", what, f"a list of {count} texts in a list: [[..]]")
-    return [usual if v is None else v for v in given]
+    return [usual if v is None else v for v in values]

@@ -177,7 +177,10 @@ def _claim(item: Any, where: str, spread: float | None) -> Claim:
     for key, fix in (("left", ""), ("right", "a number, or ")):
         side, fix = stated.get(key, 0.0), f"{fix}{{where: ..., measure: ...}}"
         if isinstance(side, Mapping):
-            stated[key] = _side(side, f"{place}.{key}")
+            at = f"{place}.{key}"
+            cells = _of_type(dict, side.get("where", {}), f"{at}.where")
+            measure = _measure(side.get("measure"), f"{at}.measure")
+            stated[key] = _record(Side, {**side, "where": cells, "measure": measure}, at)
         elif key in stated and (key == "left" or not isinstance(side, int | float)):
             what = "is no side" if key == "left" else "is neither a number nor a side"
             raise InputError.of(f"{place}.{key}", what, fix)
@@ -187,12 +190,6 @@ def _claim(item: Any, where: str, spread: float | None) -> Claim:
         fix = "published: what the source says; or own: why it is asked, where it does not"
         raise InputError.of(place, f"is {what} our own", fix)
     return claim
-
-
-def _side(stated: Mapping[str, Any], place: str) -> Side:
-    where = _of_type(dict, stated.get("where", {}), f"{place}.where")
-    measure = _measure(stated.get("measure"), f"{place}.measure")
-    return _record(Side, {**stated, "where": where, "measure": measure}, place)
 
 
 def _measure(stated: Any, place: str) -> Measure:

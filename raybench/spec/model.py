@@ -173,11 +173,6 @@ class Search:
     )
     start: int = Integer(5, low=2, help="how many steps of each method refine tries first")
 
-    @property
-    def refines(self) -> bool:
-        """Whether steps are tried in stages."""
-        return self.step_size == "refine"
-
 
 @record
 class Prune:

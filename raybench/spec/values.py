@@ -11,7 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, InputError, cut, nearest
 from raybench.core.limits import digest_of
 from raybench.core.registry import Param
 
@@ -196,7 +196,7 @@ def show(value: object, *, bare: bool = False) -> str:
         text = f"an integer of {value.bit_length()} bits"
     else:
         text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return cut(text, 60)
 
 
 # Ranges of numbers: ``a..b`` (integers, both ends), ``2^a..2^b`` (powers) and ``2^a`` -------------

@@ -127,6 +127,6 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 def _best(table: Any) -> tuple[Best, ...]:
     ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
     ended = ended[ended[REACHED].notna()].sort_values(REACHED).drop_duplicates("label")
-    rows = ended[["label", REACHED, "k", "step_size", "step_multiple"]].astype(object)
-    rows["k"] = rows["k"].map(int, na_action="ignore")
+    columns = ["label", REACHED, "k", "step_size", "step_multiple"]
+    rows = ended[columns].astype({"k": "Int64"}).astype(object)
     return tuple(Best(*row) for row in rows.where(rows.notna(), None).to_numpy())

@@ -22,7 +22,7 @@ from raybench.testing.compressors import label_of
 from raybench.testing.vectors import gaussian
 
 CHECKS = Checks()
-SMALL = {"clients": 4, "dataset": "breast_cancer"}  # for parameters without a default
+SMALL = {"clients": 4, "dataset": "breast_cancer"}  # for parameters without a number of their own
 SAMPLES = 200_000  # beyond so many gradient entries a check looks at fewer samples
 
 
@@ -79,7 +79,10 @@ def check_entry(entry: Entry, given: Mapping[str, Any] | None = None) -> list[Fi
     Others take their defaults; ``dataset`` and ``clients`` without one are small ones.
     """
     full = {
-        k: SMALL.get(k) if p.default is REQUIRED else p.default for k, p in entry.params.items()
+        k: SMALL.get(k)
+        if p.default is REQUIRED or (k, p.default) == ("clients", None)
+        else p.default
+        for k, p in entry.params.items()
     }
     full |= given or {}
     return conformance(build(entry.name, full), label_of(entry.name, dict(given or {})))

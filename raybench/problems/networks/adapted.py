@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -54,11 +54,7 @@ def adapted(
     which are zero at first. Raises InputError for a pattern that names none, and where there is no such matrix.
     """
     names = [name for name, p in net.named_parameters() if p.requires_grad]
-    for pattern in match:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            what = f"{pattern!r} names no parameter"
-            raise InputError.of("problem.match", what, nearest(pattern, names))
-    chosen = {name for name in names if any(fnmatchcase(name, pattern) for pattern in match)}
+    chosen = matching(names, match, "problem.match")
     if rank is not None and not match:
         fix = f"match: [[...]] of {', '.join(names[:6])}"
         raise InputError.of("problem.match", "says which matrices lora is for", fix)
@@ -66,7 +62,7 @@ def adapted(
         parameter.requires_grad_(name in chosen)
     if rank is None:
         return net
-    found = 0
+    updates = 0
     with own.seeded(seed):
         for name in sorted(chosen):
             place, _, leaf = name.rpartition(".")
@@ -74,16 +70,27 @@ def adapted(
             transposed = type(layer).__name__ == "Conv1D"  # of the library transformers
             if leaf != "weight" or not (isinstance(layer, nn.Linear) or transposed):
                 continue
-            made = LowRank(layer, rank, (alpha or rank) / rank, transposed)
-            found += 1
+            update = LowRank(layer, rank, (alpha or rank) / rank, transposed)
+            updates += 1
             if not place:
-                return made
+                return update
             outer, _, last = place.rpartition(".")
-            setattr(net.get_submodule(outer), last, made)
-    if not found:
+            setattr(net.get_submodule(outer), last, update)
+    if not updates:
         what = f"lora is for matrices of linear layers, and {match[0]!r} names none"
         raise InputError.of("problem.match", what, "such as *.qkv.weight")
     return net
+
+
+def matching(names: Iterable[str], patterns: Iterable[str], key: str) -> set[str]:
+    """Return the names that a pattern matches; raises InputError, which names ``key``, for one that matches none."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
+            raise InputError.of(key, f"{pattern!r} names no parameter", nearest(pattern, names))
+        chosen |= matches
+    return chosen
 
 
 def merged(net: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
-from raybench.data import Examples
+from raybench.data import Examples, Pair, hold_out
 from raybench.data.text import EXTRA
 from raybench.problems.networks import own
-from raybench.problems.networks.models import NAMED, Seen
+from raybench.problems.networks.adapted import matching
+from raybench.problems.networks.models import NAMED, InputSpec
 from raybench.problems.networks.passes import LOSSES, Task, accuracy, cross_entropy, squared_error
 from raybench.spec.sections import parse
 
@@ -58,69 +58,63 @@ def network_of(
     """
     with own.seeded(seed):
         if text.startswith(TORCHVISION):
-            made = Network(_torchvision(text.removeprefix(TORCHVISION), train))
+            network = Network(_torchvision(text.removeprefix(TORCHVISION), train))
         elif text == CAUSAL_LM:
-            made = Network(_causal_lm(folder))
+            network = Network(_causal_lm(folder))
         elif text.partition(":")[0] in NAMED:
-            made = Network(_named(text, train))
+            network = Network(_named(text, train))
         elif ":" in text:
-            made = _of_user(text, train)
+            network = _of_user(text, train)
         else:
             fix = (
                 f"{nearest(text, (*NAMED, CAUSAL_LM))}; or torchvision:NAME, or my_module:function"
             )
             raise InputError.of(KEY, f"unknown model {text!r}", fix)
-    examples = made.train or train
+    examples = network.train or train
     assert examples is not None
-    return made, _task(made, text.partition(":")[0] == "autoencoder", examples, loss, metrics)
+    return network, _task(network, text.partition(":")[0] == "autoencoder", examples, loss, metrics)
 
 
 def _task(
-    made: Network, on_inputs: bool, train: Examples, loss: str | None, metrics: Sequence[str]
+    network: Network, on_inputs: bool, train: Examples, loss: str | None, metrics: Sequence[str]
 ) -> Task:
     """Return what is minimised and measured: as the sweep says, as the user's function does, or as the data are."""
     numbers = on_inputs or train.targets.dtype.kind == "f"
-    losses = made.losses or (squared_error if numbers else cross_entropy)
-    measured = made.metrics or (None if made.losses or numbers else accuracy)
+    losses = network.losses or (squared_error if numbers else cross_entropy)
+    measured = network.metrics or (None if network.losses or numbers else accuracy)
     if loss is not None:
         losses = _of_task(loss, "problem.loss", LOSSES)
         if not metrics and losses not in (cross_entropy, LOSSES["binary_cross_entropy"]):
-            measured = made.metrics
+            measured = network.metrics
     if metrics:
-        known = {**LOSSES, "accuracy": accuracy}
+        usual = {**LOSSES, "accuracy": accuracy}
         named = {
-            name.rpartition(":")[2]: _of_task(name, "problem.metrics", known) for name in metrics
+            name.rpartition(":")[2]: _of_task(name, "problem.metrics", usual) for name in metrics
         }
-        measured = Metrics(named)
+        measured = partial(_measured, named)
     return Task(losses, measured, on_inputs)
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """Functions of outputs and targets by name; each returns a value of every sample, or a mapping of such values."""
-
-    named: Mapping[str, Callable[[Tensor, Tensor], Any]]
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return values by name, (b,) each."""
-        values: dict[str, Tensor] = {}
-        for name, metric in self.named.items():
-            found = metric(outputs, targets)
-            values |= found if isinstance(found, Mapping) else {name: found}
-        return values
+def _measured(metrics: Mapping[str, Any], outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return values by name, (b,) each, of metrics that return one of every sample, or a mapping of such values."""
+    values: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        value = metric(outputs, targets)
+        values |= value if isinstance(value, Mapping) else {name: value}
+    return values
 
 
-def _of_task(text: str, key: str, known: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Any]:
-    if text in known:
-        return known[text]
+def _of_task(text: str, key: str, usual: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Any]:
+    if text in usual:
+        return usual[text]
     if not own.is_function(text):
-        fix = f"{nearest(text, known)}; or my.py:function of outputs and targets"
+        fix = f"{nearest(text, usual)}; or my.py:function of outputs and targets"
         raise InputError.of(key, f"{text!r} is unknown", fix)
-    made = own.function(text, key)
-    if isinstance(made, nn.Module) and hasattr(made, "reduction"):
-        setattr(made, "reduction", "none")  # noqa: B010 - of torch's own, which then give a value for every entry
-        return partial(_by_sample, made)
-    return made
+    function = own.function(text, key)
+    if isinstance(function, nn.Module) and hasattr(function, "reduction"):
+        setattr(function, "reduction", "none")  # noqa: B010 - of torch's own, which then give a value for every entry
+        return partial(_by_sample, function)
+    return function
 
 
 def _by_sample(loss: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -163,25 +157,34 @@ def inputs_at(
     return values.unflatten(0, tuple(rows.shape))
 
 
-def _seen(train: Examples | None) -> Seen:
+def parted(pair: Pair, rows: int | None, test_size: float, seed: int) -> Pair:
+    """Return the first ``rows`` for training, and that share of them held out where there is no test part."""
+    train = pair.train if rows is None else pair.train.first(rows)
+    if pair.test is not None or not test_size:
+        return Pair(train, pair.test)
+    rest, test = hold_out(len(train), test_size, seed)
+    return Pair(train[rest], train[test])
+
+
+def _spec(train: Examples | None) -> InputSpec:
     if train is None:
         raise InputError.of("problem.dataset", "is missing", "such as digits, mnist or shakespeare")
-    return Seen(tuple(train.inputs.shape[1:]), train.classes)
+    return InputSpec(tuple(train.inputs.shape[1:]), train.classes)
 
 
 def _named(text: str, train: Examples | None) -> nn.Module:
     function = NAMED[text.partition(":")[0]]
     sizes = sizes_of(text, list(inspect.signature(function).parameters)[1:], KEY)
-    seen = _seen(train)
+    spec = _spec(train)
     wants_text = function.__name__ == "transformer"
     assert train is not None
     if wants_text != (train.kind == "text"):
         fix = "model: transformer" if train.kind == "text" else "a text, such as shakespeare"
         raise InputError.of(KEY, f"{function.__name__} does not fit {train.name}", fix)
     try:
-        return function(seen, **sizes)
+        return function(spec, **sizes)
     except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
-        what = f"{text} cannot be made for inputs of shape {seen.shape}: {error}"
+        what = f"{text} cannot be made for inputs of shape {spec.shape}: {error}"
         raise InputError.of(KEY, what.splitlines()[0], "other sizes, or other data") from error
 
 
@@ -194,7 +197,7 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
     if name not in allowed:
         raise InputError.of(KEY, f"torchvision has no model {name!r}", nearest(name, allowed))
     try:
-        return models.get_model(name, num_classes=_seen(train).classes, **sizes)
+        return models.get_model(name, num_classes=_spec(train).classes, **sizes)
     except (TypeError, ValueError) as error:
         raise InputError.of(KEY, f"torchvision:{name}: {error}", "other parameters") from error
 
@@ -202,16 +205,16 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
 def _of_user(text: str, train: Examples | None) -> Network:
     """Return what a user's function gives; it may take the training examples as its one argument."""
     function = own.function(text, KEY)
-    with own.told(KEY, text, "return a torch module, or raybench.plugins.Network"):
-        made = function(train) if inspect.signature(function).parameters else function()
-    if isinstance(made, nn.Module):
-        made = Network(made)
-    if not isinstance(made, Network):
-        what = f"{text} returned {type(made).__name__}"
+    with own.input_errors(KEY, text, "return a torch module, or raybench.plugins.Network"):
+        result = function(train) if inspect.signature(function).parameters else function()
+    if isinstance(result, nn.Module):
+        result = Network(result)
+    if not isinstance(result, Network):
+        what = f"{text} returned {type(result).__name__}"
         raise InputError.of(KEY, what, "return a torch module, or raybench.plugins.Network")
-    if made.train is None and train is None:
+    if result.train is None and train is None:
         raise InputError.of("problem.dataset", f"is missing, and {text} returned no data either")
-    return made
+    return result
 
 
 class _Scores(nn.Module):
@@ -296,12 +299,12 @@ def load_weights(model: nn.Module, path: str) -> None:
     other = [
         name for name in tensors if name in result and tensors[name].shape != result[name].shape
     ]
-    kept = {n: v for n, v in result.items() if n in tensors and n not in other}
+    fitting = {n: v for n, v in result.items() if n in tensors and n not in other}
     layers = {name.rpartition(".")[0] for name in other}
-    if not kept or len(layers) > 1:
-        what = f"{path} fits {len(kept)} of {len(tensors)} tensors of the model"
+    if not fitting or len(layers) > 1:
+        what = f"{path} fits {len(fitting)} of {len(tensors)} tensors of the model"
         raise InputError.of(key, what, "weights of the same network")
-    model.load_state_dict(kept, strict=False)
+    model.load_state_dict(fitting, strict=False)
 
 
 def trainable(model: nn.Module, freeze: tuple[str, ...]) -> dict[str, nn.Parameter]:
@@ -310,11 +313,8 @@ def trainable(model: nn.Module, freeze: tuple[str, ...]) -> dict[str, nn.Paramet
     Raises InputError for a pattern that names none, and if nothing is left.
     """
     every = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    for pattern in freeze:
-        if not any(fnmatchcase(name, pattern) for name in every):
-            fix = nearest(pattern, every)
-            raise InputError.of("problem.freeze", f"{pattern!r} names no parameter", fix)
-    left = {n: p for n, p in every.items() if not any(fnmatchcase(n, f) for f in freeze)}
+    frozen = matching(every, freeze, "problem.freeze")
+    left = {n: p for n, p in every.items() if n not in frozen}
     if not left:
         raise InputError.of("problem.freeze", "every parameter is frozen", "leave some to train")
     return left

@@ -24,72 +24,72 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True)
-class Seen:
+class InputSpec:
     """What a network sees: the shape of one input, and the number of classes, or of tokens."""
 
     shape: tuple[int, ...]
     classes: int
 
 
-def mlp(seen: Seen, hidden: Sequence[int] = (64,), activation: str = "relu") -> nn.Module:
+def mlp(spec: InputSpec, hidden: Sequence[int] = (64,), activation: str = "relu") -> nn.Module:
     """Return fully connected layers of these widths, and a linear one to the classes."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}")
-    sizes = [math.prod(seen.shape), *hidden]
+    sizes = [math.prod(spec.shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], seen.classes))
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], spec.classes))
 
 
-def mnist_cnn(seen: Seen, dropout: float = 0.4) -> nn.Module:
+def mnist_cnn(spec: InputSpec, dropout: float = 0.4) -> nn.Module:
     """Return the network of the DGC experiments on MNIST: 3,274,634 parameters on 28 x 28 images.
 
     Convolutions 5 x 5 of 32 and 64 channels, each with a pooling 2 x 2, then 1,024 units with dropout.
     Source: Tejalsjsu/DeepGradientCompression.
     """
-    channels, height, width = seen.shape
+    channels, height, width = spec.shape
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(64 * (height // 4) * (width // 4), 1024), nn.ReLU(), nn.Dropout(dropout)),
-        nn.Linear(1024, seen.classes),
+        nn.Linear(1024, spec.classes),
     )
 
 
-def autoencoder(seen: Seen, code: int = 16) -> nn.Module:
+def autoencoder(spec: InputSpec, code: int = 16) -> nn.Module:
     """Return a linear autoencoder without biases, Xavier normal: 784-16-784 has 25,088 parameters.
 
     Source: Szlendak, Tyurin, Richtarik 2021, section on PermK.
     """
-    d = math.prod(seen.shape)
+    d = math.prod(spec.shape)
     layers = [nn.Linear(d, code, bias=False), nn.Linear(code, d, bias=False)]
     for layer in layers:
         nn.init.xavier_normal_(layer.weight)
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-def resnet18(seen: Seen) -> nn.Module:
+def resnet18(spec: InputSpec) -> nn.Module:
     """Return torchvision's ResNet-18 with a stem for small images: 3 x 3, no pooling; 11,173,962 parameters."""
     from torchvision import models
 
-    net = models.resnet18(num_classes=seen.classes)
-    net.conv1 = nn.Conv2d(seen.shape[0], 64, 3, padding=1, bias=False)
+    net = models.resnet18(num_classes=spec.classes)
+    net.conv1 = nn.Conv2d(spec.shape[0], 64, 3, padding=1, bias=False)
     net.maxpool = nn.Identity()
     return net
 
 
-def vgg11(seen: Seen) -> nn.Module:
+def vgg11(spec: InputSpec) -> nn.Module:
     """Return torchvision's VGG-11 convolutions and one linear layer, for images of 32 x 32.
 
     9,225,610 parameters with ten classes.
     """
     from torchvision import models
 
-    net = models.vgg11(num_classes=seen.classes).features
-    net[0] = nn.Conv2d(seen.shape[0], 64, 3, padding=1)
-    side = max(1, seen.shape[1] // 32) * max(1, seen.shape[2] // 32)
-    return nn.Sequential(net, nn.Flatten(), nn.Linear(512 * side, seen.classes))
+    net = models.vgg11(num_classes=spec.classes).features
+    net[0] = nn.Conv2d(spec.shape[0], 64, 3, padding=1)
+    side = max(1, spec.shape[1] // 32) * max(1, spec.shape[2] // 32)
+    return nn.Sequential(net, nn.Flatten(), nn.Linear(512 * side, spec.classes))
 
 
 class _Block(nn.Module):
@@ -109,7 +109,7 @@ class _Block(nn.Module):
         return F.relu(y + F.pad(short, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2)))
 
 
-def resnet20(seen: Seen, depth: int = 20) -> nn.Module:
+def resnet20(spec: InputSpec, depth: int = 20) -> nn.Module:
     """Return the ResNet for CIFAR of 6 m + 2 layers, shortcuts without parameters: 269,722 at depth 20.
 
     Source: He, Zhang, Ren, Sun 2015, section 4.2, option A.
@@ -119,9 +119,9 @@ def resnet20(seen: Seen, depth: int = 20) -> nn.Module:
     widths = [16] + [w for w in (16, 32, 64) for _ in range((depth - 2) // 6)]
     blocks = [_Block(a, b) for a, b in pairwise(widths)]
     net = nn.Sequential(
-        *(nn.Conv2d(seen.shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Conv2d(spec.shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *blocks,
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, seen.classes)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, spec.classes)),
     )
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -146,8 +146,8 @@ class _Attention(nn.Module):
             t.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
             for t in self.qkv(self.norm1(x)).chunk(3, -1)
         )
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.drop1(self.out(seen.transpose(-2, -3).flatten(-2)))
+        values = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop1(self.out(values.transpose(-2, -3).flatten(-2)))
         return x + self.drop2(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
@@ -172,7 +172,7 @@ class _Transformer(nn.Module):
 
 
 def transformer(
-    seen: Seen, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.0
+    spec: InputSpec, width: int = 128, layers: int = 4, heads: int = 4, dropout: float = 0.0
 ) -> nn.Module:
     """Return a decoder-only language model: tokens (b, length) to scores (b, length, tokens).
 
@@ -181,7 +181,7 @@ def transformer(
     """
     if width % heads:
         raise ValueError(f"width {width} is no multiple of heads {heads}")
-    return _Transformer(seen.shape[0], seen.classes, width, layers, heads, dropout)
+    return _Transformer(spec.shape[0], spec.classes, width, layers, heads, dropout)
 
 
 NAMED = {

@@ -40,17 +40,17 @@ def is_function(text: str) -> bool:
 def function(text: str, key: str) -> Callable[..., Any]:
     """Return the function that ``my.py:name`` names. Raises InputError where it cannot be had."""
     where, _, name = text.rpartition(":")
-    with told(key, where, "the file must import cleanly"):
+    with input_errors(key, where, "the file must import cleanly"):
         module = _module(where, key)
     value = vars(module).get(name)
     if not callable(value):
-        names = [n for n, held in vars(module).items() if callable(held)]
+        names = [n for n, member in vars(module).items() if callable(member)]
         raise InputError.of(key, f"{where} has no function {name!r}", nearest(name, names))
     return value
 
 
 @contextmanager
-def told(key: str, what: str, fix: str) -> Iterator[None]:
+def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
     """Turn whatever a user's code raises into an InputError that says where."""
     try:
         yield
@@ -60,8 +60,8 @@ def told(key: str, what: str, fix: str) -> Iterator[None]:
         file = what.partition(":")[0]
         line = error.lineno if isinstance(error, SyntaxError) else line_in(error, file)
         at = f"{what}, line {line}" if line else what
-        said = (str(error) or "-").splitlines()[0]
-        raise InputError.of(key, f"{at}: {type(error).__name__}: {said}", fix) from error
+        message = (str(error) or "-").splitlines()[0]
+        raise InputError.of(key, f"{at}: {type(error).__name__}: {message}", fix) from error
 
 
 def _module(where: str, key: str) -> Any:
@@ -84,7 +84,7 @@ def _module(where: str, key: str) -> Any:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Let the random numbers of torch, numpy and Python begin at a seed, and go on afterwards where they were."""
-    kept, own = np.random.get_state(), random.getstate()  # noqa: NPY002
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -92,8 +92,8 @@ def seeded(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            np.random.set_state(kept)  # noqa: NPY002
-            random.setstate(own)
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
 
 
 # Data sets ------------------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ def dataset(text: str) -> Pair:
 
 @lru_cache(maxsize=2)
 def _dataset(text: str, changed: int) -> Pair:
-    made = function(text, DATA)
+    make = function(text, DATA)
     with seeded(0):
-        with told(DATA, text, PARTS):
-            given = made()
-        return pair(given, text)
+        with input_errors(DATA, text, PARTS):
+            sets = make()
+        return pair(sets, text)
 
 
 def fingerprint(pair: Pair) -> str:
@@ -124,28 +124,28 @@ def fingerprint(pair: Pair) -> str:
     return digest(*(np.frombuffer(part.checksum.encode(), np.uint8) for part in parts))
 
 
-def parts(given: Any, name: str) -> tuple[Any, Any]:
+def parts(value: Any, name: str) -> tuple[Any, Any]:
     """Return the training part and the test part (or None): of one data set, a pair, or a mapping of them."""
-    if isinstance(given, Mapping):
-        if "train" in given and set(given) <= {"train", "test"}:
-            return given["train"], given.get("test")
-        what = f"returned the parts {', '.join(map(str, given)) or 'of nothing'}"
-    elif isinstance(given, tuple) and len(given) == 2:
-        if not any(isinstance(part, Tensor | np.ndarray) for part in given):
-            return given
+    if isinstance(value, Mapping):
+        if "train" in value and set(value) <= {"train", "test"}:
+            return value["train"], value.get("test")
+        what = f"returned the parts {', '.join(map(str, value)) or 'of nothing'}"
+    elif isinstance(value, tuple) and len(value) == 2:
+        if not any(isinstance(part, Tensor | np.ndarray) for part in value):
+            return value
         what = "returned two arrays: wrap them, torch.utils.data.TensorDataset(x, y)"
-    elif isinstance(given, tuple) or not (
-        hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    elif isinstance(value, tuple) or not (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__")
     ):
-        what = f"returned {type(given).__name__}, which has no length and no samples by number"
+        what = f"returned {type(value).__name__}, which has no length and no samples by number"
     else:
-        return given, None
+        return value, None
     raise InputError.of(DATA, f"{name} {what}", PARTS)
 
 
-def pair(given: Any, name: str) -> Pair:
+def pair(value: Any, name: str) -> Pair:
     """Return data sets as examples in memory; errors as of ``dataset``."""
-    train, test = parts(given, name)
+    train, test = parts(value, name)
     every = [_arrays(train, name, "sample")]
     if test is not None:
         every.append(_arrays(test, name, "test sample", [array[0] for array in every[0]]))
@@ -160,8 +160,8 @@ def pair(given: Any, name: str) -> Pair:
         words = [x.max() for x, _ in every] if kind == "text" and targets.ndim > 1 else []
         classes = 1 + int(max([*words, *(y.max() for _, y in every)]))
     short = name.rsplit("/", 1)[-1]
-    made = [Examples.of(short, x, y, classes=classes, source=name, kind=kind) for x, y in every]
-    return Pair(made[0], made[1] if len(made) > 1 else None)
+    sets = [Examples.of(short, x, y, classes=classes, source=name, kind=kind) for x, y in every]
+    return Pair(sets[0], sets[1] if len(sets) > 1 else None)
 
 
 def _arrays(
@@ -173,7 +173,7 @@ def _arrays(
         return InputError.of(DATA, f"{name}: {noun} {i} {what}", fix)
 
     def read(i: int) -> list[np.ndarray]:
-        with told(DATA, f"{name}: {noun} {i}", "every sample must be readable"):
+        with input_errors(DATA, f"{name}: {noun} {i}", "every sample must be readable"):
             item = part[i]
         values = _columns(item)
         if values is None:
@@ -224,8 +224,8 @@ def _columns(item: Any) -> tuple[Any, Any] | None:
     if isinstance(item, Mapping):
         target = [key for key in TARGETS if key in item]
         rest = [key for key in item if key not in target]
-        known = [key for key in INPUTS if key in item] or (rest if len(rest) == 1 else [])
-        return (item[known[0]], item[target[0]]) if target and known else None
+        inputs = [key for key in INPUTS if key in item] or (rest if len(rest) == 1 else [])
+        return (item[inputs[0]], item[target[0]]) if target and inputs else None
     return tuple(item) if isinstance(item, tuple | list) and len(item) == 2 else None
 
 

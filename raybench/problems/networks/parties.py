@@ -83,11 +83,11 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
 
 def _sizes(text: str) -> dict[str, int]:
     usual = TEXTS[text.partition(":")[0]]
-    given = build.sizes_of(text, usual, KEY)
-    for key, value in given.items():
+    sizes = build.sizes_of(text, usual, KEY)
+    for key, value in sizes.items():
         if type(value) is not int or value < 1:
             raise InputError.of(f"{KEY}.{key}", f"{value!r} is no size", "an integer from 1 on")
-    return {**usual, **given}
+    return {**usual, **sizes}
 
 
 def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
@@ -117,9 +117,9 @@ def _renamed(key: str) -> Iterator[None]:
         raise InputError(moved) from error
 
 
-def _scaled(made: Encoder, scale: str) -> Encoder:
+def _scaled(encoder: Encoder, scale: str) -> Encoder:
     """Return the same with the inputs' shift and factor: by the training part, or by ImageNet's colours."""
-    train = made.train
+    train = encoder.train
     if scale == "imagenet" and train.kind == "image":
         if train.inputs.shape[1] != 3:
             raise InputError.of("problem.scale", f"{train.name} is not in colour", "normal or none")
@@ -129,11 +129,11 @@ def _scaled(made: Encoder, scale: str) -> Encoder:
     elif scale == "normal" and train.kind == "features":
         mean, std = train.inputs.mean(0, np.float64), train.inputs.std(0, np.float64)
     else:
-        return made
+        return encoder
     shift, factor = (torch.from_numpy(v) for v in (mean, 1 / np.where(std > 0, std, 1.0)))
     if train.kind == "image":
         shift, factor = shift[:, None, None], factor[:, None, None]
-    return replace(made, shift=shift, factor=factor)
+    return replace(encoder, shift=shift, factor=factor)
 
 
 # Texts ----------------------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ class _Sentences(nn.Module):
         self.bert, self.pad = bert, pad
 
     def forward(self, tokens: Tensor) -> Tensor:
-        seen = (tokens != self.pad).long()
-        return self.bert(input_ids=tokens, attention_mask=seen).last_hidden_state[:, 0]
+        mask = (tokens != self.pad).long()
+        return self.bert(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0]
 
 
 def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoder:
@@ -234,8 +234,8 @@ def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoder:
         tokens = [words.tokens(p.inputs.tolist(), sizes["length"]) for p in parts]
     else:
         net, pad, tokens = _of_folder(transformers, weights, parts, sizes["length"])
-    made = [replace(p, inputs=inputs) for p, inputs in zip(parts, tokens, strict=True)]
-    return Encoder(_Sentences(net, pad), made[0], made[1] if len(made) > 1 else None)
+    views = [replace(p, inputs=inputs) for p, inputs in zip(parts, tokens, strict=True)]
+    return Encoder(_Sentences(net, pad), views[0], views[1] if len(views) > 1 else None)
 
 
 def _of_folder(
@@ -267,11 +267,6 @@ def _of_folder(
     except Exception as error:
         what = f"cannot read {folder}: {build.reason(error)}"
         raise InputError.of(key, what[:300], fix) from error
-
-
-def plain_name(view: str) -> str:
-    """Return a view's name as it may stand in those of tensors."""
-    return re.sub(r"\W", "_", view)
 
 
 # Parties ------------------------------------------------------------------------------------------
@@ -369,7 +364,7 @@ Party = LinearParty | DeepParty
 
 
 def parties_of(
-    made: Mapping[str, Encoder],
+    views: Mapping[str, Encoder],
     classes: int,
     freeze: Sequence[str],
     dtype: torch.dtype,
@@ -381,14 +376,15 @@ def parties_of(
     encoder that does not take its inputs or gives no vector of features, a pattern that names no
     parameter, and for a head that is frozen.
     """
-    encoders = {view: replace(encoder, dtype=dtype) for view, encoder in made.items()}
+    encoders = {view: replace(encoder, dtype=dtype) for view, encoder in views.items()}
     nets: dict[str, nn.Module] = {}
     for view, encoder in encoders.items():
         module = encoder.module.to(dtype).eval()
         some = encoder.at(torch.arange(min(2, len(encoder.train))))
         head = nn.Linear(_features(view, module, some).shape[1], classes, bias=False, dtype=dtype)
         nn.init.zeros_(head.weight)
-        nets[plain_name(view)] = nn.Sequential(OrderedDict(encoder=module, head=head))
+        plain = re.sub(r"\W", "_", view)  # as it may stand in the names of tensors
+        nets[plain] = nn.Sequential(OrderedDict(encoder=module, head=head))
     every = build.trainable(nn.ModuleDict(nets), tuple(freeze))
     parties: list[Party] = []
     for (name, net), (view, encoder) in zip(nets.items(), encoders.items(), strict=True):
@@ -397,19 +393,12 @@ def parties_of(
             what = f"{name}.head.weight is frozen"
             raise InputError.of("problem.freeze", what, f"a pattern such as {name}.encoder.*")
         if len(mine) == 1:  # features are computed here, once
-            train, test = (
-                None
-                if examples is None
-                else torch.cat(
-                    [
-                        _features(view, encoder.module, encoder.at(part, examples is encoder.test))
-                        for part in torch.arange(len(examples)).split(chunk)
-                    ]
-                )
-                for examples in (encoder.train, encoder.test)
-            )
-            assert train is not None
-            parties.append(LinearParty(name, train, test, classes))
+            phi: list[Tensor] = []
+            for examples in filter(None, (encoder.train, encoder.test)):
+                rows = torch.arange(len(examples)).split(chunk)
+                inputs = (encoder.at(part, examples is encoder.test) for part in rows)
+                phi.append(torch.cat([_features(view, encoder.module, a) for a in inputs]))
+            parties.append(LinearParty(name, phi[0], phi[1] if len(phi) > 1 else None, classes))
             continue
         layout = Layout(tuple((n, tuple(p.shape)) for n, p in mine.items()))
         start = layout.concat([p.detach() for p in mine.values()])

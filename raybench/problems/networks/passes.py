@@ -96,12 +96,6 @@ class Passes:
         out.stacks, out._kept = self.stacks, self._kept
         return out
 
-    def computing_in(self, lower: torch.dtype) -> Passes:
-        """Return the same with layers that compute in a lower type where torch.autocast takes it."""
-        out = self.apart()
-        out.lower = lower
-        return out
-
     def train(self, on: bool) -> None:
         """Let BatchNorm normalise by the minibatch (on), or by its running statistics."""
         self.model.eval()
@@ -192,16 +186,16 @@ class Passes:
     def _call(
         self, views: Sequence[Tensor], inputs: Tensor, buffers: Mapping[str, Tensor] | None, j: int
     ) -> Tensor:
-        given = {name: view for (name, _), view in zip(self.layout, views, strict=True)}
+        tensors = {name: view for (name, _), view in zip(self.layout, views, strict=True)}
         if buffers:
-            given |= {name: buffer[j] for name, buffer in buffers.items()}
-        return self._outputs(given, inputs)
+            tensors |= {name: buffer[j] for name, buffer in buffers.items()}
+        return self._outputs(tensors, inputs)
 
-    def _outputs(self, given: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def _outputs(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.lower is None:
-            return functional_call(self.model, given, (inputs,))
+            return functional_call(self.model, tensors, (inputs,))
         with torch.autocast(inputs.device.type, self.lower):
-            return functional_call(self.model, given, (inputs,)).float()
+            return functional_call(self.model, tensors, (inputs,)).float()
 
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -345,8 +339,8 @@ class StreamDropout(nn.Module):
         streams = _streams.get()
         if streams is None or self.p == 0:
             return x
-        kept = next(streams).uniform(x.numel()) >= self.p
-        return x * kept.view(x.shape).to(x) / (1 - self.p)
+        mask = next(streams).uniform(x.numel()) >= self.p
+        return x * mask.view(x.shape).to(x) / (1 - self.p)
 
 
 def with_streams(model: nn.Module) -> nn.Module:
