@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from raybench.core.errors import InputError
 from raybench.spec import cells, document, keys, load, sections
 from raybench.spec.cells import Group
 
-TEXT = (Path(__file__).parent.parent / "docs" / "sweep-file.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = (DOCS / "sweep-file.md").read_text(encoding="utf-8")
+BUILT = runpy.run_path(str(DOCS / "sweep_keys.py"))["filled"](TEXT)
 BLOCKS = re.findall(r"^```([a-z ]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 EXAMPLES = [body for kind, body in BLOCKS if kind == "yaml"]
 FIRST = yaml.parse(EXAMPLES[0])
@@ -61,20 +64,36 @@ def groups() -> dict[str, Group]:
 def test_every_key_is_described():
     names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *sections.GRAPHS]
     names += [name for group in groups().values() for name in group.fields]
-    missing = [name for name in names if not re.search(rf"\b{name}\b", TEXT)]
+    missing = [name for name in names if not re.search(rf"\b{name}\b", BUILT)]
     assert not missing
 
 
-def test_defaults_on_the_page_are_the_defaults():
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", TEXT, re.MULTILINE))
-    assert set(rows) == {
-        *("accounting", "resources", "evaluate", "checkpoint", "plugins", "search", "prune")
-    }
+def test_the_tables_have_every_key_and_setting():
+    """The site's tables name each key and each setting, and each default in them is what is taken where it is absent."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", BUILT, re.MULTILINE)
+    wanted = [*document.axes(), *document.settings(), *keys.STEP, *cells.STOP_PARAMS]
+    wanted += [name for group in groups().values() for name in group.fields]
+    assert not set(wanted) - {name for name, _ in rows}
+    assert "<!-- generated" not in BUILT
+    assert all(
+        len(re.findall(r"(?<!\\)\|", line)) == 5
+        for line in BUILT.splitlines()
+        if line.startswith("| `step")
+    )
     plain = {key: value for key, value in FIRST.items() if key not in ("record", "exclude")}
-    written = {key: yaml.parse(text) for key, text in rows.items()}
-    one, two = load(plain), load({**plain, **written})
-    for key in rows:
-        assert getattr(one, key) == getattr(two, key)
-    for key, group in groups().items():
-        if key in written:
-            assert set(written[key]) == set(group.fields)
+    one = load(plain)
+    told = BUILT.split("## How it is run")[1].split("Settings of")
+    for key in ("accounting", "attempts", "allow_unproven"):
+        text = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", told[0], re.MULTILINE))[key]
+        assert getattr(one, key) == getattr(load({**plain, key: yaml.parse(text)}), key)
+    for part in told[1:]:
+        key = re.findall(r"`(\w+)`", part)[0]
+        table = part.split("\n\n")[1]
+        written = {
+            name: yaml.parse(text.replace("\\", ""))
+            for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.M)
+        }
+        written = {
+            name: value for name, value in written.items() if value != "none" or key == "prune"
+        }
+        assert getattr(one, key) == getattr(load({**plain, key: written}), key)
