@@ -68,6 +68,7 @@ def test_every_file_is_tested_and_described() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     missing = [name for name in [*UP, *OTHERS] if f"](../{name})" not in page]
     assert not missing, f"docs/cluster.md has no walk-through of {missing}"
+    assert len(page.split()) <= 1200, "one page that a person can follow"
 
 
 @pytest.mark.parametrize("name", UP)
