@@ -124,14 +124,19 @@ ONE, AWS = Resources(), {"provider": {"type": "aws"}}
 
 
 def test_price_of_a_cloud(tmp_path: Path) -> None:
-    """Nodes with GPUs are not counted where none is asked for; the most is at list prices."""
+    """Nodes with GPUs are expected only where one is asked for; the most is at list prices, of the dearest that may run.
+
+    ``tests/test_nodes.py`` shows Ray start a node with GPUs for work without, when the others are at their most.
+    """
     rented = cluster(tmp_path)
     made = price(rented, (3600 * 320, 3600 * 640), 1000, ONE, 20, None)
     assert made.slots == 4 * 16
     hours = (320 / 64 + 0.15, 640 / 64 + 0.15)
     assert made.hours == pytest.approx(hours)
     assert made.cost == pytest.approx([(0.1 + 4 * 0.4) * h for h in hours])
-    assert made.most == pytest.approx((0.1 + 4 * 1.0) * 20)
+    assert made.most == pytest.approx((0.1 + 2 * 2 + 2 * 1.0) * 20)
+    more = price(cluster(tmp_path, max_workers=9), (36, 36), 10, ONE, 20, None)
+    assert more.most == pytest.approx((0.1 + 2 * 2 + 4 * 1.0) * 20)
     with_gpus = price(rented, (3600, 3600), 1000, Resources(gpus_per_worker=1), 20, None)
     assert with_gpus.slots == 2
     assert with_gpus.most == pytest.approx((0.1 + 2 * 2) * 20)
@@ -197,7 +202,7 @@ def test_limits_of_a_launch(tmp_path: Path) -> None:
         price(rented, long, 1000, ONE, 2, None)
     with pytest.raises(InputError, match="no node"):
         price(rented, (60, 60), 10, Resources(cpus_per_worker=32), 2, None)
-    assert price(rented, (36, 36), 1000, ONE, 20, 8.2).most_hours == pytest.approx(2.0)
+    assert price(rented, (36, 36), 1000, ONE, 20, 12.2).most_hours == pytest.approx(2.0)
 
 
 @given(st.floats(0, 1e7), st.integers(1, 10**6), st.floats(0.1, 8), st.floats(0.3, 1e4))
@@ -206,7 +211,10 @@ def test_price_never_exceeds_what_is_allowed(
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
     head = file.NodeType("head", 1, 0, 0, 0.1, 0.1, fewest=1)
-    rented = file.ClusterFile(Path("c"), AWS, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
+    config = {**AWS, "max_workers": 4}
+    rented = file.ClusterFile(
+        Path("c"), config, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0))
+    )
     asked = Resources(cpus_per_worker=cpus)
     try:
         made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)

@@ -239,7 +239,11 @@ def test_what_waits_is_asked_for_and_nodes_that_come_are_used(tmp_path: Path, mo
     sys.platform != "linux" or os.geteuid() != 0, reason="needs root for processes of its own"
 )
 def test_an_autoscaler_starts_nodes_for_a_sweep_and_ends_them_after_it(tmp_path: Path) -> None:
-    """From none to as many as there may be, none of a kind that nobody asks for, and back to none; all cells are there."""
+    """From none to as many as there may be and back to none; all cells are there.
+
+    The node with a GPU, that no cell asks for, is started as well once the others are at their most: what ``launch`` says
+    of the cost counts it.
+    """
     (tmp_path / "cluster.py").write_text(AUTOSCALED)
     (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: 4000\n")
     with tempfile.TemporaryDirectory(prefix="rb", dir="/tmp") as short:  # sockets have long names

@@ -69,6 +69,11 @@ class ClusterFile:
         return bool(self.hosts)
 
     @property
+    def max_workers(self) -> int:
+        """How many nodes there are at most, over all types, the head not counted."""
+        return len(self.hosts) - 1 if self.hosts else int(self.config.get("max_workers", 2))
+
+    @property
     def ends_by_itself(self) -> bool:
         """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
         return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")

@@ -48,8 +48,9 @@ def price(
     hold a slot, or ``max_cost`` is given and a node has no price.
     """
     cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
-    # Ray starts nodes with GPUs for what asks for them alone
-    fits = [_places(n, cpus, gpus) if gpus or not n.gpus else 0 for n in cluster.nodes]
+    holds = [_places(node, cpus, gpus) for node in cluster.nodes]
+    # Ray prefers nodes without GPUs for work without them, so time and cost are expected of those
+    fits = [0 if node.gpus and not gpus else held for node, held in zip(cluster.nodes, holds)]
     places = None if None in fits else sum(f * n.most for f, n in zip(fits, cluster.nodes) if f)
     if cluster.nodes and places is not None and places < asked.workers:
         each = f"{cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
@@ -59,9 +60,9 @@ def price(
         raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
     slots = None if places is None else max(1, int(places // asked.workers))
     # what is started whether it is of use or not costs as much
-    counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
-    usual = _sum([n.price for n in cluster.nodes], counts)
-    listed = _sum([n.listed for n in cluster.nodes], counts)
+    usual = _sum([(n.price, n.most if f != 0 else n.fewest) for n, f in zip(cluster.nodes, fits)])
+    counts = _dearest(cluster, holds)
+    listed = _sum([(n.listed, count) for n, count in zip(cluster.nodes, counts)])
     start = 0.02 if cluster.own_machines else START_HOURS
     at_once = 3600 * max(1, min(slots or 1, batches))
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
@@ -96,11 +97,28 @@ def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
     raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
 
 
-def _sum(prices: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Return the price of all nodes together, None where one is unknown."""
-    if any(p is None for p, count in zip(prices, counts) if count):
+def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> list[int]:
+    """Return how many nodes of each type run at most, where that is dearest.
+
+    Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
+    ``max_workers`` besides the head.
+    """
+    counts = [node.fewest for node in cluster.nodes]
+    left = max(0, cluster.max_workers - sum(counts[1:]))
+    more = [k for k, held in enumerate(holds) if held != 0]
+    price = [math.inf if node.listed is None else node.listed for node in cluster.nodes]
+    for k in sorted(more, key=lambda k: -price[k]):
+        added = min(cluster.nodes[k].most - counts[k], left)
+        counts[k] += added
+        left -= added
+    return counts
+
+
+def _sum(nodes: Sequence[tuple[float | None, int]]) -> float | None:
+    """Return the price of all nodes together, so many of each price; None where one is unknown."""
+    if any(price is None for price, count in nodes if count):
         return None
-    return sum(p * count for p, count in zip(prices, counts) if p is not None)
+    return sum(price * count for price, count in nodes if price is not None)
 
 
 def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
