@@ -103,7 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             made.leased.pop(address, None)
             made.alive = False
 
-    def fetched(host: Host, results: Path, out: str, listing: Path) -> int:
+    def fetched(host: Host, results: Path, out: str) -> int:
         def copy() -> None:
             for name in ("plan", "curves", "cells"):
                 (results / name).mkdir(parents=True, exist_ok=True)

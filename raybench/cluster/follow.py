@@ -8,15 +8,13 @@ import select
 import shlex
 import shutil
 import subprocess
-import tarfile
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.hosts import Host, Unreachable
+from raybench.cluster.hosts import Host
 from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
 
 # One line of answer to each line that is asked, and each pushes the lease. Whoever is cut off asks nothing any more,
@@ -33,11 +31,6 @@ done"""
 OURS = (  # what a launch has sent to has the mark beside it
     "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
     "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
-)
-# Cells are listed first: the curves of each were written before it, so they are among what is listed afterwards.
-LIST = (
-    f"{OURS} && cd {{out}} 2>/dev/null && find cells weights curves plan -type f ! -name '.*' ! -name 'lock*' "
-    "-printf '%p %s %T@\\n' 2>/dev/null; true"
 )
 ASKED_EVERY, AGAIN = 1.0, 3.0  # seconds between questions, and between attempts to connect
 SHARD = re.compile(
@@ -123,50 +116,26 @@ def send(host: Host, results: Path, out: str) -> None:
     host.push(results, out, *(f"--exclude={name}" for name in apart))
 
 
-def fetch(host: Host, results: Path, out: str, listing: Path) -> int:
+def fetch(host: Host, results: Path, out: str) -> int:
     """Copy what is new on the head into the folder here; return how many shards of cells are here then.
 
-    One listing by the head says what is there, and what ``listing`` holds of it and the folder has was copied before.
-    Files travel into a folder that nobody reads, and appear by a rename, cells last. Raises Unreachable, RuntimeError
-    and OSError.
+    Files travel into a folder that nobody reads, and appear by a rename, cells last. rsync lists cells first: the curves
+    of each were written before it, so they are among what it lists afterwards. Raises Unreachable, RuntimeError, OSError.
     """
-    names = {line: line.rsplit(" ", 2)[0] for line in host.run(LIST.format(out=out)).splitlines()}
-    names = {line: name for line, name in names.items() if SHARD.fullmatch(name)}
-    before = set(listing.read_text().splitlines()) if listing.exists() else set()
-    new = [n for line, n in names.items() if line not in before or not (results / n).exists()]
     spare = results / "tmp"
-    if new:
-        shutil.rmtree(spare, ignore_errors=True)
-        _copied(host, out, new, spare)
-    for part in ("plan", "curves", "cells"):
-        (results / part).mkdir(parents=True, exist_ok=True)
-    for name in sorted(new, key=lambda name: ORDER.index(name.split("/")[0])):
-        if (spare / name).exists():
-            (results / name).parent.mkdir(exist_ok=True)
-            (spare / name).replace(results / name)
     shutil.rmtree(spare, ignore_errors=True)
-    listing.write_text("\n".join(line for line, name in names.items() if (results / name).exists()))
+    spare.mkdir(parents=True)
+    host.pull(
+        [f"{out}/{part}" for part in reversed(ORDER)], spare, "--no-inc-recursive", "--modify-window=-1",
+        f"--compare-dest={results.absolute()}", "--exclude=.*", "--exclude=lock*",
+        f"--rsync-path={OURS.format(out=out)} && rsync",
+    )  # fmt: skip
+    for part in ORDER:
+        if part != "weights":
+            (results / part).mkdir(exist_ok=True)
+        for file in sorted(spare.glob(f"{part}/*")):
+            if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
+                (results / part).mkdir(exist_ok=True)
+                file.replace(results / part / file.name)
+    shutil.rmtree(spare, ignore_errors=True)
     return sum(1 for _ in (results / "cells").iterdir())
-
-
-def _copied(host: Host, out: str, names: list[str], target: Path) -> None:
-    """Copy files of the head's folder, as one stream. Raises Unreachable where it ends too early."""
-    call = [*host.ssh(), host.login, f"cd {out} && tar cf - --ignore-failed-read -T -"]
-    with tempfile.TemporaryFile() as asked:
-        asked.write("\n".join(names).encode())
-        asked.seek(0)
-        ssh = subprocess.Popen(call, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        with tarfile.open(fileobj=ssh.stdout, mode="r|") as archive:
-            for member in archive:
-                data = archive.extractfile(member) if member.isreg() else None
-                if data is None or not SHARD.fullmatch(member.name):
-                    continue
-                (target / member.name).parent.mkdir(parents=True, exist_ok=True)
-                with (target / member.name).open("wb") as file:
-                    shutil.copyfileobj(data, file)
-    except tarfile.TarError as error:
-        raise Unreachable(f"{host.address}: the results stopped coming: {error}") from error
-    finally:
-        ssh.kill()
-        ssh.wait()

@@ -197,7 +197,7 @@ class Steps:
                     if line.told.shards != shards and time.monotonic() - fetched > FETCH_EVERY:
                         fetched = time.monotonic()
                         with suppress(Unreachable, RuntimeError):  # the next time will do
-                            self._fetch(head)
+                            fetch(head, self.launch.results, self.order["out"])
                             shards = line.told.shards
                 elif line.silence > 10:
                     self.show(line.told.progress, f"the head is silent for {line.silence:.0f} s")
@@ -230,16 +230,13 @@ class Steps:
             except Unreachable as error:
                 raise HeadLost(f"no answer for {line.silence:.0f} s: {error}") from error
 
-    def _fetch(self, head: Host) -> int:
-        listing = self.launch.place("listing")
-        return fetch(head, self.launch.results, self.order["out"], listing)
-
     def _come_home(self, head: Host) -> None:
         """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
         for attempt in range(4):
             try:
                 if self.order["out"]:
-                    self.say(f"{self._fetch(head):,} shards are in {self.launch.results}")
+                    shards = fetch(head, self.launch.results, self.order["out"])
+                    self.say(f"{shards:,} shards are in {self.launch.results}")
                 self.launch.place(LOG).write_text(
                     head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
                 )
