@@ -103,11 +103,11 @@ def launch(
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
     from raybench.cluster.price import spent
-    from raybench.cluster.states import STATES, ordered
+    from raybench.cluster.states import begun, last_state
 
     rows = []
-    for key, facts in ordered():
-        state = next((s for s in reversed(STATES) if s in facts), "ordered")
+    for key, facts in begun():
+        state = last_state(facts)
         ends = "" if state == "down" else _clock(facts.get("deadline"))
         state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
         name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
@@ -218,8 +218,8 @@ def _notify(steps: Steps, code: int) -> None:
 
     from raybench.cluster.price import spent
 
-    facts = {**steps.order, "down": steps.launch.reached("down") or {}}
-    up = "" if facts["down"] else ", its cluster is up"
+    facts = steps.launch.ordered()
+    up = "" if steps.launch.state == "down" else ", its cluster is up"
     where = facts.get("remote_out") or steps.launch.results
     line = f"{facts['name']}: exit code {code}, cost {spent(facts)}{up}, results in {where}"
     note(line)

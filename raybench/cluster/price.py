@@ -139,7 +139,8 @@ def money(amount: float, currency: str) -> str:
 def spent(facts: Mapping[str, Any]) -> str:
     """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
     try:
-        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
+        ended = facts.get("reached", {}).get("down", {}).get("at", math.inf)
+        over = min(time.time(), facts["deadline"], ended)
         cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
         return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
     except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
