@@ -314,7 +314,7 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     if cluster.own_machines:
         return [("cost", "your own machines")]
     if cost.cost is None or cost.most is None:
-        bare = ", ".join(n.machine or n.name for n in cluster.nodes if n.listed is None)
+        bare = ", ".join(n.machine or n.name for n in cluster.unpriced)
         where = cluster.region or "this region"
         return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))

@@ -60,19 +60,19 @@ def price(
         raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
     slots = None if places is None else max(1, int(places // asked.workers))
     # what is started whether it is of use or not costs as much
-    usual = _sum([(n.price, n.most if f != 0 else n.fewest) for n, f in zip(cluster.nodes, fits)])
-    counts = _dearest(cluster, holds)
-    listed = _sum([(n.listed, count) for n, count in zip(cluster.nodes, counts)])
+    counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
+    usual = sum(n.price * count for n, count in zip(cluster.nodes, counts) if count)
+    listed = _dearest(cluster, holds)
     start = 0.02 if cluster.own_machines else START_HOURS
     at_once = 3600 * max(1, min(slots or 1, batches))
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
-    cost = None if usual is None else (usual * hours[0], usual * hours[1])
+    cost = None if math.isinf(usual) else (usual * hours[0], usual * hours[1])
     if max_cost is not None:
         if not cluster.ends_by_itself:
             what = "a machine of this provider that shuts itself down costs on until it is deleted"
             raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
-        if listed is None or cost is None:
-            _refuse_unpriced(cluster, counts)
+        if math.isinf(listed) or cost is None:
+            _refuse_unpriced(cluster)
         elif cost[1] > max_cost:
             what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
             raise InputError.of(
@@ -83,13 +83,14 @@ def price(
     if hours[1] > max_hours:
         what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
-    most = None if listed is None else listed * max_hours
-    return Price(slots, hours, cost, max_hours, most, listed)
+    per_hour = None if math.isinf(listed) else listed
+    most = None if per_hour is None else per_hour * max_hours
+    return Price(slots, hours, cost, max_hours, most, per_hour)
 
 
-def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
+def _refuse_unpriced(cluster: ClusterFile) -> None:
     """Raise InputError that says how the missing prices are given."""
-    bare = [n for n, count in zip(cluster.nodes, counts) if count and n.listed is None]
+    bare = cluster.unpriced
     names = ", ".join(dict.fromkeys(n.machine or n.name for n in bare))
     where = f" in {cluster.region}" if cluster.region else ""
     fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, "
@@ -97,28 +98,20 @@ def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
     raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
 
 
-def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> list[int]:
-    """Return how many nodes of each type run at most, where that is dearest.
+def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> float:
+    """Return the list price of an hour of the dearest nodes that may run, infinite where one has none.
 
     Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
     ``max_workers`` besides the head.
     """
-    counts = [node.fewest for node in cluster.nodes]
-    left = max(0, cluster.max_workers - sum(counts[1:]))
-    more = [k for k, held in enumerate(holds) if held != 0]
-    price = [math.inf if node.listed is None else node.listed for node in cluster.nodes]
-    for k in sorted(more, key=lambda k: -price[k]):
-        added = min(cluster.nodes[k].most - counts[k], left)
-        counts[k] += added
+    left = max(0, cluster.max_workers - sum(node.fewest for node in cluster.nodes[1:]))
+    price = sum(node.listed * node.fewest for node in cluster.nodes if node.fewest)
+    more = [node for node, held in zip(cluster.nodes, holds) if held != 0]
+    for node in sorted(more, key=lambda node: -node.listed):
+        added = min(node.most - node.fewest, left)
+        price += node.listed * added if added else 0.0
         left -= added
-    return counts
-
-
-def _sum(nodes: Sequence[tuple[float | None, int]]) -> float | None:
-    """Return the price of all nodes together, so many of each price; None where one is unknown."""
-    if any(price is None for price, count in nodes if count):
-        return None
-    return sum(price * count for price, count in nodes if price is not None)
+    return price
 
 
 def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
