@@ -159,8 +159,8 @@ def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
     cluster = file.read(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
-    made = begin.offer(sweep, cluster, launch.results, "", 12.0, None)
-    begin.order(launch, sweep, cluster, made, [], "", False)
+    _, cost = begin.offer(sweep, cluster, launch.results, "", 12.0, None)
+    begin.order(launch, sweep, cluster, cost, [], "", False)
     said = launch.ordered()
     launch.amend(**{key: said[key] - 3600 * began for key in ("began", "deadline")})
     return launch

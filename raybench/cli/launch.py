@@ -16,11 +16,11 @@ from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from raybench.cluster.begin import Offer
     from raybench.cluster.file import ClusterFile, NodeType
     from raybench.cluster.price import Price
     from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
+    from raybench.execution.plan import Plan
 
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
 Which = Annotated[
@@ -84,11 +84,11 @@ def launch(
     ):  # its cluster was kept, and its hours go on
         max_hours = min(max_hours, (float(before["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
-    made = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
-    _show_offer(made, nodes, str(remote or folder), record)
+    plan, cost = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    _show_offer(plan, cost, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
-    if not made.plan.batches:
+    if not plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
     if not yes:
@@ -96,7 +96,7 @@ def launch(
             raise InputError.of("launch", "nobody is there to say yes", "give --yes")
         if not typer.confirm("Start it?", default=False):
             raise typer.Exit(0)
-    begin.order(record, sweep, nodes, made, flags, remote, keep, notify)
+    begin.order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
@@ -274,15 +274,17 @@ def _steps(record: Launch) -> Steps:
     return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
-def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
+def _show_offer(
+    plan: Plan, cost: Price, cluster: ClusterFile, results: str, record: Launch
+) -> None:
     """Print what the launch would take."""
     from raybench.core.limits import duration
 
-    plan, cost, screen = made.plan, made.price, Screen()
+    screen = Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     missing = count(plan.missing, "cell")
     screen.head(plan.sweep.name, f"  {missing} to run{stage}, {len(plan.done):,} there")
-    low, high, soon, late = (duration(s) for s in (*made.seconds, *(3600 * h for h in cost.hours)))
+    low, high, soon, late = (duration(s) for s in (*cost.seconds, *(3600 * h for h in cost.hours)))
     group = plan.sweep.resources.workers
     slots = f"{cost.slots}" + f" groups of {group} workers" * (group > 1)
     if cost.slots is None:

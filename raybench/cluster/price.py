@@ -19,18 +19,23 @@ START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; 
 class Price:
     """What is expected of a launch, and the most that it can come to.
 
-    slots: how many trials run at once on the whole cluster, None where the file does not say how many CPUs nodes have.
-    hours: expected, from and to. cost: in these hours, None without prices. most_hours: after which the cluster ends by
-    itself, whatever happens. most: the cost of the whole cluster for that long. per_hour: of the whole cluster, at list
-    prices.
+    seconds: of work on one slot of this machine, from and to. slots: how many trials run at once on the whole cluster,
+    None where the file does not say how many CPUs nodes have. hours: expected, from and to. cost: in these hours, None
+    without prices. most_hours: after which the cluster ends by itself, whatever happens. per_hour: of the dearest
+    cluster, at list prices.
     """
 
+    seconds: tuple[float, float]
     slots: int | None
     hours: tuple[float, float]
     cost: tuple[float, float] | None
     most_hours: float
-    most: float | None
     per_hour: float | None
+
+    @property
+    def most(self) -> float | None:
+        """What the dearest cluster costs until it ends by itself."""
+        return None if self.per_hour is None else self.per_hour * self.most_hours
 
 
 def price(
@@ -83,9 +88,7 @@ def price(
     if hours[1] > max_hours:
         what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
-    per_hour = None if math.isinf(listed) else listed
-    most = None if per_hour is None else per_hour * max_hours
-    return Price(slots, hours, cost, max_hours, most, per_hour)
+    return Price(seconds, slots, hours, cost, max_hours, None if math.isinf(listed) else listed)
 
 
 def _refuse_unpriced(cluster: ClusterFile) -> None:
