@@ -618,11 +618,11 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace)
-            follow.fetch(HERE, home, str(far))
+            follow.fetch(HERE, home, str(tmp_path), str(far))
         if list(home.glob("cells/*")):
             half, cells = store.load(home), store.cells(home)
             assert set(cells["cell"]) == set(half["cell"])
-        follow.fetch(HERE, home, str(far))
+        follow.fetch(HERE, home, str(tmp_path), str(far))
         got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
         assert not store.Store(home).repair()
@@ -633,16 +633,15 @@ def test_what_is_home_does_not_travel_again(
 ) -> None:
     """What is new comes; what was removed here comes again, and what no sweep writes never does: names, links, devices."""
     far, home = tmp_path / "kept/far", tmp_path / "home"
-    for name in (
-        "cells/a.parquet",
-        "curves/a.parquet",
-        "plan/cells.json",
+    shards = ["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]
+    for name in [
+        *shards,
         "plan/lock",
+        "plan/evil.json",
         "cells/.b.tmp",
         "cells/..c",
-        "plan/evil.json",
-        "cells/deep/d.parquet",
-    ):
+        "cells/deep/d",
+    ]:
         (far / name).parent.mkdir(parents=True, exist_ok=True)
         (far / name).write_text(name)
     (far / "cells/link.parquet").symlink_to("/etc/passwd")
@@ -655,15 +654,15 @@ def test_what_is_home_does_not_travel_again(
         return real(source, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    assert follow.fetch(HERE, home, str(far)) == 1
-    assert travelled == ["plan/cells.json", "curves/a.parquet", "cells/a.parquet"]
+    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    assert travelled == shards[::-1]
     assert {p.name for p in home.rglob("*") if p.is_file()} == {"cells.json", "a.parquet"}
     travelled.clear()
-    assert follow.fetch(HERE, home, str(far)) == 1
+    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
     assert travelled == []
     (far / "plan/cells.json").write_text("PLAN/cells.json")  # as many bytes, in the same second
     (home / "cells/a.parquet").unlink()
-    follow.fetch(HERE, home, str(far))
+    follow.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == ["plan/cells.json", "cells/a.parquet"]
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
@@ -677,7 +676,7 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     (far / "cells/a.parquet").write_text("foreign")
     for use in (
         lambda: follow.send(HERE, home, str(far)),
-        lambda: follow.fetch(HERE, home, str(far)),
+        lambda: follow.fetch(HERE, home, str(tmp_path), str(far)),
     ):
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
@@ -686,20 +685,27 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     assert one != other, "no two launches share a folder"
 
 
-def test_a_follower_that_is_cut_off_leaves_no_shell_behind(tmp_path: Path) -> None:
-    """The head answers what it is asked, a line each; where nobody asks for half a minute its shell ends."""
-    (tmp_path / "kept/job").mkdir(parents=True)
-    (tmp_path / "kept/job/progress.json").write_text('{"now": {}}')
-    with follow.Line(
-        HERE, str(tmp_path / "kept"), str(tmp_path / "kept/job"), str(tmp_path)
-    ) as line:
-        assert line.ask()
-        assert line.told.progress == {"now": {}}
-        assert line.told.code is None
-        (tmp_path / "kept/job/ended").write_text("3\n")
-        assert line.ask()
-        assert line.told.code == 3
-    assert "read -r -t 30" in follow.TELL
+def test_what_a_job_tells(tmp_path: Path) -> None:
+    """Its progress and its exit code come with the results, and nothing of them stays; one that was killed has 137."""
+    job, home = tmp_path / "kept/job", tmp_path / "home"
+    job.mkdir(parents=True)
+
+    def told() -> follow.Told:
+        said = follow.fetch(HERE, home, str(job), "")
+        assert list(home.iterdir()) == []
+        return said
+
+    assert told() == follow.Told()
+    (job / "progress.json").write_text('{"now": {}}')
+    (job / "driver.pid").write_text(f"{os.getpid()}\n")
+    assert told() == follow.Told({"now": {}})
+    (job / "ended").write_text("3\n")
+    assert told().code == 3
+    (job / "ended").unlink()
+    (job / "driver.pid").write_text(f"{2**22 + 1}\n")
+    assert told().code == 137
+    (job / "progress.json").write_text('{"now": ')
+    assert told() == follow.Told({}, 137)
 
 
 # -- Kubernetes --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cluster_kit import without_token, write_token
+from cluster_kit import write_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 SWEEP = """
@@ -21,8 +22,7 @@ algorithm: ef21
 compressor: {name: top_k, k: 1..12}
 step_size: {theory: [1, 4]}
 """
-# A head with few CPUs or none, where the driver and the queue are, and nodes with a worker each.
-CLUSTER = """
+START = """
 import json, os, sys, threading, time
 from collections import Counter
 from contextlib import suppress
@@ -32,12 +32,14 @@ from raybench.runtime.session import HEAD_ENVIRONMENT, RAY_ENVIRONMENT
 for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
     os.environ.setdefault(name, value)
 import ray
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import AutoscalingCluster, Cluster
 from raybench import spec
 from raybench.runtime import progress
 from raybench.runtime.driver import drive
-
 sweep, out, how = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+"""
+# A head with few CPUs or none, where the driver and the queue are, and nodes with a worker each.
+CLUSTER = """
 frozen = []
 
 def say(text):  # not on sys.stdout, which the driver silences while Tune runs
@@ -112,17 +114,6 @@ if __name__ == "__main__":
 # in the place of rented ones. Ray's test cluster ends all of Ray that it sees when it starts and when it ends: it is run
 # where it sees no other process. Its own configuration is not in the wheel, so it stands here.
 AUTOSCALED = """
-import json, os, sys, threading, time
-from pathlib import Path
-from raybench.runtime.session import HEAD_ENVIRONMENT, RAY_ENVIRONMENT
-for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
-    os.environ.setdefault(name, value)
-import psutil
-import ray
-from ray.cluster_utils import AutoscalingCluster
-from raybench import spec
-from raybench.runtime.driver import drive
-
 COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
 
 class Fake(AutoscalingCluster):
@@ -165,7 +156,7 @@ if __name__ == "__main__":
     assert nodes() == (0, 0)
     thread = threading.Thread(target=watch, args=(over.is_set,))
     thread.start()
-    outcome = drive(spec.load(sys.argv[1]), Path(sys.argv[2]), address="auto")
+    outcome = drive(spec.load(sweep), out, address="auto")
     print("done", outcome.exit_code, json.dumps(outcome.counts), flush=True)
     over.set()
     thread.join()
@@ -184,17 +175,17 @@ if __name__ == "__main__":
 
 
 def run(
-    tmp_path: Path, how: str, rounds: int, more: str = "", head: int = 0
+    tmp_path: Path, how: str, rounds: int, more: str = "", head: int = 0, **env: str
 ) -> tuple[pd.DataFrame, str, str]:
     """Run the sweep while something happens; return its cells and what was said."""
-    (tmp_path / "cluster.py").write_text(CLUSTER)
+    (tmp_path / "cluster.py").write_text(START + (AUTOSCALED if how == "autoscaled" else CLUSTER))
     (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: {rounds}\n{more}")
+    call = [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)]
+    if how == "autoscaled":
+        apart = ("unshare", "--pid", "--fork", "--mount-proc", "--net", "--kill-child")
+        call = [*apart, "sh", "-c", f"ip link set lo up && {shlex.join(call)}; exit $?"]
     done = subprocess.run(
-        [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        call, cwd=tmp_path, capture_output=True, text=True, timeout=280, env={**os.environ, **env}
     )
     assert 'done 0 {"ok": 24' in done.stdout, done.stdout + done.stderr
     frame = pd.read_parquet(tmp_path / "out" / "cells")
@@ -244,21 +235,10 @@ def test_an_autoscaler_starts_nodes_for_a_sweep_and_ends_them_after_it(tmp_path:
     The node with a GPU, that no cell asks for, is started as well once the others are at their most: what ``launch`` says
     of the cost counts it.
     """
-    (tmp_path / "cluster.py").write_text(AUTOSCALED)
-    (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: 4000\n")
     with tempfile.TemporaryDirectory(prefix="rb", dir="/tmp") as short:  # sockets have long names
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        token = str(write_token(Path(short) / "token"))
-        env = without_token(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token, PATH=path)
-        env |= {"TMPDIR": short, "RAY_TMPDIR": short}
-        inside = f"ip link set lo up && {sys.executable} cluster.py sweep.yaml out; exit $?"
-        done = subprocess.run(
-            ["unshare", "--pid", "--fork", "--mount-proc", "--net", "--kill-child", "sh", "-c", inside],
-            cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, env=env,
-        )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert 'done 0 {"ok": 24' in done.stdout, said
-    assert "still asked for 0" in done.stdout
-    assert "nodes 3 1 and then 0 0" in done.stdout, said
-    assert "processes []" in done.stdout
-    assert pd.read_parquet(tmp_path / "out" / "cells").cell.nunique() == 24
+        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(write_token(Path(short) / "t"))}
+        env |= {"TMPDIR": short, "RAY_TMPDIR": short, "PATH": path}
+        _, said, _ = run(tmp_path, "autoscaled", 4000, **env)
+    assert "nodes 3 1 and then 0 0" in said
+    assert "processes []" in said

@@ -255,8 +255,6 @@ def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
     from raybench.cluster.steps import NotDown
 
     record = steps.launch
-    if record.state == "ordered" and not steps.config.exists():
-        record.reach("down", sure=["nothing was started"])
     try:
         sure = steps.down(fetching, lost)
     except (NotDown, RuntimeError, OSError) as error:

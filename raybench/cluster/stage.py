@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raybench.cluster import wheel
+from raybench.cluster.states import write_private
 from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.data import catalogue
@@ -71,7 +71,7 @@ def gather(folder: Path, sweep: Sweep, job: Job) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder.chmod(0o700)
-    write_secret(folder / TOKEN, token)
+    write_private(folder / TOKEN, token)
     wheel.build(folder)
     (folder / "constraints.txt").write_text(wheel.constraints())
     raw = yaml.parse(sweep.text, "the sweep")
@@ -90,13 +90,6 @@ def data_sets(sweep: Sweep) -> set[str]:
     keys = ("dataset", "test_set")
     given = {cell.problem.params.get(key) for cell in sweep.cells for key in keys}
     return {name for name in given if isinstance(name, str)}
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user may read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
 
 
 class _Files:

@@ -56,7 +56,7 @@ class Launch:
                 launch = cls(order["results"])
                 if launch._id() is None:  # the folder is gone; the cluster may be up all the same
                     launch.results.mkdir(parents=True, exist_ok=True)
-                    _write(launch.results / NAME, key)
+                    write_private(launch.results / NAME, key)
                 if launch._id() == key:
                     return launch
         what = f"{name} holds no launch, and no launch has that name"
@@ -93,7 +93,7 @@ class Launch:
         launches().mkdir(mode=0o700, parents=True, exist_ok=True)
         (launches() / name).mkdir(mode=0o700)  # it will hold the cluster's token
         self.results.mkdir(parents=True, exist_ok=True)
-        _write(self.results / NAME, name)
+        write_private(self.results / NAME, name)
         results = str(self.results.absolute())
         facts = {"id": name, "results": results, "began": time.time(), "reached": {}}
         self._note({**facts, **order})
@@ -146,7 +146,7 @@ class Launch:
         return self.folder / name
 
     def _note(self, facts: Mapping[str, Any]) -> None:
-        _write(self.folder / ORDER, json.dumps(facts, indent=1))
+        write_private(self.folder / ORDER, json.dumps(facts, indent=1))
 
 
 def last_state(facts: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def begun() -> list[tuple[str, dict[str, Any]]]:
     return sorted(rows, key=lambda row: row[1]["began"])
 
 
-def _write(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Let a file appear whole, which only this user may read."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
