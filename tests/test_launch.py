@@ -355,7 +355,7 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    job = stage.Job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
+    job = stage.job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
     folder = tmp_path / "stage"
     assert stage.gather(folder, sweep, job) > 0
     moved = (folder / "sweep.yaml").read_text()
@@ -369,14 +369,14 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     script = (folder / "job.sh").read_text()
     assert "--fail-fast" in script
     assert "~/v/bin/python -m raybench" in script
-    stage.gather(folder, sweep, stage.Job("/kept/job-2", "/there/far"))
+    stage.gather(folder, sweep, stage.job("/kept/job-2", "/there/far"))
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
 
 
 def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
     """The job's script leaves the exit code behind, its words, and the id of its process before."""
     out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
-    job = stage.Job(str(told), out, ("--inline",), sys.executable)
+    job = stage.job(str(told), out, ("--inline",), sys.executable)
     stage.gather(tmp_path / "stage", spec.load(SWEEP), job)
     script = tmp_path / "stage/job.sh"
     script.write_text(script.read_text().replace(" --address auto", ""))
@@ -522,7 +522,7 @@ def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
     host = Leased(tmp_path / "h")
     host.take("aaaaaaaa")
     assert host.minutes == [30]
-    job = stage.Job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
+    job = stage.job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
     stage.gather(host.home / "raybench-launch", spec.load(SWEEP), job)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
     assert host.minutes[-1] == 120

@@ -75,14 +75,12 @@ def launch(
     folder = Path(results_of(sweep, None if remote else out))
     nodes = files.read(cluster)
     record = Launch(folder)
-    before = record.order()
-    if before is not None and record.state not in ("fetched", "down"):
+    state = "down" if record.order() is None else record.state
+    if state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if (
-        before is not None and record.state == "fetched"
-    ):  # its cluster was kept, and its hours go on
-        max_hours = min(max_hours, (float(before["deadline"]) - time.time()) / 3600)
+    if state == "fetched":  # its cluster was kept, and its hours go on
+        max_hours = min(max_hours, (float(record.ordered()["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
     plan, cost = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
     _show_offer(plan, cost, nodes, str(remote or folder), record)
@@ -91,11 +89,10 @@ def launch(
     if not plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InputError.of("launch", "nobody is there to say yes", "give --yes")
-        if not typer.confirm("Start it?", default=False):
-            raise typer.Exit(0)
+    if not yes and not sys.stdin.isatty():
+        raise InputError.of("launch", "nobody is there to say yes", "give --yes")
+    if not yes and not typer.confirm("Start it?", default=False):
+        raise typer.Exit(0)
     begin.order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 

@@ -93,6 +93,6 @@ def order(
         out="" if remote_out else out, lease=lease, per_hour=cost.per_hour, currency=cluster.currency,
     )  # fmt: skip
     stage.gather(
-        launch.place("stage"), sweep, stage.Job(f"{kept}/{job}", out, tuple(flags), python, lease)
+        launch.place("stage"), sweep, stage.job(f"{kept}/{job}", out, flags, python, lease)
     )
     Store(launch.results).claim(sweep.text)
