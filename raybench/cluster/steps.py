@@ -27,7 +27,7 @@ from raybench.runtime.progress import View
 
 DASHBOARD_SECONDS = 120.0
 PUSH_EVERY = 10.0
-LOOK_EVERY = 5.0  # seconds between two looks at what is new
+LOOK_EVERY, FETCH_EVERY = 5.0, 15.0  # seconds between two looks at the progress, and at results
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
@@ -186,12 +186,13 @@ class Steps:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        told, heard, asked = Told(), time.monotonic(), 0.0
+        told, heard, asked, fetched = Told(), time.monotonic(), 0.0, -FETCH_EVERY
         while told.code is None and time.time() < last:
-            remark = ""
+            remark, due = "", time.monotonic() - fetched >= FETCH_EVERY
             try:
-                told = fetch(head, self.launch.results, self.job, self.order["out"])
+                told = fetch(head, self.launch.results, self.job, self.order["out"] if due else "")
                 heard, asked = time.monotonic(), 0.0
+                fetched = heard if due else fetched
                 if told.progress and not self.reached("running"):
                     self.launch.reach("running")
             except Unreachable:
@@ -201,11 +202,8 @@ class Steps:
                 if silence - asked > ASK_PROVIDER:
                     asked = silence
                     self._see(head, silence)
-            except (
-                RuntimeError,
-                OSError,
-            ) as error:  # a full disk here does not end the sweep there
-                remark = str(error)
+            except (RuntimeError, OSError) as error:
+                remark = str(error)  # a full disk here does not end the sweep there
                 with suppress(Unreachable):
                     end = head.run(f"cat {self.job}/{ENDED} 2>/dev/null; true", timeout=30).strip()
                     told = replace(told, code=int(end) if end.isdecimal() else None)
