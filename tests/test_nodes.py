@@ -239,6 +239,7 @@ def test_an_autoscaler_starts_nodes_for_a_sweep_and_ends_them_after_it(tmp_path:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(write_token(Path(short) / "t"))}
         env |= {"TMPDIR": short, "RAY_TMPDIR": short, "PATH": path}
+        env["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "300"  # a busy machine starts a node in minutes
         _, said, _ = run(tmp_path, "autoscaled", 2000, **env)
     assert "nodes 3 1 and then 0 0" in said
     assert "processes []" in said
