@@ -4,7 +4,7 @@
 #   sbatch cluster/slurm.sh my.yaml --out results/my        what follows goes to `raybench sweep` as it is
 #
 # docs/cluster.md tells how to use this file, and what was tested of it and what was not.
-# Edit the lines below. Where the settings come from the environment (or `sbatch --export`):
+# Make the virtual environment, and edit the lines below. Where the settings come from the environment (or `sbatch --export`):
 #   RAYBENCH_VENV     virtual environment with raybench, on a file system that all nodes see (~/raybench-venv)
 #   RAYBENCH_SHARED   folder for the token on such a file system, where none but you may read (~/.raybench)
 #   RAYBENCH_HEAD_IP  address of the first node on the network that Ray shall use, where it has several

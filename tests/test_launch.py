@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -124,14 +123,19 @@ ONE, AWS = Resources(), {"provider": {"type": "aws"}}
 
 
 def test_price_of_a_cloud(tmp_path: Path) -> None:
-    """Nodes with GPUs are not counted where none is asked for; the most is at list prices."""
+    """Nodes with GPUs are expected only where one is asked for; the most is at list prices, of the dearest that may run.
+
+    ``tests/test_nodes.py`` shows Ray start a node with GPUs for work without, when the others are at their most.
+    """
     rented = cluster(tmp_path)
     made = price(rented, (3600 * 320, 3600 * 640), 1000, ONE, 20, None)
     assert made.slots == 4 * 16
     hours = (320 / 64 + 0.15, 640 / 64 + 0.15)
     assert made.hours == pytest.approx(hours)
     assert made.cost == pytest.approx([(0.1 + 4 * 0.4) * h for h in hours])
-    assert made.most == pytest.approx((0.1 + 4 * 1.0) * 20)
+    assert made.most == pytest.approx((0.1 + 2 * 2 + 2 * 1.0) * 20)
+    more = price(cluster(tmp_path, max_workers=9), (36, 36), 10, ONE, 20, None)
+    assert more.most == pytest.approx((0.1 + 2 * 2 + 4 * 1.0) * 20)
     with_gpus = price(rented, (3600, 3600), 1000, Resources(gpus_per_worker=1), 20, None)
     assert with_gpus.slots == 2
     assert with_gpus.most == pytest.approx((0.1 + 2 * 2) * 20)
@@ -197,7 +201,7 @@ def test_limits_of_a_launch(tmp_path: Path) -> None:
         price(rented, long, 1000, ONE, 2, None)
     with pytest.raises(InputError, match="no node"):
         price(rented, (60, 60), 10, Resources(cpus_per_worker=32), 2, None)
-    assert price(rented, (36, 36), 1000, ONE, 20, 8.2).most_hours == pytest.approx(2.0)
+    assert price(rented, (36, 36), 1000, ONE, 20, 12.2).most_hours == pytest.approx(2.0)
 
 
 @given(st.floats(0, 1e7), st.integers(1, 10**6), st.floats(0.1, 8), st.floats(0.3, 1e4))
@@ -206,7 +210,10 @@ def test_price_never_exceeds_what_is_allowed(
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
     head = file.NodeType("head", 1, 0, 0, 0.1, 0.1, fewest=1)
-    rented = file.ClusterFile(Path("c"), AWS, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0)))
+    config = {**AWS, "max_workers": 4}
+    rented = file.ClusterFile(
+        Path("c"), config, (head, file.NodeType("worker", 4, 16, 0, 0.4, 1.0))
+    )
     asked = Resources(cpus_per_worker=cpus)
     try:
         made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)
@@ -348,7 +355,7 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    job = stage.Job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
+    job = stage.job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
     folder = tmp_path / "stage"
     assert stage.gather(folder, sweep, job) > 0
     moved = (folder / "sweep.yaml").read_text()
@@ -362,14 +369,14 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     script = (folder / "job.sh").read_text()
     assert "--fail-fast" in script
     assert "~/v/bin/python -m raybench" in script
-    stage.gather(folder, sweep, stage.Job("/kept/job-2", "/there/far"))
+    stage.gather(folder, sweep, stage.job("/kept/job-2", "/there/far"))
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
 
 
 def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
     """The job's script leaves the exit code behind, its words, and the id of its process before."""
     out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
-    job = stage.Job(str(told), out, ("--inline",), sys.executable)
+    job = stage.job(str(told), out, ("--inline",), sys.executable)
     stage.gather(tmp_path / "stage", spec.load(SWEEP), job)
     script = tmp_path / "stage/job.sh"
     script.write_text(script.read_text().replace(" --address auto", ""))
@@ -515,7 +522,7 @@ def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
     host = Leased(tmp_path / "h")
     host.take("aaaaaaaa")
     assert host.minutes == [30]
-    job = stage.Job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
+    job = stage.job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
     stage.gather(host.home / "raybench-launch", spec.load(SWEEP), job)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
     assert host.minutes[-1] == 120
@@ -578,15 +585,14 @@ def test_a_machine_of_ones_own_is_freed_and_stays(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Here(Host):
-    """This machine in place of a host: a shell runs what ssh would."""
+    """This machine in place of a host: a shell runs what ssh would, called by us or by rsync."""
 
     def ssh(self, *options: str) -> list[str]:
         """A shell in place of ssh, to which a login and a command are given."""
-        return ["sh", "-c", 'eval "$1"']
+        return ["sh", "-c", 'test "$1" != -l || shift 2; shift; eval "$*"', "sh"]
 
-    def push(self, here: Path, there: str, *options: str) -> None:
-        """Copy as rsync does, with nothing left out."""
-        shutil.copytree(here, there, dirs_exist_ok=True)
+
+HERE = Here("here", "me")
 
 
 def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +606,7 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     want = store.load(str(far)).sort_values(["cell", "round"], ignore_index=True)
     real, steps = Path.replace, [0]
     for stop_after in range(12):
-        home, listing = tmp_path / f"home{stop_after}", tmp_path / f"listing{stop_after}"
+        home = tmp_path / f"home{stop_after}"
         store.Store(home).claim((far / "sweep.yaml").read_text())
         steps[0] = 0
 
@@ -612,11 +618,11 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace)
-            follow.fetch(Here("", ""), home, str(far), listing)
+            follow.fetch(HERE, home, str(tmp_path), str(far))
         if list(home.glob("cells/*")):
             half, cells = store.load(home), store.cells(home)
             assert set(cells["cell"]) == set(half["cell"])
-        follow.fetch(Here("", ""), home, str(far), listing)
+        follow.fetch(HERE, home, str(tmp_path), str(far))
         got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
         assert not store.Store(home).repair()
@@ -625,34 +631,40 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_is_home_does_not_travel_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One listing says what is new; what was removed here comes again, and names that no sweep writes never do."""
-    far, home, listing = tmp_path / "kept/far", tmp_path / "home", tmp_path / "listing"
-    for name in (
-        "cells/a.parquet",
-        "curves/a.parquet",
-        "plan/cells.json",
+    """What is new comes; what was removed here comes again, and what no sweep writes never does: names, links, devices."""
+    far, home = tmp_path / "kept/far", tmp_path / "home"
+    shards = ["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]
+    for name in [
+        *shards,
         "plan/lock",
+        "plan/evil.json",
         "cells/.b.tmp",
-    ):
+        "cells/..c",
+        "cells/deep/d",
+    ]:
         (far / name).parent.mkdir(parents=True, exist_ok=True)
         (far / name).write_text(name)
-    travelled: list[list[str]] = []
-    copied = follow._copied
+    (far / "cells/link.parquet").symlink_to("/etc/passwd")
+    os.mkfifo(far / "cells/pipe.parquet")
+    travelled: list[str] = []
+    real = Path.replace
 
-    def noted(host: Host, out: str, names: list[str], target: Path) -> None:
-        travelled.append(sorted(names))
-        copied(host, out, names, target)
+    def replace(source: Path, target: Path) -> Path:
+        travelled.append(f"{target.parent.name}/{target.name}")
+        return real(source, target)
 
-    monkeypatch.setattr(follow, "_copied", noted)
-    given = (Here("", ""), home, str(far), listing)
-    assert follow.fetch(*given) == 1
-    assert travelled == [["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]]
-    assert follow.fetch(*given) == 1
-    (far / "plan/cells.json").write_text("changed")
+    monkeypatch.setattr(Path, "replace", replace)
+    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    assert travelled == shards[::-1]
+    assert {p.name for p in home.rglob("*") if p.is_file()} == {"cells.json", "a.parquet"}
+    travelled.clear()
+    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    assert travelled == []
+    (far / "plan/cells.json").write_text("PLAN/cells.json")  # as many bytes, in the same second
     (home / "cells/a.parquet").unlink()
-    follow.fetch(*given)
-    assert travelled[1:] == [["cells/a.parquet", "plan/cells.json"]]
-    assert (home / "plan/cells.json").read_text() == "changed"
+    follow.fetch(HERE, home, str(tmp_path), str(far))
+    assert travelled == ["plan/cells.json", "cells/a.parquet"]
+    assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
 
 def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
@@ -663,64 +675,66 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     (far / "sweep.yaml").write_text("name: another\n")
     (far / "cells/a.parquet").write_text("foreign")
     for use in (
-        lambda: follow.send(Here("", ""), home, str(far)),
-        lambda: follow.fetch(Here("", ""), home, str(far), tmp_path / "listing"),
+        lambda: follow.send(HERE, home, str(far)),
+        lambda: follow.fetch(HERE, home, str(tmp_path), str(far)),
     ):
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
-    assert list(home.iterdir()) == []
+    assert not [path for path in home.rglob("*") if path.is_file()]
     one, other = (launcher.kept_there(file.ClusterFile(Path(), {}), k) for k in ("a", "b"))
     assert one != other, "no two launches share a folder"
 
 
-def test_a_follower_that_is_cut_off_leaves_no_shell_behind(tmp_path: Path) -> None:
-    """The head answers what it is asked, a line each; where nobody asks for half a minute its shell ends."""
-    (tmp_path / "kept/job").mkdir(parents=True)
-    (tmp_path / "kept/job/progress.json").write_text('{"now": {}}')
-    host = Here("", "")
-    with follow.Line(
-        host, str(tmp_path / "kept"), str(tmp_path / "kept/job"), str(tmp_path)
-    ) as line:
-        assert line.ask()
-        assert line.told.progress == {"now": {}}
-        assert line.told.code is None
-        (tmp_path / "kept/job/ended").write_text("3\n")
-        assert line.ask()
-        assert line.told.code == 3
-    assert "read -r -t 30" in follow.TELL
+def test_what_a_job_tells(tmp_path: Path) -> None:
+    """Its progress and its exit code come with the results, and nothing of them stays; one that was killed has 137."""
+    job, home = tmp_path / "kept/job", tmp_path / "home"
+    job.mkdir(parents=True)
+
+    def told() -> follow.Told:
+        said = follow.fetch(HERE, home, str(job), "")
+        assert list(home.iterdir()) == []
+        return said
+
+    assert told() == follow.Told()
+    (job / "progress.json").write_text('{"now": {}}')
+    (job / "driver.pid").write_text(f"{os.getpid()}\n")
+    assert told() == follow.Told({"now": {}})
+    (job / "ended").write_text("3\n")
+    assert told().code == 3
+    (job / "ended").unlink()
+    (job / "driver.pid").write_text(f"{2**22 + 1}\n")
+    assert told().code == 137
+    (job / "progress.json").write_text('{"now": ')
+    assert told() == follow.Told({}, 137)
 
 
-# -- Kubernetes: documents, and a wheel that a ConfigMap can hold ---------------------------------
+# -- Kubernetes --------------------------------------------------------------------------------
 
 
-def files_in(data: bytes) -> dict[str, bytes]:
-    """Return what a wheel holds."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def test_a_pod_installs_the_wheel_that_was_packed(tmp_path: Path) -> None:
-    """The line of the shipped file, run by bash in folders of its own; only pip is a stand-in."""
-    documents = yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text())
-    (job,) = (d for d in documents if d and d["kind"] == "RayJob")
-    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    (line,) = head["command"]
-    launch, there, tools = (tmp_path / name for name in ("launch", "tmp", "tools"))
-    for folder in (launch, there, tools):
-        folder.mkdir()
-    whole = wheel.build(launch)
-    before = whole.read_bytes()
-    call(sys.executable, "-m", "raybench.cluster.wheel", whole, check=True)
-    assert not whole.exists()
-    (tools / "pip").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$CALLED"\n')
-    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    line = line.replace("/raybench-launch", str(launch))
-    line = line.replace("/tmp/raybench", f"{there}/raybench")
-    line = line.replace("'/tmp'", f"'{there}'")
-    called = tmp_path / "called"
-    path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLED": str(called)}
-    call("bash", "-c", line, env=path, check=True)
-    assert called.read_text().split()[-1] == f"{there}/{whole.name}[cluster]"
-    assert files_in((there / whole.name).read_bytes()) == files_in(before)
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
+def test_pods_install_what_the_file_says_to_archive(tmp_path: Path) -> None:
+    """The command at the top of the file, run by bash: what it writes fits a ConfigMap, and pip makes raybench of it."""
+    text = (ROOT / "cluster/kuberay.yaml").read_text()
+    (command,) = re.findall(r"#   (git archive .*)", text)
+    assert "/raybench-launch/raybench.tar.xz[cluster]" in text
+    file = tmp_path / "raybench.tar.xz"
+    call("bash", "-c", command.replace("dist/raybench.tar.xz", str(file)), cwd=ROOT, check=True)
+    assert file.stat().st_size < 900_000, "a ConfigMap holds 1 MiB"
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    )
+    call(*pip, "-w", tmp_path, f"{file}[cluster]", check=True)
+    (built,) = tmp_path.glob("raybench-*.whl")
+    committed = call(
+        "git", "ls-tree", "-r", "--name-only", "HEAD", "raybench", cwd=ROOT, check=True
+    )
+    assert {name for name in committed.stdout.split() if name.endswith(".py")} <= set(
+        zipfile.ZipFile(built).namelist()
+    )

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from cluster_kit import free_port
@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parent.parent
 REGION = "us-west-2"
 KNOWN = "/aws/service/ami-amazon-linux-latest/amzn2-ami-hvm-x86_64-gp2"  # to moto
+UP = ("pending", "running", "stopping", "stopped")  # states of machines that are not gone
 SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 
@@ -65,6 +66,26 @@ class Amazon:
             [sys.executable, "-m", "raybench", *args], cwd=self.folder, env=self.env, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+    def killed(self, run: subprocess.Popen[str], moment: str) -> None:
+        """Kill a command at a moment, and see that what it had started ends with it, a ``ray up`` above all."""
+        until = time.monotonic() + 200
+        while not MOMENTS[moment](self):
+            assert run.poll() is None, run.communicate()[0]
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+MOMENTS: dict[str, Callable[[Amazon], object]] = {
+    "making a role": lambda amazon: amazon.client("iam").list_roles()["Roles"],
+    "made": lambda amazon: amazon.nodes("pending", "running"),
+    "trying ssh": lambda amazon: amazon.calls.count("ssh") >= 3,
+    "ending": lambda amazon: amazon.nodes("shutting-down", "terminated"),
+}
 
 
 @pytest.fixture
@@ -110,14 +131,8 @@ def amazon(tmp_path: Path) -> Iterator[Amazon]:
 def test_ray_up_is_killed_and_down_ends_all_it_started(amazon: Amazon) -> None:
     """The head is closed by key and group, says whose it is, ends by itself from its first second on, and at ``down``."""
     run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes", "--max-cost", "20")
-    until = time.monotonic() + 200
-    while "ssh" not in amazon.calls:
-        assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    amazon.killed(run, "trying ssh")
     (head,) = amazon.nodes("pending", "running")
-    run.send_signal(signal.SIGKILL)
-    run.wait()
     ec2, node = amazon.client("ec2"), head["InstanceId"]
     tags = {tag["Key"]: tag["Value"] for tag in head["Tags"]}
     assert tags["ray-cluster-name"].startswith("raybench-")
@@ -148,25 +163,24 @@ def test_ray_up_is_killed_and_down_ends_all_it_started(amazon: Amazon) -> None:
     said, _ = end.communicate(timeout=200)
     assert end.returncode == 0, said
     assert "the provider knows no node of this cluster" in said
-    assert amazon.nodes("pending", "running", "stopping", "stopped") == []
+    assert amazon.nodes(*UP) == []
     assert set(amazon.calls) <= {"ssh", "rsync", "scp"}
 
 
-def test_killed_in_the_middle_of_ray_up(amazon: Amazon) -> None:
-    """Wherever ``ray up`` is within these seconds: what it has started is found by its tags and ended."""
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(amazon: Amazon, moment: str) -> None:
+    """Whatever was started by then is found by its tags and ended; nothing that was killed goes on in its children."""
     run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes")
-    until = time.monotonic() + 200
-    while not list(amazon.folder.glob("state/raybench/launches/*/cluster.yaml")):
-        assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    time.sleep(random.Random(0).uniform(0, 8))
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    if moment == "ending":
+        amazon.killed(run, "trying ssh")
+        run = amazon.raybench("down", "results/far")
+    amazon.killed(run, moment)
+    assert len(amazon.nodes(*UP)) == (moment in ("made", "trying ssh"))
+    assert bool(amazon.calls) == (moment in ("trying ssh", "ending"))
     end = amazon.raybench("down", "results/far")
     said, _ = end.communicate(timeout=200)
     assert end.returncode == 0, said
-    assert amazon.nodes("pending", "running", "stopping", "stopped") == []
+    assert amazon.nodes(*UP) == []
 
 
 def test_images_are_looked_up_before_anything_is_started(

@@ -253,7 +253,6 @@ def test_a_killed_launcher_and_a_killed_host(bench: Hosts, here: Path, tmp_path:
     first.send_signal(signal.SIGKILL)
     first.wait()
     bench.lose(2)
-    wait_for(lambda: "read -r -t" not in bench.run(1, "ps -eo args").stdout, None, 60)
     again = launched(tmp_path, "attach", "far")
     said, _ = again.communicate(timeout=800)
     # the sweep itself is whole; of the host that vanished nobody can say what runs there

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from cluster_kit import write_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 SWEEP = """
 name: nodes
 problem: {name: logistic, dataset: breast_cancer, clients: 20, regularizer: nonconvex, lambda: 0.1, scale: columns}
@@ -18,8 +22,7 @@ algorithm: ef21
 compressor: {name: top_k, k: 1..12}
 step_size: {theory: [1, 4]}
 """
-# A head with few CPUs or none, where the driver and the queue are, and nodes with a worker each.
-CLUSTER = """
+START = """
 import json, os, sys, threading, time
 from collections import Counter
 from contextlib import suppress
@@ -29,12 +32,14 @@ from raybench.runtime.session import HEAD_ENVIRONMENT, RAY_ENVIRONMENT
 for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
     os.environ.setdefault(name, value)
 import ray
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import AutoscalingCluster, Cluster
 from raybench import spec
 from raybench.runtime import progress
 from raybench.runtime.driver import drive
-
 sweep, out, how = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+"""
+# A head with few CPUs or none, where the driver and the queue are, and nodes with a worker each.
+CLUSTER = """
 frozen = []
 
 def say(text):  # not on sys.stdout, which the driver silences while Tune runs
@@ -105,18 +110,82 @@ if __name__ == "__main__":
 """
 
 
+# Nodes that Ray's autoscaler starts when a sweep asks for them, and ends when they are idle: processes of this machine
+# in the place of rented ones. Ray's test cluster ends all of Ray that it sees when it starts and when it ends: it is run
+# where it sees no other process. Its own configuration is not in the wheel, so it stands here.
+AUTOSCALED = """
+COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+
+class Fake(AutoscalingCluster):
+    def _generate_config(self, head, workers, autoscaler_v2=False, **more):
+        kinds = {**workers, "head": {"resources": dict(head), "node_config": {}, "max_workers": 0}}
+        provider = ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check", "launch_multiple")
+        return {
+            **{f"{when}_commands": [] for when in COMMANDS}, **{key: {} for key in ("auth", "docker", "file_mounts")},
+            **{key: [] for key in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+            "cluster_name": "fake", "max_workers": 8, "idle_timeout_minutes": 0.5, "upscaling_speed": 1.0,
+            "file_mounts_sync_continuously": False,
+            "provider": {"type": "fake_multinode", **dict.fromkeys(provider, True)},
+            "head_node_type": "head", "available_node_types": kinds,
+        }
+
+def nodes():
+    alive = [n["Resources"] for n in ray.nodes() if n["Alive"] and "CPU" in n["Resources"]]
+    gpus = sum("GPU" in n for n in alive)
+    return len(alive) - gpus, gpus
+
+def watch(until):
+    while not until():
+        seen.append(nodes())
+        time.sleep(0.5)
+
+def running():
+    every = [p for p in psutil.process_iter(["status", "name"]) if p.pid not in (1, os.getpid())]
+    return [p.info["name"] for p in every if p.info["status"] != psutil.STATUS_ZOMBIE]
+
+if __name__ == "__main__":
+    seen, over = [], threading.Event()
+    store = {"object_store_memory": 100_000_000}
+    kind = {"node_config": {}, "min_workers": 0}
+    cluster = Fake({"CPU": 0, **store}, {
+        "worker": {**kind, "resources": {"CPU": 1, **store}, "max_workers": 3},
+        "gpu": {**kind, "resources": {"CPU": 1, "GPU": 1, **store}, "max_workers": 1},
+    })
+    cluster.start()
+    ray.init(address="auto", log_to_driver=False)
+    assert nodes() == (0, 0)
+    thread = threading.Thread(target=watch, args=(over.is_set,))
+    thread.start()
+    outcome = drive(spec.load(sweep), out, address="auto")
+    print("done", outcome.exit_code, json.dumps(outcome.counts), flush=True)
+    over.set()
+    thread.join()
+    until = time.monotonic() + 180
+    watch(lambda: nodes() == (0, 0) or time.monotonic() > until)
+    left = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
+    print("still asked for", len(left), flush=True)
+    print("nodes", *map(max, zip(*seen)), "and then", *nodes(), flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    until = time.monotonic() + 20
+    while running() and time.monotonic() < until:
+        time.sleep(0.2)
+    print("processes", running())
+"""
+
+
 def run(
-    tmp_path: Path, how: str, rounds: int, more: str = "", head: int = 0
+    tmp_path: Path, how: str, rounds: int, more: str = "", head: int = 0, **env: str
 ) -> tuple[pd.DataFrame, str, str]:
     """Run the sweep while something happens; return its cells and what was said."""
-    (tmp_path / "cluster.py").write_text(CLUSTER)
+    (tmp_path / "cluster.py").write_text(START + (AUTOSCALED if how == "autoscaled" else CLUSTER))
     (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: {rounds}\n{more}")
+    call = [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)]
+    if how == "autoscaled":
+        apart = ("unshare", "--pid", "--fork", "--mount-proc", "--net", "--kill-child")
+        call = [*apart, "sh", "-c", f"ip link set lo up && {shlex.join(call)}; exit $?"]
     done = subprocess.run(
-        [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        call, cwd=tmp_path, capture_output=True, text=True, timeout=560, env={**os.environ, **env}
     )
     assert 'done 0 {"ok": 24' in done.stdout, done.stdout + done.stderr
     frame = pd.read_parquet(tmp_path / "out" / "cells")
@@ -155,3 +224,22 @@ def test_what_waits_is_asked_for_and_nodes_that_come_are_used(tmp_path: Path, mo
     else:
         assert result == {"1": 12}
     assert set(frame.attempts) == {1}
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs root for processes of its own"
+)
+def test_an_autoscaler_starts_nodes_for_a_sweep_and_ends_them_after_it(tmp_path: Path) -> None:
+    """From none to as many as there may be and back to none; all cells are there.
+
+    The node with a GPU, that no cell asks for, is started as well once the others are at their most: what ``launch`` says
+    of the cost counts it.
+    """
+    with tempfile.TemporaryDirectory(prefix="rb", dir="/tmp") as short:  # sockets have long names
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(write_token(Path(short) / "t"))}
+        env |= {"TMPDIR": short, "RAY_TMPDIR": short, "PATH": path}
+        env["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "300"  # a busy machine starts a node in minutes
+        _, said, _ = run(tmp_path, "autoscaled", 2000, **env)
+    assert "nodes 3 1 and then 0 0" in said
+    assert "processes []" in said

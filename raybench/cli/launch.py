@@ -16,11 +16,11 @@ from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from raybench.cluster.begin import Offer
     from raybench.cluster.file import ClusterFile, NodeType
     from raybench.cluster.price import Price
     from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
+    from raybench.execution.plan import Plan
 
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
 Which = Annotated[
@@ -75,39 +75,36 @@ def launch(
     folder = Path(results_of(sweep, None if remote else out))
     nodes = files.read(cluster)
     record = Launch(folder)
-    before = record.order()
-    if before is not None and record.state not in ("fetched", "down"):
+    state = "down" if record.order() is None else record.state
+    if state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if (
-        before is not None and record.state == "fetched"
-    ):  # its cluster was kept, and its hours go on
-        max_hours = min(max_hours, (float(before["deadline"]) - time.time()) / 3600)
+    if state == "fetched":  # its cluster was kept, and its hours go on
+        max_hours = min(max_hours, (float(record.ordered()["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
-    made = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
-    _show_offer(made, nodes, str(remote or folder), record)
+    plan, cost = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    _show_offer(plan, cost, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
-    if not made.plan.batches:
+    if not plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InputError.of("launch", "nobody is there to say yes", "give --yes")
-        if not typer.confirm("Start it?", default=False):
-            raise typer.Exit(0)
-    begin.order(record, sweep, nodes, made, flags, remote, keep, notify)
+    if not yes and not sys.stdin.isatty():
+        raise InputError.of("launch", "nobody is there to say yes", "give --yes")
+    if not yes and not typer.confirm("Start it?", default=False):
+        raise typer.Exit(0)
+    begin.order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
     from raybench.cluster.price import spent
-    from raybench.cluster.states import STATES, ordered
+    from raybench.cluster.states import begun, last_state
 
     rows = []
-    for key, facts in ordered():
-        state = next((s for s in reversed(STATES) if s in facts), "ordered")
+    for key, facts in begun():
+        state = last_state(facts)
         ends = "" if state == "down" else _clock(facts.get("deadline"))
         state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
         name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
@@ -218,8 +215,8 @@ def _notify(steps: Steps, code: int) -> None:
 
     from raybench.cluster.price import spent
 
-    facts = {**steps.order, "down": steps.launch.reached("down") or {}}
-    up = "" if facts["down"] else ", its cluster is up"
+    facts = steps.launch.ordered()
+    up = "" if steps.launch.state == "down" else ", its cluster is up"
     where = facts.get("remote_out") or steps.launch.results
     line = f"{facts['name']}: exit code {code}, cost {spent(facts)}{up}, results in {where}"
     note(line)
@@ -255,8 +252,6 @@ def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
     from raybench.cluster.steps import NotDown
 
     record = steps.launch
-    if record.state == "ordered" and not steps.config.exists():
-        record.reach("down", sure=["nothing was started"])
     try:
         sure = steps.down(fetching, lost)
     except (NotDown, RuntimeError, OSError) as error:
@@ -274,15 +269,17 @@ def _steps(record: Launch) -> Steps:
     return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
-def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
+def _show_offer(
+    plan: Plan, cost: Price, cluster: ClusterFile, results: str, record: Launch
+) -> None:
     """Print what the launch would take."""
     from raybench.core.limits import duration
 
-    plan, cost, screen = made.plan, made.price, Screen()
+    screen = Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     missing = count(plan.missing, "cell")
     screen.head(plan.sweep.name, f"  {missing} to run{stage}, {len(plan.done):,} there")
-    low, high, soon, late = (duration(s) for s in (*made.seconds, *(3600 * h for h in cost.hours)))
+    low, high, soon, late = (duration(s) for s in (*cost.seconds, *(3600 * h for h in cost.hours)))
     group = plan.sweep.resources.workers
     slots = f"{cost.slots}" + f" groups of {group} workers" * (group > 1)
     if cost.slots is None:
@@ -314,7 +311,7 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     if cluster.own_machines:
         return [("cost", "your own machines")]
     if cost.cost is None or cost.most is None:
-        bare = ", ".join(n.machine or n.name for n in cluster.nodes if n.listed is None)
+        bare = ", ".join(n.machine or n.name for n in cluster.unpriced)
         where = cluster.region or "this region"
         return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))

@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.cluster import launcher, stage
@@ -23,15 +22,6 @@ from raybench.store import Store
 from raybench.store.files import check_reachable
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What is to be launched: the plan, the seconds of its work on one slot of this machine (from, to), the price."""
-
-    plan: Plan
-    seconds: tuple[float, float]
-    price: Price
-
-
 def offer(
     sweep: Sweep,
     cluster: ClusterFile,
@@ -41,7 +31,7 @@ def offer(
     max_cost: float | None,
     retry_failed: bool = False,
     best: Best | None = None,
-) -> Offer:
+) -> tuple[Plan, Price]:
     """Return the plan of what a results folder lacks, and its price on a cluster.
 
     remote: the folder's URL where it is not on this machine. best: judges the steps of a sweep that searches.
@@ -64,14 +54,14 @@ def offer(
         high = more * sum(e.seconds * e.spread[1] for e in tried.values())
     asked = plan.sweep.resources
     cost = price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
-    return Offer(plan, (low, high), cost)
+    return plan, cost
 
 
 def order(
     launch: Launch,
     sweep: Sweep,
     cluster: ClusterFile,
-    made: Offer,
+    cost: Price,
     flags: Sequence[str],
     remote_out: str,
     keep: bool,
@@ -87,7 +77,7 @@ def order(
         launch.amend(number=int(launch.ordered()["number"]) + 1)
     else:
         owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
-        deadline = time.time() + made.price.most_hours * 3600
+        deadline = time.time() + cost.most_hours * 3600
         launch.begin({"number": 1, "owner": owner, "deadline": deadline})
     said, python = launch.ordered(), launcher.python_of(cluster)
     # a slash would break the Jobs API
@@ -100,9 +90,9 @@ def order(
         launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
     launch.amend(
         job=job, name=sweep.name, keep=keep, notify=notify, remote_out=remote_out, python=python, kept=kept,
-        out="" if remote_out else out, lease=lease, per_hour=made.price.per_hour, currency=cluster.currency,
+        out="" if remote_out else out, lease=lease, per_hour=cost.per_hour, currency=cluster.currency,
     )  # fmt: skip
     stage.gather(
-        launch.place("stage"), sweep, stage.Job(f"{kept}/{job}", out, tuple(flags), python, lease)
+        launch.place("stage"), sweep, stage.job(f"{kept}/{job}", out, flags, python, lease)
     )
     Store(launch.results).claim(sweep.text)

@@ -30,16 +30,16 @@ CLOUDS: Mapping[str, tuple[str, str, str]] = {
 class NodeType:
     """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
-    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. None where the file
-    does not say; so with cpus.
+    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. Infinite where the file
+    does not say. cpus: None where it does not.
     """
 
     name: str
     most: int
     cpus: float | None
     gpus: float
-    price: float | None
-    listed: float | None
+    price: float
+    listed: float
     machine: str = ""
     spot: bool = False
     fewest: int = 0
@@ -67,6 +67,16 @@ class ClusterFile:
     def own_machines(self) -> bool:
         """Whether the machines are the user's own."""
         return bool(self.hosts)
+
+    @property
+    def unpriced(self) -> list[NodeType]:
+        """The nodes whose list price nobody has written down."""
+        return [node for node in self.nodes if math.isinf(node.listed)]
+
+    @property
+    def max_workers(self) -> int:
+        """How many nodes there are at most, over all types, the head not counted."""
+        return len(self.hosts) - 1 if self.hosts else int(self.config.get("max_workers", 2))
 
     @property
     def ends_by_itself(self) -> bool:
@@ -157,7 +167,9 @@ def _rented(
         what = f"head_node_type {head!r} is none of available_node_types"
         raise InputError.of("head_node_type", what, nearest(head, types))
     place, machine_at, spot_at = CLOUDS.get(str(config["provider"]["type"]), ("", "", ""))
-    prices = {where: _prices(f"{OWN}.prices.per_hour.{where}", of) for where, of in costs.items()}
+    prices = {
+        region: _by_machine(f"{OWN}.prices.per_hour.{region}", of) for region, of in costs.items()
+    }
     here = prices.get(str(config["provider"].get(place, "")), {})
     machines = {name: str(_at(said.get("node_config"), machine_at)) for name, said in types.items()}
     names = {*machines.values(), *(machine for of in prices.values() for machine in of)}
@@ -168,33 +180,19 @@ def _rented(
         said, machine = types[name], machines[name]
         size, price = said.get("resources") or {}, here.get(machine, {})
         spot = str(_at(said.get("node_config"), spot_at)).lower() == "spot"
-        usual = price.get("spot", price.get("list")) if spot else price.get("list")
+        listed = price.get("list", math.inf)
+        usual = price.get("spot", listed) if spot else listed
         most = 1 if name == head else min(bound, int(said.get("max_workers", bound)))
         fewest = 1 if name == head else min(most, int(said.get("min_workers", 0)))
         cpu, gpu = size.get("CPU", cpus.get(machine)), size.get("GPU", gpus.get(machine, 0.0))
-        return NodeType(name, most, cpu, gpu, usual, price.get("list"), machine, spot, fewest)
+        return NodeType(name, most, cpu, gpu, usual, listed, machine, spot, fewest)
 
     return tuple(kind(name) for name in sorted(types, key=lambda name: name != head))
 
 
-def _prices(where: str, machines: object) -> dict[str, dict[str, float]]:
-    """Return the prices of a region's machines."""
-    if not isinstance(machines, Mapping):
-        raise InputError.of(where, f"{machines!r} has no machines", f"prices go {BY}")
-    prices: dict[str, dict[str, float]] = {}
-    for name, cost in machines.items():
-        if not isinstance(cost, Mapping):
-            raise InputError.of(f"{where}.{name}", f"{cost!r} has no keys", f"prices go {BY}")
-        _allowed(f"{where}.{name}", cost, KINDS)
-        prices[str(name)] = {k: _number(f"{where}.{name}.{k}", v) for k, v in cost.items()}
-    return prices
-
-
 def _sizes(own: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, float]:
     """Return CPUs or GPUs by machine, or by head and worker where they are the user's own."""
-    sizes = own.get(key) or {}
-    _allowed(f"{OWN}.{key}", sizes, tuple(sorted(names)))
-    return {name: _number(f"{OWN}.{key}.{name}", value) for name, value in sizes.items()}
+    return _numbers(f"{OWN}.{key}", own.get(key) or {}, tuple(sorted(names)))
 
 
 def _at(value: Any, path: str) -> Any:
@@ -220,12 +218,26 @@ def _valid(path: str, config: Mapping[str, Any]) -> None:
         raise InputError.of("--cluster", what, str(error).split("\n")[0]) from error
 
 
+def _by_machine(where: str, machines: object) -> dict[str, dict[str, float]]:
+    """Return the prices of a region's machines."""
+    if not isinstance(machines, Mapping) or not all(
+        isinstance(m, Mapping) for m in machines.values()
+    ):
+        raise InputError.of(where, f"{machines!r} has no machines", f"prices go {BY}")
+    return {str(name): _numbers(f"{where}.{name}", m, KINDS) for name, m in machines.items()}
+
+
 def _allowed(where: str, part: object, names: tuple[str, ...]) -> None:
     if not isinstance(part, Mapping):
         raise InputError.of(where, f"{part!r} has no keys", f"allowed: {', '.join(names)}")
     for key in part:
         if key not in names:
             raise InputError.of(f"{where}.{key}", "unknown key", nearest(str(key), names))
+
+
+def _numbers(where: str, part: Mapping[str, object], names: tuple[str, ...]) -> dict[str, float]:
+    _allowed(where, part, names)
+    return {name: _number(f"{where}.{name}", value) for name, value in part.items()}
 
 
 def _number(where: str, value: object) -> float:

@@ -1,115 +1,42 @@
-"""What the head tells while a sweep runs there, asked over one connection by ssh, and its results, as they come."""
+"""What the head tells while a sweep runs there, and its results, as they come: one rsync brings both."""
 
 from __future__ import annotations
 
 import json
 import re
-import select
-import shlex
 import shutil
-import subprocess
-import tarfile
-import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.hosts import Host, Unreachable
+from raybench.cluster.hosts import Host
 from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
 
-# One line of answer to each line that is asked, and each pushes the lease. Whoever is cut off asks nothing any more,
-# and the shell on the head ends.
-TELL = """\
-cd {kept} && while read -r -t 30 _; do
-  {lease} push >/dev/null 2>&1
-  end=$(cat {job}/{ended} 2>/dev/null)
-  if [ -z "$end" ] && [ -f {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
-    sleep 1; end=$(cat {job}/{ended} 2>/dev/null || echo 137)
-  fi
-  echo "$end|$(ls {out}/cells 2>/dev/null | wc -l)|$(tr -d '\\n' <{job}/{progress} 2>/dev/null)"
-done"""
 OURS = (  # what a launch has sent to has the mark beside it
     "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
     "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
 )
-# Cells are listed first: the curves of each were written before it, so they are among what is listed afterwards.
-LIST = (
-    f"{OURS} && cd {{out}} 2>/dev/null && find cells weights curves plan -type f ! -name '.*' ! -name 'lock*' "
-    "-printf '%p %s %T@\\n' 2>/dev/null; true"
-)
-ASKED_EVERY, AGAIN = 1.0, 3.0  # seconds between questions, and between attempts to connect
+# What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
+LOOK = """\
+{lease} push >/dev/null 2>&1
+if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
+  sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
+fi
+{ours} && rsync"""
 SHARD = re.compile(
     r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
 
 
-@dataclass
+@dataclass(frozen=True)
 class Told:
-    """What the head told last. code: the exit code of its sweep, None while that runs. shards: of cells, there."""
+    """What the head told. code: the exit code of its sweep, None while that runs. shards: of cells, here."""
 
     progress: dict[str, Any] = field(default_factory=dict)
     code: int | None = None
     shards: int = 0
-
-
-class Line:
-    """A connection to the head, made again where it is lost; ``told`` is what was heard last."""
-
-    def __init__(self, host: Host, kept: str, job: str, out: str) -> None:
-        names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "lease": LEASE}
-        command = TELL.format(kept=kept, job=job, out=out or "none", **names)
-        self.command = [*host.ssh(), host.login, f"bash -c {shlex.quote(command)}"]
-        self.told = Told()
-        self.heard = time.monotonic()
-        self._ssh: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Line:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._ssh is not None:
-            self._ssh.kill()
-            self._ssh.wait()
-            self._ssh = None
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the head was heard."""
-        return time.monotonic() - self.heard
-
-    def ask(self) -> bool:
-        """Ask once, and return whether there was an answer; takes a second or a few."""
-        if self._ssh is None:
-            pipe = subprocess.PIPE
-            self._ssh = subprocess.Popen(
-                self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-            )
-        assert self._ssh.stdin is not None
-        assert self._ssh.stdout is not None
-        with suppress(OSError):
-            self._ssh.stdin.write(b"\n")
-            self._ssh.stdin.flush()
-            if select.select([self._ssh.stdout], [], [], 20)[0]:
-                answer = self._ssh.stdout.readline().decode(errors="replace").strip()
-                if answer.count("|") >= 2:
-                    self._take(*answer.split("|", 2))
-                    time.sleep(ASKED_EVERY)
-                    return True
-        self.__exit__()
-        time.sleep(AGAIN)
-        return False
-
-    def _take(self, end: str, shards: str, progress: str) -> None:
-        self.heard = time.monotonic()
-        with suppress(ValueError):
-            self.told.shards = int(shards)
-            if progress:
-                self.told.progress = json.loads(progress)
-        if end.strip().isdecimal():
-            self.told.code = int(end)
 
 
 def send(host: Host, results: Path, out: str) -> None:
@@ -123,50 +50,35 @@ def send(host: Host, results: Path, out: str) -> None:
     host.push(results, out, *(f"--exclude={name}" for name in apart))
 
 
-def fetch(host: Host, results: Path, out: str, listing: Path) -> int:
-    """Copy what is new on the head into the folder here; return how many shards of cells are here then.
+def fetch(host: Host, results: Path, job: str, out: str) -> Told:
+    """Copy what is new on the head into the folder here, and return what a job's folder there tells of it.
 
-    One listing by the head says what is there, and what ``listing`` holds of it and the folder has was copied before.
-    Files travel into a folder that nobody reads, and appear by a rename, cells last. Raises Unreachable, RuntimeError
-    and OSError.
+    out: the folder there, empty where results go elsewhere. Files travel into a folder that nobody reads, and appear by
+    a rename, cells last. rsync looks for the end of the job first, so that all is there when it is told, and for cells
+    before curves: those of each cell were written before it. Raises Unreachable, RuntimeError and OSError.
     """
-    names = {line: line.rsplit(" ", 2)[0] for line in host.run(LIST.format(out=out)).splitlines()}
-    names = {line: name for line, name in names.items() if SHARD.fullmatch(name)}
-    before = set(listing.read_text().splitlines()) if listing.exists() else set()
-    new = [n for line, n in names.items() if line not in before or not (results / n).exists()]
     spare = results / "tmp"
-    if new:
-        shutil.rmtree(spare, ignore_errors=True)
-        _copied(host, out, new, spare)
-    for part in ("plan", "curves", "cells"):
-        (results / part).mkdir(parents=True, exist_ok=True)
-    for name in sorted(new, key=lambda name: ORDER.index(name.split("/")[0])):
-        if (spare / name).exists():
-            (results / name).parent.mkdir(exist_ok=True)
-            (spare / name).replace(results / name)
     shutil.rmtree(spare, ignore_errors=True)
-    listing.write_text("\n".join(line for line, name in names.items() if (results / name).exists()))
-    return sum(1 for _ in (results / "cells").iterdir())
-
-
-def _copied(host: Host, out: str, names: list[str], target: Path) -> None:
-    """Copy files of the head's folder, as one stream. Raises Unreachable where it ends too early."""
-    call = [*host.ssh(), host.login, f"cd {out} && tar cf - --ignore-failed-read -T -"]
-    with tempfile.TemporaryFile() as asked:
-        asked.write("\n".join(names).encode())
-        asked.seek(0)
-        ssh = subprocess.Popen(call, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        with tarfile.open(fileobj=ssh.stdout, mode="r|") as archive:
-            for member in archive:
-                data = archive.extractfile(member) if member.isreg() else None
-                if data is None or not SHARD.fullmatch(member.name):
-                    continue
-                (target / member.name).parent.mkdir(parents=True, exist_ok=True)
-                with (target / member.name).open("wb") as file:
-                    shutil.copyfileobj(data, file)
-    except tarfile.TarError as error:
-        raise Unreachable(f"{host.address}: the results stopped coming: {error}") from error
-    finally:
-        ssh.kill()
-        ssh.wait()
+    spare.mkdir(parents=True)
+    ours = OURS.format(out=out) if out else "true"
+    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID, ours=ours)
+    there = [f"{job}/{ENDED}", f"{job}/{PROGRESS}"]
+    there += [f"{out}/{part}" for part in reversed(ORDER) if out]
+    host.pull(
+        there, spare, "--no-inc-recursive", "--modify-window=-1", f"--compare-dest={results.absolute()}",
+        "--exclude=.*", "--exclude=lock*", f"--rsync-path={look}",
+    )  # fmt: skip
+    progress: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        progress = dict(json.loads((spare / PROGRESS).read_text()))
+    end = (spare / ENDED).read_text().strip() if (spare / ENDED).is_file() else ""
+    for part in ORDER if out else ():
+        if part != "weights":
+            (results / part).mkdir(exist_ok=True)
+        for file in sorted(spare.glob(f"{part}/*")):
+            if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
+                (results / part).mkdir(exist_ok=True)
+                file.replace(results / part / file.name)
+    shutil.rmtree(spare, ignore_errors=True)
+    shards = sum(1 for _ in (results / "cells").iterdir()) if out else 0
+    return Told(progress, int(end) if end.isdecimal() else None, shards)

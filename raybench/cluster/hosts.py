@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +68,24 @@ class Host:
 
     def push(self, here: Path, there: str, *options: str) -> None:
         """Copy a folder to the host. Raises Unreachable and RuntimeError as ``run`` does."""
-        # the path on the host is for rsync alone, so that no shell of the host reads it
-        call = ["rsync", "-a", "--protect-args", "--timeout=60", "-e", shlex.join(self.ssh())]
-        call += [*options, f"{here}/", f"{self.login}:{there}/"]
+        self._rsync("-a", *options, f"{here}/", f"{self.login}:{there}/")
+
+    def pull(self, there: Sequence[str], here: Path, *options: str) -> None:
+        """Copy files and folders of the host into a folder, times and no more of what they are, and none that is absent.
+
+        Raises Unreachable and RuntimeError as ``run`` does.
+        """
+        sources = [f"{self.login}:{path}" for path in there]
+        self._rsync("-rt", "--ignore-missing-args", *options, *sources, f"{here}/")
+
+    def _rsync(self, *words: str) -> None:
+        # paths on the host are for rsync alone, so that no shell of the host reads them
+        call = ["rsync", "--protect-args", "--timeout=60", "-e", shlex.join(self.ssh()), *words]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode in (0, 24):  # 24: a file went away meanwhile
             return
-        text = f"{self.address}: {last_line(done.stderr) or 'rsync failed'}"
+        said = "\n".join(x for x in done.stderr.splitlines() if not x.startswith("rsync"))
+        text = f"{self.address}: {last_line(said) or last_line(done.stderr) or 'rsync failed'}"
         # 12, 30, 35, 255: the connection broke or never was
         raise Unreachable(text) if done.returncode in (12, 30, 35, 255) else RuntimeError(text)
 

@@ -19,18 +19,23 @@ START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; 
 class Price:
     """What is expected of a launch, and the most that it can come to.
 
-    slots: how many trials run at once on the whole cluster, None where the file does not say how many CPUs nodes have.
-    hours: expected, from and to. cost: in these hours, None without prices. most_hours: after which the cluster ends by
-    itself, whatever happens. most: the cost of the whole cluster for that long. per_hour: of the whole cluster, at list
-    prices.
+    seconds: of work on one slot of this machine, from and to. slots: how many trials run at once on the whole cluster,
+    None where the file does not say how many CPUs nodes have. hours: expected, from and to. cost: in these hours, None
+    without prices. most_hours: after which the cluster ends by itself, whatever happens. per_hour: of the dearest
+    cluster, at list prices.
     """
 
+    seconds: tuple[float, float]
     slots: int | None
     hours: tuple[float, float]
     cost: tuple[float, float] | None
     most_hours: float
-    most: float | None
     per_hour: float | None
+
+    @property
+    def most(self) -> float | None:
+        """What the dearest cluster costs until it ends by itself."""
+        return None if self.per_hour is None else self.per_hour * self.most_hours
 
 
 def price(
@@ -48,8 +53,9 @@ def price(
     hold a slot, or ``max_cost`` is given and a node has no price.
     """
     cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
-    # Ray starts nodes with GPUs for what asks for them alone
-    fits = [_places(n, cpus, gpus) if gpus or not n.gpus else 0 for n in cluster.nodes]
+    holds = [_places(node, cpus, gpus) for node in cluster.nodes]
+    # Ray prefers nodes without GPUs for work without them, so time and cost are expected of those
+    fits = [0 if node.gpus and not gpus else held for node, held in zip(cluster.nodes, holds)]
     places = None if None in fits else sum(f * n.most for f, n in zip(fits, cluster.nodes) if f)
     if cluster.nodes and places is not None and places < asked.workers:
         each = f"{cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
@@ -60,18 +66,18 @@ def price(
     slots = None if places is None else max(1, int(places // asked.workers))
     # what is started whether it is of use or not costs as much
     counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
-    usual = _sum([n.price for n in cluster.nodes], counts)
-    listed = _sum([n.listed for n in cluster.nodes], counts)
+    usual = sum(n.price * count for n, count in zip(cluster.nodes, counts) if count)
+    listed = _dearest(cluster, holds)
     start = 0.02 if cluster.own_machines else START_HOURS
     at_once = 3600 * max(1, min(slots or 1, batches))
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
-    cost = None if usual is None else (usual * hours[0], usual * hours[1])
+    cost = None if math.isinf(usual) else (usual * hours[0], usual * hours[1])
     if max_cost is not None:
         if not cluster.ends_by_itself:
             what = "a machine of this provider that shuts itself down costs on until it is deleted"
             raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
-        if listed is None or cost is None:
-            _refuse_unpriced(cluster, counts)
+        if math.isinf(listed) or cost is None:
+            _refuse_unpriced(cluster)
         elif cost[1] > max_cost:
             what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
             raise InputError.of(
@@ -82,13 +88,12 @@ def price(
     if hours[1] > max_hours:
         what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
-    most = None if listed is None else listed * max_hours
-    return Price(slots, hours, cost, max_hours, most, listed)
+    return Price(seconds, slots, hours, cost, max_hours, None if math.isinf(listed) else listed)
 
 
-def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
+def _refuse_unpriced(cluster: ClusterFile) -> None:
     """Raise InputError that says how the missing prices are given."""
-    bare = [n for n, count in zip(cluster.nodes, counts) if count and n.listed is None]
+    bare = cluster.unpriced
     names = ", ".join(dict.fromkeys(n.machine or n.name for n in bare))
     where = f" in {cluster.region}" if cluster.region else ""
     fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, "
@@ -96,11 +101,20 @@ def _refuse_unpriced(cluster: ClusterFile, counts: Sequence[int]) -> None:
     raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
 
 
-def _sum(prices: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Return the price of all nodes together, None where one is unknown."""
-    if any(p is None for p, count in zip(prices, counts) if count):
-        return None
-    return sum(p * count for p, count in zip(prices, counts) if p is not None)
+def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> float:
+    """Return the list price of an hour of the dearest nodes that may run, infinite where one has none.
+
+    Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
+    ``max_workers`` besides the head.
+    """
+    left = max(0, cluster.max_workers - sum(node.fewest for node in cluster.nodes[1:]))
+    price = sum(node.listed * node.fewest for node in cluster.nodes if node.fewest)
+    more = [node for node, held in zip(cluster.nodes, holds) if held != 0]
+    for node in sorted(more, key=lambda node: -node.listed):
+        added = min(node.most - node.fewest, left)
+        price += node.listed * added if added else 0.0
+        left -= added
+    return price
 
 
 def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
@@ -121,7 +135,8 @@ def money(amount: float, currency: str) -> str:
 def spent(facts: Mapping[str, Any]) -> str:
     """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
     try:
-        over = min(time.time(), facts["deadline"], facts.get("down", {}).get("at", 1e18))
+        ended = facts.get("reached", {}).get("down", {}).get("at", math.inf)
+        over = min(time.time(), facts["deadline"], ended)
         cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
         return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
     except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raybench.cluster import wheel
+from raybench.cluster.states import write_private
 from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.data import catalogue
@@ -37,33 +36,34 @@ exit "$code"
 """
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job of the cluster: the folder of what it tells, where its results go, flags of ``raybench sweep``.
+def job(
+    folder: str, out: str, flags: Sequence[str] = (), python: str = "python3", lease: str = "push"
+) -> str:
+    """Return the script that a job of the cluster runs.
 
-    python: the interpreter there. lease: ``push`` while it runs, or ``hold`` until its results are fetched.
+    folder: what it tells lies there. out: where its results go. flags: of ``raybench sweep``. python: the interpreter there.
+    lease: ``push`` while it runs, or ``hold`` until its results are fetched.
     """
+    words = [
+        python,
+        "-m",
+        "raybench",
+        "sweep",
+        "sweep.yaml",
+        "--out",
+        out,
+        "--address",
+        "auto",
+        *flags,
+    ]
+    command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in words)
+    names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "log": LOG}
+    leases = {"lease": f"{LEASE} {lease}", "push": f"{LEASE} push"}
+    return JOB.format(command=command, job=shlex.quote(folder), **leases, **names)
 
-    folder: str
-    out: str
-    flags: tuple[str, ...] = ()
-    python: str = "python3"
-    lease: str = "push"
 
-    def script(self) -> str:
-        """Return the script that the job runs."""
-        words = [self.python, "-m", "raybench", "sweep", "sweep.yaml", "--out", self.out]
-        words += ["--address", "auto", *self.flags]
-        command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in words)
-        names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "log": LOG}
-        job = shlex.quote(self.folder)
-        return JOB.format(
-            command=command, job=job, lease=f"{LEASE} {self.lease}", push=f"{LEASE} push", **names
-        )
-
-
-def gather(folder: Path, sweep: Sweep, job: Job) -> int:
-    """Fill ``folder`` with all that a host needs, and return the bytes of data in it.
+def gather(folder: Path, sweep: Sweep, script: str) -> int:
+    """Fill ``folder`` with all that a host needs, the script of its job too, and return the bytes of data in it.
 
     A token that is there stays, else one is made. Raises InputError for files that are too large.
     """
@@ -71,7 +71,7 @@ def gather(folder: Path, sweep: Sweep, job: Job) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder.chmod(0o700)
-    write_secret(folder / TOKEN, token)
+    write_private(folder / TOKEN, token)
     wheel.build(folder)
     (folder / "constraints.txt").write_text(wheel.constraints())
     raw = yaml.parse(sweep.text, "the sweep")
@@ -81,7 +81,7 @@ def gather(folder: Path, sweep: Sweep, job: Job) -> int:
         for file in catalogue.files_of(name):
             data.copy(file, Path("data") / file.relative_to(catalogue.folder().absolute()))
     (folder / "data").mkdir(exist_ok=True)
-    (folder / "job.sh").write_text(job.script())
+    (folder / "job.sh").write_text(script)
     return data.bytes
 
 
@@ -90,13 +90,6 @@ def data_sets(sweep: Sweep) -> set[str]:
     keys = ("dataset", "test_set")
     given = {cell.problem.params.get(key) for cell in sweep.cells for key in keys}
     return {name for name in given if isinstance(name, str)}
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user may read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
 
 
 class _Files:

@@ -1,4 +1,4 @@
-"""The states of a launch, kept as files in the user's own state folder: any process of this user can go on from them.
+"""What a launch is to do and which states it reached, kept in the user's own state folder, for any process of this user.
 
 The results folder holds nothing but the launch's id, for it may come from anybody, and what is kept of a launch names
 commands, hosts and keys.
@@ -33,10 +33,10 @@ def launches() -> Path:
 
 
 class Launch:
-    """The launch of the sweep whose results folder is ``results``; each state that it reached is a file.
+    """The launch of the sweep whose results folder is ``results``.
 
-    A state's file holds when it was reached and what the later steps need. Files appear by a rename, so a
-    process that dies leaves either the state before or the next.
+    What is kept is one document: what was ordered, and under ``reached`` each state with when it was reached and what
+    later steps need. It is replaced as a whole, so a process that dies leaves either the state before or the next.
     """
 
     def __init__(self, results: str | os.PathLike[str]) -> None:
@@ -51,12 +51,12 @@ class Launch:
         launch = cls(name)
         if launch.order() is not None:
             return launch
-        for key, order in reversed(ordered()):
+        for key, order in reversed(begun()):
             if str(name) in (key, order.get("name")) and "results" in order:
                 launch = cls(order["results"])
                 if launch._id() is None:  # the folder is gone; the cluster may be up all the same
                     launch.results.mkdir(parents=True, exist_ok=True)
-                    _write(launch.results / NAME, key)
+                    write_private(launch.results / NAME, key)
                 if launch._id() == key:
                     return launch
         what = f"{name} holds no launch, and no launch has that name"
@@ -93,84 +93,85 @@ class Launch:
         launches().mkdir(mode=0o700, parents=True, exist_ok=True)
         (launches() / name).mkdir(mode=0o700)  # it will hold the cluster's token
         self.results.mkdir(parents=True, exist_ok=True)
-        _write(self.results / NAME, name)
+        write_private(self.results / NAME, name)
         results = str(self.results.absolute())
-        self._note(ORDER, {"id": name, "results": results, "began": time.time(), **order})
+        facts = {"id": name, "results": results, "began": time.time(), "reached": {}}
+        self._note({**facts, **order})
 
     def order(self) -> dict[str, Any] | None:
-        """Return what this launch is to do, None where there is none."""
-        return self._read(ORDER)
+        """Return what this launch is to do and has reached, None where there is none."""
+        if self._id() is None:  # nothing was launched yet
+            return None
+        path = self.folder / ORDER
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            what = f"cannot read {path}: {error}"
+            raise InputError.of("DIR", what, "is the file whole?") from error
 
     def ordered(self) -> dict[str, Any]:
-        """Return what this launch is to do. Raises InputError where there is none."""
+        """Return what this launch is to do and has reached. Raises InputError where there is none."""
         return Launch.of(self.results).order() or {}
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
-        self._note(ORDER, {**self.ordered(), **facts})
+        self._note({**self.ordered(), **facts})
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
         assert state in STATES
-        self._note(f"{state}.json", {"at": time.time(), **facts})
+        self.amend(
+            reached={**self.ordered().get("reached", {}), state: {"at": time.time(), **facts}}
+        )
 
     def leave(self, *states: str) -> None:
         """Forget states, as when a job is submitted anew."""
-        for state in states:
-            (self.folder / f"{state}.json").unlink(missing_ok=True)
+        reached = self.ordered().get("reached", {})
+        self.amend(reached={state: reached[state] for state in reached if state not in states})
 
     def reached(self, state: str) -> dict[str, Any] | None:
         """Return the facts of a state, None where it is not reached."""
-        return self._read(f"{state}.json")
+        facts: dict[str, Any] | None = (self.order() or {}).get("reached", {}).get(state)
+        return facts
 
     @property
     def state(self) -> str:
         """The last state that is reached; ``ordered`` before the first."""
-        return next((s for s in reversed(STATES) if self.reached(s) is not None), "ordered")
+        return last_state(self.order() or {})
 
     def place(self, name: str) -> Path:
         """Return the path of a file of this launch."""
         return self.folder / name
 
-    def _note(self, name: str, facts: Mapping[str, Any]) -> None:
-        _write(self.folder / name, json.dumps(facts, indent=1))
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        if self._id() is None:  # nothing was launched yet
-            return None
-        path = self.folder / name
-        try:
-            facts = json.loads(path.read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            what = f"cannot read {path}: {error}"
-            raise InputError.of("DIR", what, "is the file whole?") from error
-        return facts if isinstance(facts, dict) else None
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        write_private(self.folder / ORDER, json.dumps(facts, indent=1))
 
 
-def ordered() -> list[tuple[str, dict[str, Any]]]:
+def last_state(facts: Mapping[str, Any]) -> str:
+    """Return the last state of a launch's document; ``ordered`` before the first."""
+    return next((s for s in reversed(STATES) if s in facts.get("reached", {})), "ordered")
+
+
+def begun() -> list[tuple[str, dict[str, Any]]]:
     """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached).
 
-    Each is read by itself: what is damaged of one has the key ``damaged``, and hides no other.
+    One that cannot be read has the key ``damaged``, and hides no other.
     """
     rows = []
     for folder in launches().glob("*"):
-        facts: dict[str, Any] = {}
-        for name in (ORDER, *(f"{state}.json" for state in STATES)):
-            try:
-                read = dict(json.loads((folder / name).read_text()))
-                facts |= read if name == ORDER else {name.removesuffix(".json"): read}
-            except (OSError, ValueError, TypeError) as error:
-                if name == ORDER or not isinstance(error, FileNotFoundError):
-                    facts["damaged"] = f"cannot read {name}"
+        try:
+            facts = dict(json.loads((folder / ORDER).read_text()))
+        except (OSError, ValueError, TypeError):
+            facts = {"damaged": f"cannot read {ORDER}"}
         if not isinstance(facts.get("began"), float):
             facts["began"] = folder.stat().st_mtime
         rows.append((folder.name, facts))
     return sorted(rows, key=lambda row: row[1]["began"])
 
 
-def _write(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Let a file appear whole, which only this user may read."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)

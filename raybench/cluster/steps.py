@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import yaml
 
 from raybench.cluster import file, launcher
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.follow import Line, fetch, send
+from raybench.cluster.follow import Told, fetch, send
 from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.stage import LEASE, LOG, PID, TOKEN
+from raybench.cluster.stage import ENDED, LEASE, LOG, PID, TOKEN
 from raybench.cluster.states import LOG as LAUNCHER_LOG
 from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
@@ -27,7 +27,7 @@ from raybench.runtime.progress import View
 
 DASHBOARD_SECONDS = 120.0
 PUSH_EVERY = 10.0
-FETCH_EVERY = 15.0  # seconds, at least, between two looks at what is new
+LOOK_EVERY, FETCH_EVERY = 5.0, 15.0  # seconds between two looks at the progress, and at results
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
@@ -186,25 +186,31 @@ class Steps:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        shards, fetched, asked = 0, time.monotonic(), 0.0
-        with Line(head, self.order["kept"], self.job, self.order["out"]) as line:
-            while line.told.code is None and time.time() < last:
-                if line.ask():
-                    asked = 0.0
-                    if line.told.progress and not self.reached("running"):
-                        self.launch.reach("running")
-                    self.show(line.told.progress, "")
-                    if line.told.shards != shards and time.monotonic() - fetched > FETCH_EVERY:
-                        fetched = time.monotonic()
-                        with suppress(Unreachable, RuntimeError):  # the next time will do
-                            self._fetch(head)
-                            shards = line.told.shards
-                elif line.silence > 10:
-                    self.show(line.told.progress, f"the head is silent for {line.silence:.0f} s")
-                    if line.silence - asked > ASK_PROVIDER:
-                        asked = line.silence
-                        self._see(head, line)
-            code = line.told.code
+        told, heard, asked, fetched = Told(), time.monotonic(), 0.0, -FETCH_EVERY
+        while told.code is None and time.time() < last:
+            remark, due = "", time.monotonic() - fetched >= FETCH_EVERY
+            try:
+                told = fetch(head, self.launch.results, self.job, self.order["out"] if due else "")
+                heard, asked = time.monotonic(), 0.0
+                fetched = heard if due else fetched
+                if told.progress and not self.reached("running"):
+                    self.launch.reach("running")
+            except Unreachable:
+                silence = time.monotonic() - heard
+                if silence > 10:
+                    remark = f"the head is silent for {silence:.0f} s"
+                if silence - asked > ASK_PROVIDER:
+                    asked = silence
+                    self._see(head, silence)
+            except (RuntimeError, OSError) as error:
+                remark = str(error)  # a full disk here does not end the sweep there
+                with suppress(Unreachable):
+                    end = head.run(f"cat {self.job}/{ENDED} 2>/dev/null; true", timeout=30).strip()
+                    told = replace(told, code=int(end) if end.isdecimal() else None)
+            self.show(told.progress, remark)
+            if told.code is None:
+                time.sleep(LOOK_EVERY)
+        code = told.code
         if code is None:
             self.say("the hours of this launch are over")
             self._stop_job(head)
@@ -213,7 +219,7 @@ class Steps:
         self.launch.reach("fetched", code=code)
         return code
 
-    def _see(self, head: Host, line: Line) -> None:
+    def _see(self, head: Host, silence: float) -> None:
         """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
         if not self.cluster.own_machines:
             try:
@@ -224,22 +230,19 @@ class Steps:
                 raise HeadLost(
                     f"{head.address} is gone: the provider knows no node of this cluster"
                 )
-        if line.silence > PATIENCE:
+        if silence > PATIENCE:
             try:
                 head.run("true", timeout=30)
             except Unreachable as error:
-                raise HeadLost(f"no answer for {line.silence:.0f} s: {error}") from error
-
-    def _fetch(self, head: Host) -> int:
-        listing = self.launch.place("listing")
-        return fetch(head, self.launch.results, self.order["out"], listing)
+                raise HeadLost(f"no answer for {silence:.0f} s: {error}") from error
 
     def _come_home(self, head: Host) -> None:
         """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
         for attempt in range(4):
             try:
                 if self.order["out"]:
-                    self.say(f"{self._fetch(head):,} shards are in {self.launch.results}")
+                    told = fetch(head, self.launch.results, self.job, self.order["out"])
+                    self.say(f"{told.shards:,} shards are in {self.launch.results}")
                 self.launch.place(LOG).write_text(
                     head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
                 )
@@ -284,10 +287,12 @@ class Steps:
                         f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
                     ) from error
                 self.say(f"not all results could be fetched: {error}")
-        if self.cluster.own_machines:
-            sure = self._machines_free(home)
+        if not self.config.exists():
+            sure = ["nothing was started"]
         else:
-            sure = self._nodes_gone(head) if self.config.exists() else []
+            sure = (
+                self._machines_free(home) if self.cluster.own_machines else self._nodes_gone(head)
+            )
         shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure

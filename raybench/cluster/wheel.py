@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import lzma
-import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -46,19 +43,6 @@ def build(folder: Path) -> Path:
     return target
 
 
-def packed(wheel: bytes) -> bytes:
-    """Return a wheel compressed as a whole by xz, as ``NAME.whl.xz``: 0.6 of its bytes, for what holds 1 MiB.
-
-    A wheel compresses each of its files by itself. In what is returned they are stored, so that ``xz -d`` gives a wheel
-    that pip installs.
-    """
-    stored = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(wheel)) as old, zipfile.ZipFile(stored, "w") as new:
-        for one in old.infolist():
-            new.writestr(zipfile.ZipInfo(one.filename, one.date_time), old.read(one))
-    return lzma.compress(stored.getvalue())
-
-
 def _digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
@@ -71,10 +55,3 @@ def constraints() -> str:
     versions = {one.name: one.version.split("+")[0] for one in metadata.distributions()}
     versions.pop("raybench", None)
     return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
-
-
-# python -m raybench.cluster.wheel dist/*.whl: a packed one in the place of each
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        path.with_suffix(".whl.xz").write_bytes(packed(path.read_bytes()))
-        path.unlink()
