@@ -111,6 +111,7 @@ def reference() -> dict[str, str]:
     for kind, (path, title) in TITLES.items():
         entries = [registry.lookup(kind, name) for name in registry.names(kind)]
         parts = [f"# {title}\n", f"{len(entries)} are registered. {INTRODUCTIONS[kind]}\n"]
+        parts += ["\n".join(overview(entries)) + "\n"]
         parts += ["\n".join(described(one)) for one in entries]
         pages[path] = "\n".join(parts)
     pages[PYTHON[0]] = "\n".join(python())
@@ -129,6 +130,29 @@ INTRODUCTIONS = {
     "the constants.",
     "metric": "A metric is a number that is recorded beside the usual ones.",
 }
+
+
+def overview(entries: list[Entry[Any]]) -> Iterator[str]:
+    """Yield a table of all plug-ins of a kind, a row each, with links to their sections."""
+    from raybench import theory
+    from raybench.core.facts import AlgorithmFacts
+
+    methods = isinstance(entries[0].facts, AlgorithmFacts)
+    more = ["compressor", "parameters", "step of theory"] if methods else ["parameters"]
+    yield f"| {' | '.join(['name', 'what it is', *more])} |\n|{'---|' * (2 + len(more))}"
+    for entry in entries:
+        first = (inspect.getdoc(entry.target) or "").partition("\n\n")[0]
+        row = [f"[`{entry.name}`](#{entry.name})", cell(first)]
+        names = ", ".join(f"`{name}`" for name in entry.params)
+        if methods:
+            sizes = theory.of(entry.facts.theory)
+            steps = [] if sizes is None else [sizes.under(rule) for rule in theory.RULES]
+            proven = any(isinstance(step, theory.Theorem) for step in steps)
+            row += [needs(entry.facts.up).partition(",")[0], names]
+            row.append("theorem" if proven else "rule of thumb" if any(steps) else "none")
+        else:
+            row.append(names)
+        yield f"| {' | '.join(row)} |"
 
 
 def described(entry: Entry[Any]) -> Iterator[str]:

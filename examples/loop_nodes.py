@@ -24,11 +24,9 @@ opt = raybench.torch.CompressedOptimizer(
     torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0),
     "int8",
     algorithm="ef14",
-    local={"steps": 10},
+    local={"steps": 10, "fragments": 2, "late": 5},  # messages travel beside five local steps
     outer={"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7},
     node=node,
-    fragments=2,
-    delay={"steps": 5},  # an exchange goes on beside five local steps
 )
 
 for step, (inputs, targets) in enumerate(data):

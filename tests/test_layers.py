@@ -61,14 +61,14 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3662,
-    "torch": 2973,
+    "cli, __main__": 3647,
+    "torch": 2965,
     "measure": 1367,
-    "problems": 5047,
-    "tests": 44431,
-    "reproduce": 978,
-    "data": 2210,
-    "spec": 2847,
+    "problems": 5011,
+    "tests": 44631,
+    "reproduce": 984,
+    "data": 2197,
+    "spec": 2842,
     "core": 3827,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}

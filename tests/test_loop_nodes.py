@@ -50,7 +50,7 @@ def run(way: str, compressor: Any, times: range = range(STEPS), **more: Any) -> 
     """Train nodes; return the model and what exchanges."""
     model, node = wrapped(way)
     opt = rt.CompressedOptimizer(
-        sgd(model), compressor, local=H, outer=OUTER, node=node, **{"algorithm": "ef14", **more}
+        sgd(model), compressor, outer=OUTER, node=node, **{"algorithm": "ef14", "local": H, **more}
     )
     train(model, opt, times)
     return model, opt
@@ -148,12 +148,14 @@ def test_a_nan_of_one_rank_leaves_no_node_behind(way):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("delay", [{"rounds": 1}, {"steps": 2}])
+@pytest.mark.parametrize(
+    ("late", "delay"), [({}, {"delay": {"rounds": 1}}), ({"late": 2, "mix": 0.5}, {})]
+)
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 @on_ranks(4)
-def test_nodes_go_on_from_what_they_saved(way, delay):
+def test_nodes_go_on_from_what_they_saved(way, late, delay):
     """In the middle of a round, with a late exchange under way, fragments, and the outer state on the CPU."""
-    more: dict[str, Any] = {"delay": delay, "fragments": 2, "offload": True}
+    more: dict[str, Any] = {"local": {**H, "fragments": 2, **late}, "offload": True, **delay}
     model, opt = run(way, TOP, range(7), **more)
     kept = deepcopy(model.state_dict()), opt.state_dict()
     train(model, opt, range(7, STEPS))
@@ -225,15 +227,17 @@ def test_settings_of_nodes_that_do_not_fit_are_refused_on_all_ranks():
         rt.CompressedOptimizer(sgd(sharded), TOP, "ef14", local=H)
     with pytest.raises(InputError, match="sharded over other ranks"):
         rt.CompressedOptimizer(sgd(sharded), TOP, "ef14", local=H, node=dist.group.WORLD)
-    with pytest.raises(InputError, match="fragments: 9 of 6 parameters"):
-        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, fragments=9)
-    late = {"steps": 4}
-    with pytest.raises(InputError, match=r"delay.steps: 4 of 3 local steps"):
-        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, delay=late)
-    with pytest.raises(InputError, match=r"delay.mix: 2"):
-        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, delay={"steps": 1, "mix": 2})
+    for key, value, says in (
+        ("fragments", 9, "fragments: 9 of 6 parameters"),
+        ("late", 4, "local.late: 4"),
+        ("mix", 2, "local.mix: 2"),
+    ):
+        with pytest.raises(InputError, match=says):
+            rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local={**H, key: value})
     with pytest.raises(InputError, match="check_every"):
-        rt.CompressedOptimizer(sgd(network()), TOP, "ef14", local=H, fragments=2, check_every=1)
+        rt.CompressedOptimizer(
+            sgd(network()), TOP, "ef14", local={**H, "fragments": 2}, check_every=1
+        )
 
 
 @on_ranks(2)
@@ -242,7 +246,7 @@ def test_fragments_are_exchanged_in_turn():
     ends = []
     for fragments in (1, 3):
         model = network()
-        opt = rt.CompressedOptimizer(sgd(model), None, "gd", local=H, fragments=fragments)
+        opt = rt.CompressedOptimizer(sgd(model), None, "gd", local={**H, "fragments": fragments})
         train(model, opt, range(STEPS))
         ends.append(opt.report())
         counts = [len(exchange.rows) for exchange in opt._exchanges]

@@ -69,7 +69,7 @@ def test_late_steps_are_those_of_streaming_diloco():
     """Against a few lines that do the same by hand: y is not put back, and mixed with x when that has moved."""
     gamma, tau, mix, H = 0.1, 2, 0.25, 3
     model, other = network(), network()
-    more: dict[str, Any] = {"local": {"steps": H}, "delay": {"steps": tau, "mix": mix}}
+    more: dict[str, Any] = {"local": {"steps": H, "late": tau, "mix": mix}}
     opt = rt.CompressedOptimizer(sgd(model, gamma), None, "gd", outer=OUTER, **more)
     x, momentum, v, inner = vector(other), torch.zeros(()), None, sgd(other, gamma)
     for t in range(STEPS):

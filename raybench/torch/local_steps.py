@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -84,11 +85,26 @@ class Node:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When and how the shared point moves: after ``steps`` local steps by x <- x - step_size u, u of ``outer``."""
+    """When and how the shared point moves: after ``steps`` local steps by x <- x - step_size u, u of ``outer``.
+
+    fragments: in how many parts, one after the other. late: how many local steps after its exchange u is taken; local
+    steps go on from y, which is not put back to x, and then y <- mix y + (1 - mix) x, as in Streaming DiLoCo (Douillard
+    et al., 2025). rounds: how many exchanges after its own u is taken, zeros coming first.
+    """
 
     steps: int
     step_size: float
     outer: Outer | None
+    fragments: int = 1
+    late: int = 0
+    mix: float = 0.5
+    rounds: int = 0
+
+    BESIDE: ClassVar = {  # keys of ``local`` beside its steps: least and most, None for no more than steps
+        "fragments": (1, math.inf, int),
+        "late": (0, None, int),
+        "mix": (0, 1, int | float),
+    }
 
     @classmethod
     def of(
@@ -97,6 +113,7 @@ class Schedule:
         numbers: Mapping[str, Any],
         local: Mapping[str, Any] | None,
         outer: Mapping[str, Any] | None,
+        delay: Mapping[str, Any] | None,
         presets: tuple[Any, Any],
     ) -> Self:
         """Return a user's, and a preset's where the user says nothing. Raises InputError where they do not fit a loop."""
@@ -104,12 +121,20 @@ class Schedule:
             if numbers[name] != entry.params[name].default:
                 what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
                 raise InputError.of(f"algorithm.{name}", what, "set it there")
-        steps, preset_outer = presets
-        if local is not None:
-            steps = part("local", local)
-            if extra := sorted(set(local) - {"steps"}):
+        preset, preset_outer = presets
+        more = {key: value for key, value in (local or {}).items() if key in cls.BESIDE}
+        if local is not None and set(local) - set(more):
+            preset = part("local", {key: value for key, value in local.items() if key not in more})
+            if extra := sorted(set(local) - {"steps", *more}):
                 what = f"{', '.join(extra)}: your optimizer does the local steps"
                 raise InputError.of("local", what, "local={'steps': H}")
+        if preset is None:
+            raise InputError.of("local.steps", "is missing", "local={'steps': H}")
+        for key, (low, high, kind) in cls.BESIDE.items():
+            value, top = more.get(key, low), preset.steps if high is None else high
+            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= top:
+                what = "a number" if kind is not int else "an integer"
+                raise InputError.of(f"local.{key}", f"{value!r}", f"{what} from {low} to {top}")
         settings = dict(outer or {})
         step = settings.pop("step_size", 1.0)
         if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
@@ -117,42 +142,16 @@ class Schedule:
         outer_part = part("outer", settings) if settings else preset_outer
         if outer_part is not None and isinstance(outer_part.momentum, PerCell):
             outer_part = replace(outer_part, momentum=float(outer_part.momentum.values))
-        return cls(steps.steps, float(step), outer_part)
-
-
-@dataclass(frozen=True)
-class Late:
-    """When the direction of an exchange is taken: ``rounds`` exchanges later, or after ``steps`` local steps.
-
-    rounds: zeros come first, and y = x after every exchange. steps: local steps go on from y, which is not put back to
-    x; when the direction is there, y <- mix y + (1 - mix) x, as in Streaming DiLoCo (Douillard et al., 2025).
-    """
-
-    rounds: int = 0
-    steps: int = 0
-    mix: float = 0.5
-
-    @classmethod
-    def of(cls, delay: Mapping[str, Any] | None) -> Self:
-        """Return a user's. Raises InputError for what it is not."""
-        if delay is None:
-            return cls()
-        if "steps" not in delay:
-            return cls(rounds=part("delay", delay).rounds)
-        late = cls(**delay) if set(delay) <= {"steps", "mix"} else None
-        if late is None or type(late.steps) is not int or late.steps < 1:
-            raise InputError.of("delay", f"{dict(delay)}", "{'steps': an integer >= 1, 'mix': 0.5}")
-        if not 0 <= late.mix <= 1:
-            raise InputError.of("delay.mix", f"{late.mix}", "a number from 0 to 1")
-        return late
+        rounds = 0 if delay is None else part("delay", delay).rounds
+        return cls(preset.steps, float(step), outer_part, rounds=rounds, **more)
 
 
 class LocalSteps:
     """H steps of the user's optimizer between exchanges of v = x - y, x the shared point, y this rank's.
 
     x <- x - step_size u, u being the outer optimizer's of the estimate of mean v; then y = x. flat: the parameters,
-    all or a fragment of them. count: local steps so far, of a fragment not 0 at the start. delay: when u is there; on a
-    CPU the exchange then goes on in ``thread`` beside local steps. device: where x and the outer optimizer's memory are.
+    all or a fragment of them. count: local steps so far, of a fragment not 0 at the start. thread: does the exchanges
+    whose u is not needed at once. device: where x and the outer optimizer's memory are.
     """
 
     def __init__(
@@ -163,13 +162,11 @@ class LocalSteps:
         device: torch.device,
         *,
         count: int = 0,
-        delay: Late | None = None,
         node: Node | None = None,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self.schedule, self.exchange, self.flat = schedule, exchange, flat
-        self.delay, self.node = Late() if delay is None else delay, node
-        self.thread, self.device = thread, device
+        self.node, self.thread, self.device = node, thread, device
         self.count = self.start = count
         self.x, self.s = flat.point().to(device), State()
         self.sent = False  # anything so far, by this node
@@ -183,11 +180,11 @@ class LocalSteps:
         """
         self.count += 1
         moved = True
-        if self.count == self.delay.steps and self.sent:
+        if self.count == self.schedule.late and self.sent:
             moved = self._together(self._mix)
         if self.count >= self.schedule.steps:
             self.count = 0
-            if self.delay.steps:
+            if self.schedule.late:
                 self._send()
             else:
                 moved = self._together(self._move)
@@ -217,10 +214,10 @@ class LocalSteps:
     def _move(self) -> bool:
         """Exchange, and move both points along the direction that is due."""
         self._send()
-        if self.delay.rounds == 0:
+        if self.schedule.rounds == 0:
             self.settle()
         waiting = len(self.late) + (self.job is not None)
-        early = waiting <= self.delay.rounds
+        early = waiting <= self.schedule.rounds
         moved = self._step(torch.zeros_like(self.x) if early else self.late.pop(0))
         self.flat.move(self.x)
         return moved
@@ -229,7 +226,7 @@ class LocalSteps:
         """Move x along the direction of the last exchange, and y <- mix y + (1 - mix) x."""
         self.settle()
         moved = self._step(self.late.pop(0))
-        self.flat.move(torch.lerp(self.x, self.flat.point().to(self.device), self.delay.mix))
+        self.flat.move(torch.lerp(self.x, self.flat.point().to(self.device), self.schedule.mix))
         return moved
 
     def to_shared(self) -> None:
@@ -290,7 +287,7 @@ class LocalSteps:
             "x": self.x.clone(),
             "count": self.count,
             "s": self.s.state(),
-            "y": self.flat.point() if self.count or self.delay.steps else None,
+            "y": self.flat.point() if self.count or self.schedule.late else None,
             "late": list(self.late),
             "sent": self.sent,
         }

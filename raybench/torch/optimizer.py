@@ -21,7 +21,7 @@ from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, named
-from raybench.torch.local_steps import Late, LocalSteps, Node, Schedule, fragments_of
+from raybench.torch.local_steps import LocalSteps, Node, Schedule, fragments_of
 from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, parts_of
@@ -43,13 +43,11 @@ class CompressedOptimizer(torch.optim.Optimizer):
     ``granularity="tensor"``. min_numel: smaller tensors are sent as they are; by default those whose messages
     would not be half as long, where tensors have messages of their own; 0 for none. start_after: steps at first that
     average gradients as they are. local: ``{"steps": H}``: ``optimizer`` does H steps on every rank by itself, and
-    what they sum up to is exchanged. outer: how the shared point then moves: ``{"optimizer": "nesterov",
+    what they sum up to is exchanged; ``fragments``, ``late`` and ``mix`` beside it are those of ``streaming_diloco``. outer: how the shared point then moves: ``{"optimizer": "nesterov",
     "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the
-    direction of r exchanges before; with local steps also ``{"steps": t, "mix": 0.5}``: t local steps later, mixed with
-    where they have led, as in Streaming DiLoCo; on a CPU the exchange goes on beside them. node: the ranks of this rank's
+    direction of r exchanges before, which with local steps goes on beside the next ones on a CPU. node: the ranks of this rank's
     node, whose model is in DistributedDataParallel(process_group=node) or sharded over them by FSDP2: local steps are
-    those of nodes, and only nodes exchange. fragments: the parameters in so many groups of about equal size, exchanged
-    at different steps. offload: the shared point, what method and outer optimizer remember, and messages are on the CPU,
+    those of nodes, and only nodes exchange. offload: the shared point, what method and outer optimizer remember, and messages are on the CPU,
     for which ``group`` needs gloo. group: the ranks, by default all. named_parameters: names for ``groups`` where
     the optimizer knows none. watch: steps between two measurements of norms. check_every: steps between two
     comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven: compressors that no
@@ -79,7 +77,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
         outer: Mapping[str, Any] | None = None,
         delay: Mapping[str, Any] | None = None,
         node: dist.ProcessGroup | None = None,
-        fragments: int = 1,
         offload: bool = False,
         seed: int = 0,
         watch: int = 50,
@@ -103,7 +100,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
         loop = {"local": local, "outer": outer, "check_every": check_every}
-        loop |= {"fragments": fragments, "offload": offload}
+        loop |= {"offload": offload}
         if self._node is not None:
             compare(self._node.within, loop, params)
         self._plan, entry, numbers = planned(
@@ -131,7 +128,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
             refused = {
                 "outer": (outer is not None, "your optimizer is the outer one"),
                 "node": (node is not None, "gradients are exchanged at every step"),
-                "fragments": (fragments != 1, "gradients are exchanged at every step"),
                 "offload": (offload, "there is no shared point"),
             }
             for key, (given, why) in refused.items():
@@ -140,9 +136,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
             compare(
                 transport, _numbers(optimizer), params
             )  # else each rank may step in its own way
-        if check_every and (fragments != 1 or "steps" in (delay or {})):
-            what = "with fragments or late steps no step leaves the same parameters on all ranks"
-            raise InputError.of("check_every", what, "0")
         self._flat = Flat(params)
         self._replica = Replica(transport, params, others, every=check_every)
         self._steps = self._checked = self._skipped = self._evaluations = 0
@@ -150,7 +143,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self._local: list[LocalSteps] = []
         self._exchanges: list[Exchange] = []
         if is_local:
-            self._part(entry, numbers, local, outer, fragments, offload)
+            self._part(entry, numbers, local, outer, offload)
         else:
             flat = self._flat
             self._exchanges = [Exchange(self._plan, flat.layout, flat.vector, self._replica)]
@@ -162,29 +155,31 @@ class CompressedOptimizer(torch.optim.Optimizer):
         numbers: Mapping[str, Any],
         local: Mapping[str, Any] | None,
         outer: Mapping[str, Any] | None,
-        fragments: int,
         offload: bool,
     ) -> None:
         """Make the local steps and exchanges of every fragment of the parameters."""
         plan, whole = self._plan, self._flat
+        plain = replace(plan, delay=None)
         device = torch.device("cpu") if offload else whole.vector.device
-        delay, thread = Late.of(plan.delay), None
-        if delay != Late() and device.type == "cpu":
+        presets = Exchange(plain, whole.layout, whole.vector, self._replica, local=True).presets
+        schedule = Schedule.of(entry, numbers, local, outer, plan.delay, presets)
+        if self._replica.every and (schedule.fragments > 1 or schedule.late):
+            what = "with fragments or late steps no step leaves the same parameters on all ranks"
+            raise InputError.of("check_every", what, "0")
+        thread = None
+        if (schedule.late or schedule.rounds) and device.type == "cpu":
             thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
         named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
-        groups = fragments_of(named, fragments)
+        groups = fragments_of(named, schedule.fragments)
         for i, group in enumerate(groups):
-            flat = whole if fragments == 1 else Flat(group)
-            vector = flat.vector.to(device)
-            plain = replace(plan.of_part(group), delay=None)
-            exchange = Exchange(plain, flat.layout, vector, self._replica, local=True)
-            schedule = Schedule.of(entry, numbers, local, outer, exchange.presets)
-            more: dict[str, Any] = {"delay": delay, "node": self._node, "thread": thread}
-            count = i * schedule.steps // fragments
-            if delay.steps > schedule.steps:
-                what = f"{delay.steps} of {schedule.steps} local steps"
-                raise InputError.of("delay.steps", what, "no more than local steps")
-            self._local.append(LocalSteps(schedule, exchange, flat, device, count=count, **more))
+            flat = whole if len(groups) == 1 else Flat(group)
+            vector, of_group = flat.vector.to(device), plain.of_part(group)
+            exchange = Exchange(of_group, flat.layout, vector, self._replica, local=True)
+            count = i * schedule.steps // len(groups)
+            steps = LocalSteps(
+                schedule, exchange, flat, device, count=count, node=self._node, thread=thread
+            )
+            self._local.append(steps)
             self._exchanges.append(exchange)
 
     def _agree_on_start(self) -> None:
