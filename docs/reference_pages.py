@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"<!-- generated pages: .*? -->")
+COLUMNS = re.compile(r"<!-- generated columns: (\w+), .*? -->")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".toml": "toml"}
 TITLES = {
     "algorithm": ("reference/methods.md", "Every method"),
@@ -52,6 +53,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links to files beside ``docs/`` to the pages that show them; list the pages made from the code."""
     made = [*TITLES.values(), PYTHON]
     markdown = MARK.sub("\n".join(f"* [{title}]({path})" for path, title in made), markdown)
+    markdown = COLUMNS.sub(lambda match: columns(match[1]), markdown)
     up = "../" * page.file.src_uri.count("/")
     way = outside(page.file.src_uri)
     return way.sub(lambda m: f"]({up}{page_of(m[1])}{m[2] or ''})", markdown)
@@ -61,6 +63,18 @@ def outside(page: str) -> re.Pattern[str]:
     """Return what finds the links of a page in ``docs/`` that lead out of it."""
     up = r"\.\./" * (1 + page.count("/"))
     return re.compile(rf"\]\({up}([^)#]+)(#[^)]*)?\)")
+
+
+def columns(table: str) -> str:
+    """Return the table of the columns of ``curves`` or ``cells``, from their schema."""
+    from raybench.store import CELLS, CURVES
+
+    rows = ["| column | unit | meaning |\n|---|---|---|"]
+    for field in {"curves": CURVES, "cells": CELLS}[table]:
+        about = {key.decode(): value.decode() for key, value in field.metadata.items()}
+        unit = about["unit"] if about["unit"] != "1" else ""
+        rows.append(f"| `{field.name}` | {cell(unit)} | {cell(about['description'])} |")
+    return "\n".join(rows)
 
 
 def page_of(name: str) -> str:
