@@ -1,19 +1,24 @@
-"""The tables of docs/theory.md, from the methods themselves: ``python docs/theory_tables.py`` writes them into the page.
+"""The tables of step sizes, put into ``docs/theory.md`` from the methods themselves as mkdocs builds the site.
 
-Between the two comments that name a table stands what this file makes; a test compares them.
+``mkdocs.yml`` names this file as a hook.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raybench import theory
 from raybench.core import registry
 from raybench.theory import Convention, StepSizes, Theorem
 
-PAGE = Path(__file__).with_name("theory.md")
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+MARK = re.compile(r"<!-- generated steps: (\w+), .*?-->")
 
 
 def methods() -> dict[str, StepSizes | None]:
@@ -81,16 +86,14 @@ def grouped(who: list[str]) -> str:
     return "; ".join(f"{name} {', '.join(own)}" for name, own in rules.items())
 
 
-TABLES = {"what there is": what_there_is, "formulas": formulas}
+TABLES = {"what_there_is": what_there_is, "formulas": formulas}
 
 
-def filled(page: str) -> str:
-    """Return the page with its tables made anew."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        page = re.sub(pattern, lambda m, make=make: m[1] + make() + m[2], page, flags=re.S)
-    return page
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the tables in place of their marks."""
+    return filled(markdown)
 
 
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+def filled(markdown: str) -> str:
+    """Return a page with its marks replaced by the tables they name. Raises KeyError for a table that there is not."""
+    return MARK.sub(lambda match: TABLES[match[1]](), markdown)
