@@ -90,6 +90,18 @@ def test_late_steps_are_those_of_streaming_diloco():
         assert far(vector(model), x) < 1e-13
 
 
+@on_ranks(2)
+def test_a_preset_moves_the_shared_point_once():
+    """DiLoCo is plain averages with the outer optimizer that it names."""
+    preset, other = network(), network()
+    one = rt.CompressedOptimizer(sgd(preset), None, "diloco", local=H)
+    outer = {"optimizer": "nesterov", "momentum": 0.9, "step_size": 1.0}
+    two = rt.CompressedOptimizer(sgd(other), None, "gd", local=H, outer=outer)
+    for model, opt in ((preset, one), (other, two)):
+        steps(model, opt, rank(), range(STEPS))
+    assert far(vector(preset), vector(other)) < 1e-13
+
+
 @pytest.mark.thorough
 @on_ranks(2)
 def test_buckets_go_out_while_the_backward_pass_goes_on():
