@@ -4,7 +4,6 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 from time import perf_counter
@@ -24,7 +23,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, local
+from raybench.torch.replicas import Replica, destroy, group_apart, local
 from raybench.torch.report import Report, report
 from raybench.torch.saved import packed, parts_of
 from raybench.wire.collectives import GATHER
@@ -248,17 +247,10 @@ class Hook(Attached):
         scaler: torch.amp.GradScaler | None,
         check_every: int,
     ) -> None:
-        ranks = dist.get_process_group_ranks(model.process_group)
         every = list(model.module.named_parameters())
         named = [(n, p) for n, p in every if p.requires_grad]
-        # a group of its own: what the thread sends must not get between messages of the model's
-        group: Any = dist.new_group(
-            ranks,
-            timeout=_timeout(model.process_group, named[0][1].device),
-            backend=dist.get_backend(model.process_group),
-            use_local_synchronization=len(ranks) > 1,
-        )
-        self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
+        group = group_apart(model.process_group, named[0][1].device)
+        self._give_back = weakref.finalize(self, destroy, weakref.ref(group))
         self._give_back.atexit = False
         replica = Replica(Distributed(group), every, every=check_every)
         super().__init__(plan, model, replica, scaler)
@@ -376,18 +368,6 @@ def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
     for pattern, _ in groups:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError.of("groups", f"{pattern!r} names no tensor", nearest(pattern, names))
-
-
-def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """Return how long a group waits for a rank: torch has no public way to ask."""
-    return group._get_backend(device).options._timeout
-
-
-def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
-    """Destroy a group that torch still has."""
-    group = held()
-    if group is not None and dist.is_initialized():
-        dist.destroy_process_group(group)
 
 
 def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, named
 from raybench.torch.local_steps import LocalSteps, Node, Schedule, fragments_of
-from raybench.torch.replicas import Replica, compare, transport_of
+from raybench.torch.replicas import Replica, compare, destroy, group_apart, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, parts_of
 from raybench.wire.collectives import GATHER
+from raybench.wire.transport import Distributed
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -143,7 +145,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self._local: list[LocalSteps] = []
         self._exchanges: list[Exchange] = []
         if is_local:
-            self._part(entry, numbers, local, outer, offload)
+            self._part(entry, numbers, local, outer, offload, group)
         else:
             flat = self._flat
             self._exchanges = [Exchange(self._plan, flat.layout, flat.vector, self._replica)]
@@ -156,6 +158,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         local: Mapping[str, Any] | None,
         outer: Mapping[str, Any] | None,
         offload: bool,
+        group: dist.ProcessGroup | None,
     ) -> None:
         """Make the local steps and exchanges of every fragment of the parameters."""
         plan, whole = self._plan, self._flat
@@ -166,15 +169,21 @@ class CompressedOptimizer(torch.optim.Optimizer):
         if self._replica.every and (schedule.fragments > 1 or schedule.late):
             what = "with fragments or late steps no step leaves the same parameters on all ranks"
             raise InputError.of("check_every", what, "0")
-        thread = None
+        thread, replica = None, self._replica
         if (schedule.late or schedule.rounds) and device.type == "cpu":
             thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
+            if self._node is None and dist.is_initialized():
+                apart = group_apart(group, device)
+                weakref.finalize(self, destroy, weakref.ref(apart)).atexit = False
+                replica = Replica(
+                    Distributed(apart), zip(replica.names, replica.params, strict=True)
+                )
         named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
         groups = fragments_of(named, schedule.fragments)
-        for i, group in enumerate(groups):
-            flat = whole if len(groups) == 1 else Flat(group)
-            vector, of_group = flat.vector.to(device), plain.of_part(group)
-            exchange = Exchange(of_group, flat.layout, vector, self._replica, local=True)
+        for i, fragment in enumerate(groups):
+            flat = whole if len(groups) == 1 else Flat(fragment)
+            vector, of_group = flat.vector.to(device), plain.of_part(fragment)
+            exchange = Exchange(of_group, flat.layout, vector, replica, local=True)
             count = i * schedule.steps // len(groups)
             steps = LocalSteps(
                 schedule, exchange, flat, device, count=count, node=self._node, thread=thread

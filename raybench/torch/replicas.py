@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -24,6 +25,31 @@ ROW = 6  # numbers that a rank shares at an exchange: see ``Replica.meet``
 def transport_of(group: dist.ProcessGroup | None) -> Transport:
     """Return how the ranks of a group, by default all, reach each other; without torch.distributed there is one."""
     return Distributed(group) if dist.is_initialized() else Transport()
+
+
+def group_apart(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup:
+    """Return a new group of the same ranks, with the same backend and timeout; all of them have to call this.
+
+    What a thread sends must not get between messages of the main thread, so it needs a group of its own.
+    """
+    old = dist.distributed_c10d._get_default_group() if group is None else group
+    ranks = dist.get_process_group_ranks(old)
+    made = dist.new_group(
+        ranks,
+        # torch has no public way to ask how long a group waits for a rank
+        timeout=old._get_backend(device).options._timeout,
+        backend=dist.get_backend(old),
+        use_local_synchronization=len(ranks) > 1,
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
+    """Destroy a group that torch still has."""
+    group = held()
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)
 
 
 def compare(
