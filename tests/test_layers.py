@@ -62,7 +62,7 @@ ONLY = {  # layers that may use less than all that lies below them
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3647,
-    "torch": 2980,
+    "torch": 2981,
     "measure": 1367,
     "problems": 5011,
     "tests": 44650,

@@ -174,7 +174,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
             thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
             if self._node is None and dist.is_initialized():
                 apart = group_apart(group, device)
-                weakref.finalize(self, destroy, weakref.ref(apart)).atexit = False
+                # not before the last exchange has ended: what is under way holds the thread
+                weakref.finalize(thread, destroy, weakref.ref(apart)).atexit = False
                 replica = Replica(
                     Distributed(apart), zip(replica.names, replica.params, strict=True)
                 )
