@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from raybench import theory
+from raybench.core import registry
+from raybench.theory import Convention, StepSizes, Theorem
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+    from raybench.core.params import Param
     from raybench.core.registry import Entry
-    from raybench.theory import Convention, Theorem
+    from raybench.spec.keys import Key
 
 ROOT = Path(__file__).parent.parent
-MARK = re.compile(r"<!-- generated pages: .*? -->")
-COLUMNS = re.compile(r"<!-- generated columns: (\w+), .*? -->")
+MARK = re.compile(r"<!-- generated (\w+): (\w*).*?-->")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".toml": "toml"}
 TITLES = {
     "algorithm": ("reference/methods.md", "Every method"),
@@ -50,13 +54,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files beside ``docs/`` to the pages that show them; list the pages made from the code."""
-    made = [*TITLES.values(), PYTHON]
-    markdown = MARK.sub("\n".join(f"* [{title}]({path})" for path, title in made), markdown)
-    markdown = COLUMNS.sub(lambda match: columns(match[1]), markdown)
+    """Put what is made from the code in place of its marks; lead links to files beside ``docs/`` to pages that show them."""
     up = "../" * page.file.src_uri.count("/")
     way = outside(page.file.src_uri)
-    return way.sub(lambda m: f"]({up}{page_of(m[1])}{m[2] or ''})", markdown)
+    return way.sub(lambda m: f"]({up}{page_of(m[1])}{m[2] or ''})", filled(markdown))
+
+
+def filled(markdown: str) -> str:
+    """Return a page with its marks, such as ``<!-- generated columns: curves, .. -->``, replaced by what they name.
+
+    Raises KeyError for a mark that names nothing.
+    """
+    makers = {
+        "pages": links,
+        "columns": columns,
+        "keys": key_tables,
+        "steps": lambda name: STEPS[name](),
+    }
+    return MARK.sub(lambda match: makers[match[1]](match[2]), markdown)
+
+
+def links(_: str) -> str:
+    """Return the list of the pages made from the code."""
+    return "\n".join(f"* [{title}]({path})" for path, title in [*TITLES.values(), PYTHON])
 
 
 def outside(page: str) -> re.Pattern[str]:
@@ -119,8 +139,6 @@ def fenced(text: str, language: str = "") -> str:
 
 def reference() -> dict[str, str]:
     """Return the pages of the reference: one for each kind of plug-in, one for Python."""
-    from raybench.core import registry
-
     pages = {}
     for kind, (path, title) in TITLES.items():
         entries = [registry.lookup(kind, name) for name in registry.names(kind)]
@@ -148,7 +166,6 @@ INTRODUCTIONS = {
 
 def overview(entries: list[Entry[Any]]) -> Iterator[str]:
     """Yield a table of all plug-ins of a kind, a row each, with links to their sections."""
-    from raybench import theory
     from raybench.core.facts import AlgorithmFacts
 
     methods = isinstance(entries[0].facts, AlgorithmFacts)
@@ -161,7 +178,7 @@ def overview(entries: list[Entry[Any]]) -> Iterator[str]:
         if methods:
             sizes = theory.of(entry.facts.theory)
             steps = [] if sizes is None else [sizes.under(rule) for rule in theory.RULES]
-            proven = any(isinstance(step, theory.Theorem) for step in steps)
+            proven = any(isinstance(step, Theorem) for step in steps)
             row += [needs(entry.facts.up).partition(",")[0], names]
             row.append("theorem" if proven else "rule of thumb" if any(steps) else "none")
         else:
@@ -194,25 +211,18 @@ def needs(role: str | None) -> str:
 
 def parameters(entry: Entry[Any]) -> Iterator[str]:
     """Yield the table of a plug-in's parameters, nothing where it has none."""
-    from raybench.core.registry import REQUIRED
-    from raybench.spec.sections import default
-    from raybench.spec.values import allowed, show
-
     if not entry.params:
         return
     yield "| parameter | default | allowed | meaning |\n|---|---|---|---|"
     for name, param in entry.params.items():
-        value = "required" if param.default is REQUIRED else show(default(param), bare=True)
-        ways = "a count of at least 1, or a share" if param.kind == "count" else allowed(param)
-        cells = [f"`{name}`", *(cell(str(text)) for text in (value, ways, param.help))]
+        texts = (written(param), values_of(param), param.help)
+        cells = [f"`{name}`", *(cell(str(text)) for text in texts)]
         yield f"| {' | '.join(cells)} |"
     yield ""
 
 
 def steps(known: Any) -> Iterator[str]:
     """Yield what the theoretical step sizes of a method rest on, rule by rule."""
-    from raybench import theory
-
     sizes = theory.of(known)
     if sizes is None:
         yield "**Step size:** no theorem. Give `step_size: {value: ...}`, or borrow another method's step with `of`.\n"
@@ -232,10 +242,9 @@ def steps(known: Any) -> Iterator[str]:
 
 def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
     """Yield the source of a step, what it promises, what it assumes and the formula."""
-    from raybench import theory
     from raybench.cli.show import pretty
 
-    if isinstance(found, theory.Theorem):
+    if isinstance(found, Theorem):
         kind = "a theorem recalled from the paper" if found.recalled else "a theorem"
         yield f"**Step size, rule `{rule}`:** {kind}. Source: {escaped(found.source)}.\n"
         yield quoted(pretty(found.promises))
@@ -279,3 +288,183 @@ def escaped(text: str) -> str:
 def cell(text: str) -> str:
     """Return text for a cell of a table."""
     return escaped(" ".join(text.split()))
+
+
+# Keys of a sweep file -------------------------------------------------------------------------------
+
+
+def key_tables(part: str) -> str:
+    """Return the tables of the keys that make a cell (part ``cell``) or hold for the whole sweep (``sweep``)."""
+    return "\n".join(keys_of(part))
+
+
+def keys_of(part: str) -> Iterator[str]:
+    """Yield the tables of the keys that make a cell (part ``cell``) or hold for the whole sweep (``sweep``).
+
+    The keys themselves stand in the first table; each mapping of settings has a table behind it.
+    Raises KeyError for another part.
+    """
+    from raybench.spec import document
+
+    keys = {"cell": document.axes, "sweep": document.settings}[part]()
+    yield "| key | default | allowed | meaning |\n|---|---|---|---|"
+    for name, key in keys.items():
+        yield key_row(name, default_of(key), allowed_of(key), meaning_of(key))
+    yield ""
+    for name, key in keys.items():
+        params = settings_of(key)
+        if not params:
+            continue
+        yield f"Settings of `{name}`:\n\n| setting | default | allowed | meaning |\n|---|---|---|---|"
+        for setting, param in params.items():
+            yield key_row(setting, written(param), values_of(param), param.help)
+        yield ""
+
+
+def key_row(name: str, default: str, allowed: str, meaning: str) -> str:
+    """Return a row of a table of keys."""
+    return f"| `{name}` | {with_code(default)} | {with_code(allowed)} | {with_code(meaning)} |"
+
+
+def meaning_of(key: Key) -> str:
+    """Return what a key means, and whether an entry of ``algorithm`` may set it for itself."""
+    return key.help + ("; also in an entry of `algorithm`" if key.override else "")
+
+
+def default_of(key: Key) -> str:
+    """Return the default of a key as a sweep file would have it."""
+    from raybench.spec.cells import Group
+    from raybench.spec.values import show
+
+    if key.required:
+        return "required"
+    if isinstance(key.kind, Group):
+        return "see its settings"
+    value = key.kind.written() if key.field in cell_fields() else key.kind.absent()
+    if isinstance(value, Mapping) and not value:
+        return "none"
+    if hasattr(value, "__dataclass_fields__"):
+        value = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return "none" if value is None or value == () else show(value, bare=True)
+
+
+def cell_fields() -> set[str]:
+    """Return the names of the fields of a cell."""
+    from raybench.spec import document
+
+    return {key.field for key in document.axes().values()}
+
+
+def allowed_of(key: Key) -> str:
+    """Return what may be written for a key."""
+    from raybench.spec.keys import Plugin
+
+    param = getattr(key.kind, "param", None)
+    if param is not None:
+        return values_of(param)
+    if isinstance(key.kind, Plugin):
+        return f"a name, or a mapping with `name` and parameters (`raybench ls {key.kind.kind}s`)"
+    return "a mapping, see its settings" if settings_of(key) else "see the text"
+
+
+def settings_of(key: Key) -> Mapping[str, Param]:
+    """Return the settings of a key that is a mapping, by name; none for other keys."""
+    from raybench.spec import keys
+
+    if isinstance(key.kind, keys.Steps):
+        return keys.STEP
+    return getattr(key.kind, "table", None) or getattr(key.kind, "fields", None) or {}
+
+
+def values_of(param: Param) -> str:
+    """Return what a parameter may be."""
+    from raybench.spec.values import allowed
+
+    return "a count of at least 1, or a share" if param.kind == "count" else allowed(param)
+
+
+def written(param: Param) -> str:
+    """Return the default of a parameter."""
+    from raybench.core.registry import REQUIRED
+    from raybench.spec.sections import default
+    from raybench.spec.values import show
+
+    value: Any = param.default if param.default is REQUIRED else default(param)
+    return "required" if value is REQUIRED else "none" if value is None else show(value, bare=True)
+
+
+def with_code(text: str) -> str:
+    """Return text for a cell of a table; what is in backticks stays code."""
+    text = re.sub(r"([|*\[\]])", r"\\\1", " ".join(str(text).split()))
+    return text.replace("<", "&lt;").replace(">", "&gt;")
+
+
+# Step sizes -------------------------------------------------------------------------------------------
+
+
+def methods() -> dict[str, StepSizes | None]:
+    """Return the step sizes of all methods by name, None for those that have none."""
+    names = registry.names("algorithm")
+    return {n: theory.of(registry.lookup("algorithm", n).facts.theory) for n in names}
+
+
+def basis(found: Theorem | Convention | None) -> str:
+    """Return what a step rests on, in a word."""
+    if found is None:
+        return "–"
+    if isinstance(found, Theorem):
+        return "recalled theorem" if found.recalled else "theorem"
+    return found.kind
+
+
+def what_there_is() -> str:
+    """Return the table of what each method's step rests on under each rule."""
+    rows = [f"| method | {' | '.join(f'`{rule}`' for rule in theory.RULES)} |"]
+    rows.append("|---" * (1 + len(theory.RULES)) + "|")
+    none = []
+    for name, steps in methods().items():
+        if steps is None:
+            none.append(f"`{name}`")
+            continue
+        kinds = [basis(steps.under(rule)) for rule in theory.RULES]
+        rows.append(f"| `{name}` | {' | '.join(kinds)} |")
+    return "\n".join([*rows, "", f"No step under any rule: {', '.join(none)}."])
+
+
+def formulas() -> str:
+    """Return the table of the formulas, each once, with the methods that use it."""
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, steps in methods().items():
+        for rule in theory.RULES if steps is not None else ():
+            found = steps.under(rule)  # type: ignore[union-attr]
+            if found is not None:
+                said = first_paragraph(found)
+                users.setdefault((name_of_code(found), said), []).append(f"`{name}` {rule}")
+    rows = ["| method and rule | step size, or recursion that gives it |", "|---|---|"]
+    for (_, said), who in users.items():
+        rows.append(f"| {grouped(who)} | {said} |")
+    return "\n".join(rows)
+
+
+def name_of_code(found: Theorem | Convention) -> str:
+    """Return where the formula's code is, which tells formulas with the same text apart."""
+    return f"{found.formula.__module__}.{getattr(found.formula, '__qualname__', '')}"
+
+
+def first_paragraph(found: Theorem | Convention) -> str:
+    """Return the first paragraph of the text beside a formula, as one table cell."""
+    text = (inspect.getdoc(found.formula) or "").split("\n\n")[0]
+    plain = " ".join(text.split()).replace("``", "`").removesuffix(".")
+    return plain.replace("|", r"\|").replace("*", r"\*")
+
+
+def grouped(who: list[str]) -> str:
+    """Return ``ef21`` nonconvex, pl; ``clag`` nonconvex: the rules of each method together."""
+    rules: dict[str, list[str]] = {}
+    for one in who:
+        name, rule = one.split(" ")
+        rules.setdefault(name, []).append(rule)
+    return "; ".join(f"{name} {', '.join(own)}" for name, own in rules.items())
+
+
+STEPS = {"what_there_is": what_there_is, "formulas": formulas}

@@ -66,7 +66,7 @@ def test_the_readme_counts_what_there_is() -> None:
 
 def test_every_method_is_in_the_tables_of_step_sizes() -> None:
     """A method with a step has a row, and one without is named below; each formula stands beside its methods."""
-    tables = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "theory_tables.py")))
+    tables = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference_pages.py")))
     page = tables.filled(text_of("theory.md"))
     assert "<!-- generated steps" not in page
     rows, _, without = page.partition("No step under any rule: ")

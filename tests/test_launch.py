@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, follow, launcher, stage, states, wheel
+from raybench.cluster import file, follow, launcher, stage, states
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
@@ -321,7 +321,7 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     """Installed elsewhere it is the same package: same version, same files, same command; made twice it is equal."""
-    made = wheel.build(tmp_path)
+    made = stage.wheel(tmp_path)
     with zipfile.ZipFile(made) as archive:
         names = set(archive.namelist())
         assert archive.testzip() is None
@@ -335,12 +335,12 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     said = call(sys.executable, "-c", told, env=env, cwd=tmp_path, check=True).stdout
     assert said.startswith(str(tmp_path))
     (tmp_path / "again").mkdir()
-    assert wheel.build(tmp_path / "again").read_bytes() == made.read_bytes()
+    assert stage.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
 def test_constraints_are_versions_alone() -> None:
     """One name and one version a line: no addresses, no local parts; what raybench needs is among them."""
-    lines = wheel.constraints().splitlines()
+    lines = stage.constraints().splitlines()
     names = {line.split("==")[0] for line in lines}
     assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= names
     assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)

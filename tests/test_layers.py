@@ -62,12 +62,12 @@ ONLY = {  # layers that may use less than all that lies below them
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "cli, __main__": 3647,
-    "torch": 2981,
+    "torch": 2976,
     "measure": 1367,
     "problems": 5011,
-    "tests": 44650,
+    "tests": 44671,
     "reproduce": 984,
-    "data": 2197,
+    "data": 2193,
     "spec": 2842,
     "core": 3827,
 }

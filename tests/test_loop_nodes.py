@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -253,3 +255,22 @@ def test_fragments_are_exchanged_in_turn():
         assert counts == [4] * fragments
         assert [f.count for f in opt._local] == [i * 3 // fragments for i in range(fragments)]
     assert ends[0].bytes_up == pytest.approx(ends[1].bytes_up, rel=0.01)
+
+
+def test_nodes_and_late_exchanges_keep_no_process_group_alive(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/a", rank=0, world_size=1)
+    model, node = network(), dist.new_group([0])
+    local = {**H, "late": 1}
+    opts = [
+        rt.CompressedOptimizer(sgd(model), TOP, "ef14", local=local, **more)
+        for more in ({}, {"node": node})
+    ]
+    for opt in opts:
+        train(model, opt, range(5))
+    groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
+    assert len(groups) == 4  # all ranks, the node, and one for the exchanges of each
+    del node
+    dist.destroy_process_group()
+    gc.collect()
+    assert [group() for group in groups] == [None] * 4
+    assert len(opts) == 2  # they live on

@@ -15,7 +15,7 @@ from raybench.spec.cells import Group
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "sweep-file.md").read_text(encoding="utf-8")
-BUILT = runpy.run_path(str(DOCS / "sweep_keys.py"))["filled"](TEXT)
+BUILT = runpy.run_path(str(DOCS / "reference_pages.py"))["filled"](TEXT)
 BLOCKS = re.findall(r"^```([a-z ]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 EXAMPLES = [body for kind, body in BLOCKS if kind == "yaml"]
 FIRST = yaml.parse(EXAMPLES[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import platformdirs
@@ -211,16 +211,19 @@ def needed(name: str) -> list[Path]:
 
 
 def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
-    import pooch
-
     folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
         place = Path(spare)
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
-            # and nothing else that the archive may hold
-            untar = pooch.Untar(absent, str(place.absolute()))
-            download(images.url, archive, name, images.checksum, untar)
+            with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
+                for file in absent:  # and nothing else that it may hold, no link above all
+                    stream = packed.extractfile(file)
+                    if stream is None:
+                        raise ValueError(f"{file} is no file")
+                    (place / file).parent.mkdir(parents=True, exist_ok=True)
+                    with stream, (place / file).open("wb") as out:
+                        shutil.copyfileobj(stream, out)
         else:
             from torchvision import datasets
 
@@ -248,18 +251,11 @@ VIEW_SETS = {
 # Downloads ------------------------------------------------------------------------------------------
 
 
-def download(
-    url: str,
-    target: Path,
-    name: str,
-    checksum: str | None = None,
-    processor: Any = None,
-) -> Path:
+def download(url: str, target: Path, name: str, checksum: str | None = None) -> Path:
     """Fetch ``url`` to ``target``, which appears by an atomic rename; return ``target``.
 
-    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. processor:
-    what pooch then makes of it. Raises OSError (requests' errors are) or ValueError where it cannot be fetched or has
-    another checksum.
+    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. Raises
+    OSError (requests' errors are) or ValueError where it cannot be fetched or has another checksum.
     """
     import pooch
 
@@ -267,5 +263,5 @@ def download(
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(timeout=SECONDS)
     with terminal.console(stderr=True).status(f"downloading {name}"):
-        pooch.retrieve(url, checksum, target.name, target.parent, processor, downloader)
+        pooch.retrieve(url, checksum, fname=target.name, path=target.parent, downloader=downloader)
     return target

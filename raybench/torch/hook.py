@@ -23,7 +23,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, destroy, group_apart, local
+from raybench.torch.replicas import Replica, group_apart, local
 from raybench.torch.report import Report, report
 from raybench.torch.saved import packed, parts_of
 from raybench.wire.collectives import GATHER
@@ -250,7 +250,7 @@ class Hook(Attached):
         every = list(model.module.named_parameters())
         named = [(n, p) for n, p in every if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
-        self._give_back = weakref.finalize(self, destroy, weakref.ref(group))
+        self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
         replica = Replica(Distributed(group), every, every=check_every)
         super().__init__(plan, model, replica, scaler)
@@ -368,6 +368,13 @@ def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
     for pattern, _ in groups:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError.of("groups", f"{pattern!r} names no tensor", nearest(pattern, names))
+
+
+def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
+    """Destroy a group that torch still has."""
+    group = held()
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)
 
 
 def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:

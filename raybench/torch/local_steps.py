@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,9 @@ from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.torch import saved
-from raybench.torch.exchange import Exchange
+from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.flat import Flat
+from raybench.torch.replicas import Replica, group_apart, timeout_of
 from raybench.wire.transport import Distributed
 
 YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
@@ -38,7 +38,7 @@ class Node:
     """
 
     def __init__(self, group: dist.ProcessGroup, params: Sequence[Tensor], offload: bool) -> None:
-        self.group, self.within = group, Distributed(group)
+        self.within = Distributed(group)
         mine = tuple(dist.get_process_group_ranks(group))
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
@@ -52,13 +52,13 @@ class Node:
         if any(set(mesh.mesh.flatten().tolist()) != set(mine) for mesh in meshes):
             what = "parameters are sharded over other ranks than those of the node"
             raise InputError.of("node", what, "fully_shard(model, mesh=mesh['rank'])")
-        backend = "cpu:gloo,cuda:nccl" if offload and torch.cuda.is_available() else None
+        more: dict[str, Any] = {"timeout": timeout_of(group, params[0].device)}
+        if offload and torch.cuda.is_available():
+            more["backend"] = "cpu:gloo,cuda:nccl"
         for place in zip(*nodes, strict=True):  # every rank has to make all groups
-            between = dist.new_group(list(place), backend=backend)
-            if dist.get_rank() in place:
-                self.between = Distributed(
-                    between if isinstance(between, dist.ProcessGroup) else None
-                )
+            between = dist.new_group(list(place), **more)
+            if isinstance(between, dist.ProcessGroup):  # this rank is in it
+                self.between = Distributed(between)
 
     @property
     def leads(self) -> bool:
@@ -67,18 +67,17 @@ class Node:
 
     def follow(self, flat: Flat, move: Callable[[], bool]) -> bool:
         """Let the first rank of the node ``move`` its model, and take over where it stands; return what it returned."""
-        status = torch.full(
-            (1,), -1.0, device=flat.vector.device
-        )  # it failed, unless it says otherwise
+        # -1: it failed, unless it says otherwise
+        status = torch.full((1,), -1.0, device=flat.vector.device)
         try:
             if self.leads:
                 status.fill_(float(move()))
         finally:
-            dist.broadcast(status, group=self.group, group_src=0)
+            dist.broadcast(status, group=self.within.group, group_src=0)
         if status < 0:
             raise RuntimeError("the first rank of this node could not exchange: see its message")
         x = flat.point()
-        dist.broadcast(x, group=self.group, group_src=0)
+        dist.broadcast(x, group=self.within.group, group_src=0)
         flat.move(x)
         return bool(status)
 
@@ -100,49 +99,45 @@ class Schedule:
     mix: float = 0.5
     rounds: int = 0
 
-    BESIDE: ClassVar = {  # keys of ``local`` beside its steps: least and most, None for no more than steps
-        "fragments": (1, math.inf, int),
-        "late": (0, None, int),
-        "mix": (0, 1, int | float),
-    }
-
     @classmethod
     def of(
         cls,
         entry: registry.Entry[AlgorithmFacts],
         numbers: Mapping[str, Any],
-        local: Mapping[str, Any] | None,
-        outer: Mapping[str, Any] | None,
-        delay: Mapping[str, Any] | None,
+        loop: Mapping[str, Any],
         presets: tuple[Any, Any],
     ) -> Self:
-        """Return a user's, and a preset's where the user says nothing. Raises InputError where they do not fit a loop."""
+        """Return that of a loop's ``local``, ``outer`` and ``delay``, and a preset's where they say nothing.
+
+        Raises InputError where they do not fit a loop.
+        """
         for name in YOURS & numbers.keys():
             if numbers[name] != entry.params[name].default:
                 what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
                 raise InputError.of(f"algorithm.{name}", what, "set it there")
         preset, preset_outer = presets
-        more = {key: value for key, value in (local or {}).items() if key in cls.BESIDE}
-        if local is not None and set(local) - set(more):
-            preset = part("local", {key: value for key, value in local.items() if key not in more})
-            if extra := sorted(set(local) - {"steps", *more}):
+        local = dict(loop["local"] or {})
+        more = {key: local.pop(key) for key in ("fragments", "late", "mix") if key in local}
+        if local:
+            preset = part("local", local)
+            if extra := sorted(set(local) - {"steps"}):
                 what = f"{', '.join(extra)}: your optimizer does the local steps"
                 raise InputError.of("local", what, "local={'steps': H}")
         if preset is None:
             raise InputError.of("local.steps", "is missing", "local={'steps': H}")
-        for key, (low, high, kind) in cls.BESIDE.items():
-            value, top = more.get(key, low), preset.steps if high is None else high
-            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= top:
-                what = "a number" if kind is not int else "an integer"
-                raise InputError.of(f"local.{key}", f"{value!r}", f"{what} from {low} to {top}")
-        settings = dict(outer or {})
+        late, mix = more.get("late", 0), more.get("mix", 0.5)
+        if type(late) is not int or not 0 <= late <= preset.steps:
+            raise InputError.of("local.late", f"{late!r}", f"an integer from 0 to {preset.steps}")
+        if type(mix) not in (int, float) or not 0 <= mix <= 1:
+            raise InputError.of("local.mix", f"{mix!r}", "a number from 0 to 1")
+        settings = dict(loop["outer"] or {})
         step = settings.pop("step_size", 1.0)
         if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
             raise InputError.of("outer.step_size", f"{step!r}", "a number above 0")
         outer_part = part("outer", settings) if settings else preset_outer
         if outer_part is not None and isinstance(outer_part.momentum, PerCell):
             outer_part = replace(outer_part, momentum=float(outer_part.momentum.values))
-        rounds = 0 if delay is None else part("delay", delay).rounds
+        rounds = 0 if loop["delay"] is None else part("delay", loop["delay"]).rounds
         return cls(preset.steps, float(step), outer_part, rounds=rounds, **more)
 
 
@@ -160,10 +155,9 @@ class LocalSteps:
         exchange: Exchange,
         flat: Flat,
         device: torch.device,
-        *,
-        count: int = 0,
-        node: Node | None = None,
-        thread: ThreadPoolExecutor | None = None,
+        count: int,
+        node: Node | None,
+        thread: ThreadPoolExecutor | None,
     ) -> None:
         self.schedule, self.exchange, self.flat = schedule, exchange, flat
         self.node, self.thread, self.device = node, thread, device
@@ -268,9 +262,8 @@ class LocalSteps:
         self._take(direction)
 
     def _take(self, direction: Tensor | None) -> None:
-        if (
-            self.node is not None and self.node.sharded
-        ):  # whether other shards were skipped is not known until now
+        if self.node is not None and self.node.sharded:
+            # only now is it known whether other shards were skipped
             skipped = self.exchange.replica.anywhere(direction is None)
             if skipped and direction is not None:
                 self.exchange.undo()
@@ -314,7 +307,7 @@ def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[t
     trained = [(name, p) for name, p in named if p.requires_grad]
     if type(count) is not int or not 1 <= count <= len(trained):
         what = f"{count!r} of {len(trained)} parameters"
-        raise InputError.of("fragments", what, f"an integer from 1 to {len(trained)}")
+        raise InputError.of("local.fragments", what, f"an integer from 1 to {len(trained)}")
     total, before = sum(p.numel() for _, p in trained), 0
     out: list[list[tuple[str, Tensor]]] = [[]]
     for i, (name, p) in enumerate(trained):
@@ -325,3 +318,44 @@ def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[t
         out[-1].append((name, p))
         before += p.numel()
     return out
+
+
+def local_steps(
+    plan: Plan,
+    entry: registry.Entry[AlgorithmFacts],
+    numbers: Mapping[str, Any],
+    loop: Mapping[str, Any],
+    whole: Flat,
+    replica: Replica,
+    node: Node | None,
+    group: dist.ProcessGroup | None,
+) -> list[LocalSteps]:
+    """Return the local steps of every fragment of the parameters, which every rank has to make.
+
+    numbers: the method's parameters. loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
+    exchange, where there is no node. Raises InputError where they do not fit.
+    """
+    named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
+    groups = fragments_of(named, (loop["local"] or {}).get("fragments", 1))
+    device = torch.device("cpu") if loop["offload"] else whole.vector.device
+    late = bool(loop["delay"] or (loop["local"] or {}).get("late"))
+    thread = None
+    if late and device.type == "cpu":
+        thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
+        if node is None and dist.is_initialized():
+            # it is never given back: other ranks may still be reading what this one has sent
+            apart = Distributed(group_apart(group, device))
+            replica = Replica(apart, zip(replica.names, replica.params, strict=True))
+    flats = [whole if len(groups) == 1 else Flat(fragment) for fragment in groups]
+    plain = replace(plan, delay=None)
+    exchanges = [
+        Exchange(plain.of_part(fragment), flat.layout, flat.vector.to(device), replica, local=True)
+        for flat, fragment in zip(flats, groups, strict=True)
+    ]
+    schedule = Schedule.of(entry, numbers, loop, exchanges[0].presets)
+    return [
+        LocalSteps(
+            schedule, exchange, flat, device, i * schedule.steps // len(groups), node, thread
+        )
+        for i, (exchange, flat) in enumerate(zip(exchanges, flats, strict=True))
+    ]

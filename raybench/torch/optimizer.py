@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,17 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
-from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.facts import AlgorithmFacts
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, named
-from raybench.torch.local_steps import LocalSteps, Node, Schedule, fragments_of
-from raybench.torch.replicas import Replica, compare, destroy, group_apart, transport_of
+from raybench.torch.local_steps import LocalSteps, Node, local_steps
+from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, parts_of
 from raybench.wire.collectives import GATHER
-from raybench.wire.transport import Distributed
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -102,7 +96,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
         loop = {"local": local, "outer": outer, "check_every": check_every}
-        loop |= {"offload": offload}
+        loop |= {"delay": delay, "offload": offload}
         if self._node is not None:
             compare(self._node.within, loop, params)
         self._plan, entry, numbers = planned(
@@ -135,62 +129,24 @@ class CompressedOptimizer(torch.optim.Optimizer):
             for key, (given, why) in refused.items():
                 if given:
                     raise InputError.of(key, without + why, "local={'steps': H}, or leave it out")
-            compare(
-                transport, _numbers(optimizer), params
-            )  # else each rank may step in its own way
+            # with them each rank may step in its own way
+            compare(transport, _numbers(optimizer), params)
         self._flat = Flat(params)
         self._replica = Replica(transport, params, others, every=check_every)
         self._steps = self._checked = self._skipped = self._evaluations = 0
         self._agree_on_start()
+        flat, plan, replica = self._flat, self._plan, self._replica
         self._local: list[LocalSteps] = []
-        self._exchanges: list[Exchange] = []
         if is_local:
-            self._part(entry, numbers, local, outer, offload, group)
+            parts = (plan, entry, numbers, loop, flat, replica, self._node, group)
+            self._local = local_steps(*parts)
+            self._exchanges = [fragment.exchange for fragment in self._local]
+            if check_every and (len(self._local) > 1 or self._local[0].schedule.late):
+                what = "with fragments or late steps no step leaves the same parameters everywhere"
+                raise InputError.of("check_every", what, "0")
         else:
-            flat = self._flat
-            self._exchanges = [Exchange(self._plan, flat.layout, flat.vector, self._replica)]
+            self._exchanges = [Exchange(plan, flat.layout, flat.vector, replica)]
         self._check_step_size()
-
-    def _part(
-        self,
-        entry: registry.Entry[AlgorithmFacts],
-        numbers: Mapping[str, Any],
-        local: Mapping[str, Any] | None,
-        outer: Mapping[str, Any] | None,
-        offload: bool,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        """Make the local steps and exchanges of every fragment of the parameters."""
-        plan, whole = self._plan, self._flat
-        plain = replace(plan, delay=None)
-        device = torch.device("cpu") if offload else whole.vector.device
-        presets = Exchange(plain, whole.layout, whole.vector, self._replica, local=True).presets
-        schedule = Schedule.of(entry, numbers, local, outer, plan.delay, presets)
-        if self._replica.every and (schedule.fragments > 1 or schedule.late):
-            what = "with fragments or late steps no step leaves the same parameters on all ranks"
-            raise InputError.of("check_every", what, "0")
-        thread, replica = None, self._replica
-        if (schedule.late or schedule.rounds) and device.type == "cpu":
-            thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
-            if self._node is None and dist.is_initialized():
-                apart = group_apart(group, device)
-                # not before the last exchange has ended: what is under way holds the thread
-                weakref.finalize(thread, destroy, weakref.ref(apart)).atexit = False
-                replica = Replica(
-                    Distributed(apart), zip(replica.names, replica.params, strict=True)
-                )
-        named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
-        groups = fragments_of(named, schedule.fragments)
-        for i, fragment in enumerate(groups):
-            flat = whole if len(groups) == 1 else Flat(fragment)
-            vector, of_group = flat.vector.to(device), plain.of_part(fragment)
-            exchange = Exchange(of_group, flat.layout, vector, replica, local=True)
-            count = i * schedule.steps // len(groups)
-            steps = LocalSteps(
-                schedule, exchange, flat, device, count=count, node=self._node, thread=thread
-            )
-            self._local.append(steps)
-            self._exchanges.append(exchange)
 
     def _agree_on_start(self) -> None:
         """Give every rank rank 0's parameters."""

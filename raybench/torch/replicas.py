@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,22 +34,20 @@ def group_apart(group: dist.ProcessGroup | None, device: torch.device) -> dist.P
     """
     old = dist.distributed_c10d._get_default_group() if group is None else group
     ranks = dist.get_process_group_ranks(old)
-    made = dist.new_group(
+    new = dist.new_group(
         ranks,
-        # torch has no public way to ask how long a group waits for a rank
-        timeout=old._get_backend(device).options._timeout,
+        timeout=timeout_of(old, device),
         backend=dist.get_backend(old),
         use_local_synchronization=len(ranks) > 1,
     )
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    assert isinstance(new, dist.ProcessGroup)
+    return new
 
 
-def destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
-    """Destroy a group that torch still has."""
-    group = held()
-    if group is not None and dist.is_initialized():
-        dist.destroy_process_group(group)
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long a group waits for a rank: torch has no public way to ask."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
 
 
 def compare(
