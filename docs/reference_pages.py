@@ -10,18 +10,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench import theory
 from raybench.core import registry
-from raybench.theory import Convention, StepSizes, Theorem
+from raybench.theory import Convention, Theorem
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+    from raybench.core.facts import AlgorithmFacts
     from raybench.core.params import Param
     from raybench.core.registry import Entry
     from raybench.spec.keys import Key
@@ -31,10 +33,11 @@ MARK = re.compile(r"<!-- generated (\w+): (\w*).*?-->")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".toml": "toml"}
 TITLES = {
     "algorithm": ("reference/methods.md", "Every method"),
-    "compressor": ("reference/operators.md", "Every compressor"),
+    "compressor": ("reference/compressors.md", "Every compressor"),
     "problem": ("reference/problems.md", "Every problem"),
     "metric": ("reference/metrics.md", "Every metric"),
 }
+STEPS = ("reference/steps.md", "Every theoretical step")
 PYTHON = ("reference/python.md", "Python")
 
 
@@ -69,14 +72,13 @@ def filled(markdown: str) -> str:
         "pages": links,
         "columns": columns,
         "keys": key_tables,
-        "steps": lambda name: STEPS[name](),
     }
     return MARK.sub(lambda match: makers[match[1]](match[2]), markdown)
 
 
 def links(_: str) -> str:
     """Return the list of the pages made from the code."""
-    return "\n".join(f"* [{title}]({path})" for path, title in [*TITLES.values(), PYTHON])
+    return "\n".join(f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, PYTHON])
 
 
 def outside(page: str) -> re.Pattern[str]:
@@ -138,8 +140,8 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def reference() -> dict[str, str]:
-    """Return the pages of the reference: one for each kind of plug-in, one for Python."""
-    pages = {}
+    """Return the pages of the reference: one for each kind of plug-in, one for step sizes, one for Python."""
+    pages = {STEPS[0]: "\n".join(step_table())}
     for kind, (path, title) in TITLES.items():
         entries = [registry.lookup(kind, name) for name in registry.names(kind)]
         parts = [f"# {title}\n", f"{len(entries)} are registered. {INTRODUCTIONS[kind]}\n"]
@@ -151,12 +153,17 @@ def reference() -> dict[str, str]:
 
 
 INTRODUCTIONS = {
-    "algorithm": "The first line of each is its update, in the notation of its paper: x is the model, gamma the step "
-    "size, C or Q the compressor, f_i the loss of client i, x+ the value of x after the round. *Up* is what a client "
-    "sends in a round and *down* what the server broadcasts; a value is one number of the model's type, so d values "
-    "cost 64 d bits in double precision. `raybench show NAME` prints the same, and with `--problem` the numbers.",
-    "compressor": "C(x) is what arrives when x is sent. An unbiased compressor has the constant omega, E||C(x) - x||^2 "
-    "<= omega ||x||^2; a contractive one has alpha, E||C(x) - x||^2 <= (1 - alpha) ||x||^2. `raybench show NAME --d "
+    "algorithm": "All minimise f(x) = (1/n) sum_i f_i(x) over n clients. The first line of each is its update, in the "
+    "notation of its paper: x is the model, gamma the step size, C or Q the compressor, f_i the loss of client i, x+ the "
+    "value of x after the round. *Up* is what a client sends in a round and *down* what the server broadcasts; a value is "
+    "one number of the model's type, so d values cost 64 d bits in double precision. [Families of "
+    "methods](../algorithms.md) is a shorter way in, and [theoretical step sizes](../theory.md) explains the rules and "
+    "the letters L, L_tilde, theta, rho. How a method is tested: the conformance checks of `raybench check` run on every one, a "
+    "*theorem*'s step is computed anew by a test, and one *recalled from the paper* is not; what its section links to are "
+    "runs beside published results. `raybench show NAME` prints the same, and with `--problem` the numbers.",
+    "compressor": "C(x) is what arrives when x is sent, and x_S keeps the coordinates in S. An unbiased compressor has the "
+    "constant omega, E||C(x) - x||^2 <= omega ||x||^2; a contractive one has alpha, E||C(x) - x||^2 <= (1 - alpha) "
+    "||x||^2. [Families of compressors](../compressors.md) explains these classes, and B1 and B2. `raybench show NAME --d "
     "1000` prints the constants and the bits in a dimension.",
     "problem": "f is the mean of the clients' losses f_i. `raybench show NAME` prints the same, and with `--dataset` "
     "the constants.",
@@ -179,7 +186,7 @@ def overview(entries: list[Entry[Any]]) -> Iterator[str]:
             sizes = theory.of(entry.facts.theory)
             steps = [] if sizes is None else [sizes.under(rule) for rule in theory.RULES]
             proven = any(isinstance(step, Theorem) for step in steps)
-            row += [needs(entry.facts.up).partition(",")[0], names]
+            row += [needs(entry.facts).partition(",")[0], names]
             row.append("theorem" if proven else "rule of thumb" if any(steps) else "none")
         else:
             row.append(names)
@@ -196,17 +203,94 @@ def described(entry: Entry[Any]) -> Iterator[str]:
     if rest:
         yield escaped(rest) + "\n"
     if isinstance(entry.facts, AlgorithmFacts):
-        yield f"**Compressor:** {needs(entry.facts.up)}.\n"
+        title = f"**In figures:** {escaped(entry.facts.title)}. " if entry.facts.title else ""
+        yield f"{title}**Compressor:** {needs(entry.facts)}.\n"
+        wants = "; ".join(requirements(entry.facts))
+        if wants:
+            yield f"**Needs:** {wants}.\n"
+        takes = "; ".join(options(entry.facts))
+        yield f"**Takes:** {takes}.\n" if takes else ""
     yield from parameters(entry)
     if isinstance(entry.facts, AlgorithmFacts):
         yield from steps(entry.facts.theory)
+        pages = studies().get(entry.name)
+        if pages:
+            yield f"**Beside published results:** {', '.join(pages)}.\n"
 
 
-def needs(role: str | None) -> str:
+def needs(facts: AlgorithmFacts) -> str:
     """Return what a method asks of the compressor for its messages."""
-    if role is None:
+    if facts.own is not None:
+        return f"its own, [`{facts.own}`](compressors.md#{facts.own})"
+    if facts.up is None:
         return "none, its messages are dense or of its own kind"
-    return {"any": "any"}.get(str(role), str(role))
+    return f"{facts.up} or none" if facts.dense else str(facts.up)
+
+
+def requirements(facts: AlgorithmFacts) -> Iterator[str]:
+    """Yield what a method cannot do without, beside a compressor."""
+    if facts.down is not None:
+        yield f"{one(facts.down)} `downlink`"
+    for name, role in facts.operators.items():
+        yield f"a compressor `{name}` that is {role}"
+    words = {
+        "clock": "a [`clock`](../clock.md)",
+        "decentralised": "a `graph`, as there is no server; f is recorded at the mean of the clients' points",
+        "vertical": "a problem whose features are split over the clients (`vertical_least_squares`, `vertical_network`)",
+        "predicts": "a problem with predictions (`outputs`, `predict` and `distill`)",
+        "minimizer": "a problem whose minimiser x\\* is known",
+    }
+    yield from (text for fact, text in words.items() if getattr(facts, fact))
+
+
+def one(role: str) -> str:
+    """Return a role with its article."""
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
+
+
+def options(facts: AlgorithmFacts) -> Iterator[str]:
+    """Yield what a method can do that others cannot."""
+    if facts.proximal:
+        yield "a nonsmooth part of f, by a proximal step"
+    if facts.robust:
+        yield "a [`robust`](../robust.md) rule"
+    if facts.broadcast is not None and facts.down is None:
+        yield f"{one(facts.broadcast)} `downlink`"
+    if facts.participation is not None:
+        yield f"`participation`, as `{facts.participation}`"
+
+
+@cache
+def studies() -> dict[str, list[str]]:
+    """Return by method the links to the pages of the reproductions that run it, from their sweeps."""
+    from raybench import reproduce
+    from raybench.core import yaml
+
+    pages: dict[str, list[str]] = {}
+    for name in sorted(reproduce.catalogue()):
+        one = reproduce.find(name)
+        if one.sweep is None or not (ROOT / "docs" / "reproductions" / f"{name}.md").is_file():
+            continue
+        for method in sorted({*algorithms(yaml.parse(one.sweep.read_text()))}):
+            if method in registry.names("algorithm"):
+                link = f"[{escaped(one.title)}](../reproductions/{name}.md)"
+                pages.setdefault(method, []).append(link)
+    return pages
+
+
+def algorithms(content: Any, inside: bool = False) -> Iterator[str]:
+    """Yield the names of the methods in a sweep file, from its lists, mappings and cases."""
+    if isinstance(content, list):
+        for item in content:
+            yield from algorithms(item, inside)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            if key == "algorithm" or (inside and key == "name"):
+                yield from algorithms(value, inside=True)
+            elif not inside:
+                yield from algorithms(value)
+    elif inside and isinstance(content, str):
+        yield content.partition(":")[0]
 
 
 def parameters(entry: Entry[Any]) -> Iterator[str]:
@@ -215,10 +299,50 @@ def parameters(entry: Entry[Any]) -> Iterator[str]:
         return
     yield "| parameter | default | allowed | meaning |\n|---|---|---|---|"
     for name, param in entry.params.items():
-        texts = (written(param), values_of(param), param.help)
+        meaning = "; ".join(filter(None, (param.help, automatic(entry, name))))
+        texts = (written(param), values_of(param), meaning)
         cells = [f"`{name}`", *(cell(str(text)) for text in texts)]
         yield f"| {' | '.join(cells)} |"
     yield ""
+
+
+def automatic(entry: Entry[Any], name: str) -> str:
+    """Return what the word ``auto`` means for a parameter, nothing where it has no such rule."""
+    rule = getattr(entry.facts, "auto", {}).get(name)
+    first = (inspect.getdoc(rule) or "").partition("\n\n")[0] if rule else ""
+    return f"auto: {first.removeprefix('Return ').rstrip('.')}" if first else ""
+
+
+def step_table() -> Iterator[str]:
+    """Yield the page of what each method's step rests on under each rule."""
+    yield f"# {STEPS[1]}\n"
+    yield (
+        "What the step of each method rests on under each [rule](../theory.md#the-rules). The section of the method has "
+        "the formula, the assumptions and the source. A *theorem* gives the largest step that is proved here, under "
+        "`paper` the paper's own; a test computes it anew. The constants of a *recalled theorem* are quoted from memory "
+        "of the paper, neither proved nor tested here. A *rule of thumb* and *released code* promise nothing.\n"
+    )
+    yield f"| method | {' | '.join(f'`{rule}`' for rule in theory.RULES)} |"
+    yield "|---" * (1 + len(theory.RULES)) + "|"
+    without = []
+    for name in registry.names("algorithm"):
+        link = f"[`{name}`](methods.md#{name})"
+        sizes = theory.of(registry.lookup("algorithm", name).facts.theory)
+        if sizes is None:
+            without.append(link)
+        else:
+            yield f"| {link} | {' | '.join(basis(sizes.under(rule)) for rule in theory.RULES)} |"
+    yield f"\nNo step under any rule: {', '.join(without)}.\n"
+
+
+def basis(found: Theorem | Convention | None) -> str:
+    """Return what a step rests on, in a word or two."""
+
+    if found is None:
+        return "–"
+    if isinstance(found, Theorem):
+        return "recalled theorem" if found.recalled else "theorem"
+    return found.kind
 
 
 def steps(known: Any) -> Iterator[str]:
@@ -397,74 +521,3 @@ def with_code(text: str) -> str:
     """Return text for a cell of a table; what is in backticks stays code."""
     text = re.sub(r"([|*\[\]])", r"\\\1", " ".join(str(text).split()))
     return text.replace("<", "&lt;").replace(">", "&gt;")
-
-
-# Step sizes -------------------------------------------------------------------------------------------
-
-
-def methods() -> dict[str, StepSizes | None]:
-    """Return the step sizes of all methods by name, None for those that have none."""
-    names = registry.names("algorithm")
-    return {n: theory.of(registry.lookup("algorithm", n).facts.theory) for n in names}
-
-
-def basis(found: Theorem | Convention | None) -> str:
-    """Return what a step rests on, in a word."""
-    if found is None:
-        return "–"
-    if isinstance(found, Theorem):
-        return "recalled theorem" if found.recalled else "theorem"
-    return found.kind
-
-
-def what_there_is() -> str:
-    """Return the table of what each method's step rests on under each rule."""
-    rows = [f"| method | {' | '.join(f'`{rule}`' for rule in theory.RULES)} |"]
-    rows.append("|---" * (1 + len(theory.RULES)) + "|")
-    none = []
-    for name, steps in methods().items():
-        if steps is None:
-            none.append(f"`{name}`")
-            continue
-        kinds = [basis(steps.under(rule)) for rule in theory.RULES]
-        rows.append(f"| `{name}` | {' | '.join(kinds)} |")
-    return "\n".join([*rows, "", f"No step under any rule: {', '.join(none)}."])
-
-
-def formulas() -> str:
-    """Return the table of the formulas, each once, with the methods that use it."""
-    users: dict[tuple[str, str], list[str]] = {}
-    for name, steps in methods().items():
-        for rule in theory.RULES if steps is not None else ():
-            found = steps.under(rule)  # type: ignore[union-attr]
-            if found is not None:
-                said = first_paragraph(found)
-                users.setdefault((name_of_code(found), said), []).append(f"`{name}` {rule}")
-    rows = ["| method and rule | step size, or recursion that gives it |", "|---|---|"]
-    for (_, said), who in users.items():
-        rows.append(f"| {grouped(who)} | {said} |")
-    return "\n".join(rows)
-
-
-def name_of_code(found: Theorem | Convention) -> str:
-    """Return where the formula's code is, which tells formulas with the same text apart."""
-    return f"{found.formula.__module__}.{getattr(found.formula, '__qualname__', '')}"
-
-
-def first_paragraph(found: Theorem | Convention) -> str:
-    """Return the first paragraph of the text beside a formula, as one table cell."""
-    text = (inspect.getdoc(found.formula) or "").split("\n\n")[0]
-    plain = " ".join(text.split()).replace("``", "`").removesuffix(".")
-    return plain.replace("|", r"\|").replace("*", r"\*")
-
-
-def grouped(who: list[str]) -> str:
-    """Return ``ef21`` nonconvex, pl; ``clag`` nonconvex: the rules of each method together."""
-    rules: dict[str, list[str]] = {}
-    for one in who:
-        name, rule = one.split(" ")
-        rules.setdefault(name, []).append(rule)
-    return "; ".join(f"{name} {', '.join(own)}" for name, own in rules.items())
-
-
-STEPS = {"what_there_is": what_there_is, "formulas": formulas}

@@ -23,9 +23,13 @@ def text_of(page: str) -> str:
     return (ROOT / "docs" / page).read_text()
 
 
-def test_every_column_is_described() -> None:
+@pytest.fixture(scope="module")
+def made() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference_pages.py")))
+
+
+def test_every_column_is_described(made: SimpleNamespace) -> None:
     """The site makes both tables from the schemas, in place of their marks."""
-    made = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference_pages.py")))
     text = text_of("results.md")
     for name, schema in (("curves", CURVES), ("cells", CELLS)):
         assert f"<!-- generated columns: {name}, " in text
@@ -34,14 +38,13 @@ def test_every_column_is_described() -> None:
         assert all(row.split(" | ")[2].removesuffix(" |") for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["algorithm", "compressor", "problem"])
-def test_every_built_in_plugin_is_in_the_reference(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["algorithm", "compressor", "problem", "metric"])
+def test_every_plugin_is_in_the_reference(made: SimpleNamespace, kind: str) -> None:
     """Each has a row that names its parameters, and a section that the row leads to."""
-    made = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference_pages.py")))
     page = made.reference()[made.TITLES[kind][0]]
+    assert re.findall(r"^## (\S+)$", page, re.MULTILINE) == list(registry.names(kind))
     for entry in ours(kind):
         row = next(line for line in page.splitlines() if line.startswith(f"| [`{entry.name}`]("))
-        assert f"\n## {entry.name}\n" in page
         missing = [parameter for parameter in entry.params if f"`{parameter}`" not in row]
         assert not missing, f"{entry.name}: {missing}"
 
@@ -64,18 +67,46 @@ def test_the_readme_counts_what_there_is() -> None:
     assert told in text
 
 
-def test_every_method_is_in_the_tables_of_step_sizes() -> None:
-    """A method with a step has a row, and one without is named below; each formula stands beside its methods."""
-    tables = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference_pages.py")))
-    page = tables.filled(text_of("theory.md"))
-    assert "<!-- generated steps" not in page
-    rows, _, without = page.partition("No step under any rule: ")
-    for entry in ours("algorithm"):
-        if theory.of(entry.facts.theory) is None:
-            assert f"`{entry.name}`" in without.splitlines()[0]
-        else:
-            assert f"\n| `{entry.name}` |" in rows
-            assert f"`{entry.name}` " in tables.formulas()
+def test_the_reference_says_what_a_method_needs_and_what_its_steps_rest_on(made) -> None:
+    pages = made.reference()
+    rows, _, without = pages[made.STEPS[0]].partition("No step under any rule: ")
+    for section in re.split(r"^## ", pages["reference/methods.md"], flags=re.MULTILINE)[1:]:
+        name = section.split()[0]
+        facts = registry.lookup("algorithm", name).facts
+        needs = section.partition("**Needs:** ")[2].partition("\n")[0]
+        assert ("`clock`" in needs, "`graph`" in needs) == (facts.clock, facts.decentralised), name
+        assert ("`downlink`" in needs) is (facts.down is not None), name
+        link, sizes = f"[`{name}`](methods.md#{name})", theory.of(facts.theory)
+        kinds = [made.basis(sizes.under(rule)) if sizes else "–" for rule in theory.RULES]
+        told = [f"**Step size, rule `{rule}`:**" in section for rule in theory.RULES]
+        assert told == [kind != "–" for kind in kinds], name
+        assert f"\n| {link} | {' | '.join(kinds)} |\n" in rows if sizes else link in without
+        assert ("**Step size:** no theorem" in section) is (sizes is None), name
+        assert ("](../reproductions/marina_diana.md)" in section) is (name in ("marina", "diana"))
+
+
+def test_the_reference_says_what_show_says(made: SimpleNamespace) -> None:
+    marina = made.reference()["reference/methods.md"].split("\n## marina\n")[1].split("\n## ")[0]
+    assert r"with probability p g &lt;- grad f(x), else g &lt;- g + mean Q\_i(difference)" in marina
+    assert "Gorbunov, Burlachenko, Li, Richtarik 2021" in marina
+    assert "the same as under `nonconvex`" not in marina.split("rule `paper`")[1]
+    assert "* the compressor is unbiased" in marina
+    assert "K/d for Rand-K" in marina.split("| `p` | auto |")[1]
+
+
+UNITS = r"s|ms|seconds?|minutes?|hours?|[KMG]iB|[kMGT]B|bytes?|[kMGT]?bits?|%|percent|times|rounds"
+THREE_DIGITS = r"(?=[0.,]*[1-9](?:[.,]?\d){2})(?:\d+\.\d+|\d[\d,]*[1-9])"
+FIGURE = re.compile(rf"(?<![\w.,^/-])({THREE_DIGITS}(?:e-?\d+)?) ?({UNITS})(?![\w^])")
+TOLD_TWICE = {("13.5", "kbit")}  # what EF21 needs in the quickstart, the example of three pages
+
+
+def test_one_number_stands_in_one_place() -> None:
+    """A measured number with its unit is told on one page that is written by hand; others lead to it."""
+    assert FIGURE.findall("4.95 kB, 1,000 bits, 0.05 s, 147s") == [("4.95", "kB"), ("147", "s")]
+    written = [page for page in PAGES if page.name != "reproductions.md"]
+    numbers = [number for page in written for number in {*FIGURE.findall(page.read_text())}]
+    assert len(numbers) >= 20
+    assert {number for number in numbers if numbers.count(number) > 1} <= TOLD_TWICE
 
 
 def test_relative_links_lead_somewhere() -> None:

@@ -186,9 +186,9 @@ class Extra(Points):
 class GradientTracking(Points):
     """X <- V (X - gamma Y); Y <- V (Y + G(X) - G(X^old)), V = (I + W)/2, Y^0 = G(X^0).
 
-    mean Y = mean G in every round; exact. V in place of W: on a graph whose W has eigenvalues near -1
-    (expanders) steps of order 1/L would diverge. Rule of thumb: 0.5/L_max. Up: two messages of d values
-    per neighbour. Source: Xu, Zhu, Soh, Xie 2015 (the adapt-then-combine form).
+    mean Y = mean G in every round; exact, under any step schedule too. V in place of W: on a graph whose W has
+    eigenvalues near -1 (expanders) steps of order 1/L would diverge. Rule of thumb: 0.5/L_max. Up: two messages of
+    d values per neighbour. Source: Xu, Zhu, Soh, Xie 2015 (the adapt-then-combine form).
     """
 
     def start(a, net, s, c):
@@ -227,11 +227,12 @@ def dual_weight(k: theory.Setting) -> float:
 class LEAD(Points):
     """Z = X - gamma (G(X) + D); neighbours exchange q = Q(Z - H) only; X <- Z - mix/2 diff.
 
-    diff = (H + q) - (WH + Wq); H <- H + alpha q; D <- D + mix/(2 gamma) diff. Column sums of D
-    stay 0. Exact on heterogeneous, convex data. ``alpha`` = auto is 1/(1 + omega), ``mix`` = auto
-    min{1/(1 + omega), 2/(1 + omega)^3}: coarse compressors converge, but slowly, at a rate of order
-    mix (1 - lambda_2). With the identity it is exact diffusion. Rule of thumb: 0.5/L_max.
-    Up: one message per neighbour. Source: Liu, Li, Wang, Tang, Yan 2021.
+    diff = (H + q) - (WH + Wq); H <- H + alpha q; D <- D + mix/(2 gamma) diff. Column sums of D stay 0. Exact on
+    heterogeneous, convex data, under any step schedule too. ``alpha`` = auto is 1/(1 + omega), ``mix`` = auto
+    min{1/(1 + omega), 2/(1 + omega)^3}, measured and not proved: coarse compressors converge, but slowly, at a rate
+    of order mix (1 - lambda_2). Dithering goes well with 0.5 for both, coarse sparsifiers diverge with it. With the
+    identity it is exact diffusion. Rule of thumb: 0.5/L_max. Up: one message per neighbour. Source: Liu, Li, Wang,
+    Tang, Yan 2021.
     """
 
     def start(a, net, s, c):

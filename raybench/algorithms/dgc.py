@@ -32,7 +32,7 @@ from raybench.algorithms.base import (
     clip=Number("off", low=0, open_low=True, words=("off",), help="norm of a tensor, all clients"),
     decay=Number(0.0, low=0, per_cell=True, help="weight decay, added to the gradient"),
     vectors=Choice("compressed", "dense", help="how tensors of one axis (biases) are sent"),
-    warmup=List("off", words=("off", "paper", "geometric"), help="shares kept at first"),
+    warmup=List("off", words=("off", "paper", "geometric"), help="first shares, in place of k"),
     warmup_rounds=Integer(10, low=1, help="rounds at each share of the warm-up, often an epoch"),
 )
 class DGC(Estimator):

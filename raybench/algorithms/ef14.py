@@ -184,7 +184,7 @@ def rate(k: theory.Setting) -> float:
 class ECDiana(EF14):
     """EF14 on g_i - h_i + h, and a second message q_i = Q(g_i - h_i): h_i <- h_i + alpha q_i, h = mean h_i.
 
-    alpha = auto is 1/(1 + omega) of ``shift``, Q. With full gradients it has no floor; gamma =
+    alpha = auto is 1/(1 + omega) of ``shift``, Q; alpha = 0 is EF14. With full gradients it has no floor; gamma =
     1/(8 L_max) times the contraction converges, without a theorem here. Up: both messages. Down: d
     values twice, x and h. Source: Gorbunov et al. 2020, EC-SGD-DIANA.
     """

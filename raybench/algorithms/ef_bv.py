@@ -81,9 +81,11 @@ STEPS = theory.recursive(
 class EFBV(Estimator):
     """d_i = C(grad f_i(x) - h_i); x <- x - gamma (h + nu mean d_i); h_i <- h_i + lam d_i.
 
-    The server's h equals mean h_i. lam = nu = 1 is EF21 that steps after its update, so that its iterates
-    are EF21's; lam = 1/(1 + omega), nu = 1 is DIANA. auto: 1/(1 + omega) and 1/(1 + omega/n), or 1 of
-    contractive compressors. Up: one message. Down: d values. Source: Condat, Yi, Richtarik 2022, algorithm 1.
+    The server's h equals mean h_i. lam = nu = 1 is EF21 that steps after its update, so that its iterates are
+    EF21's; lam = 1/(1 + omega), nu = 1 is DIANA. auto: 1/(1 + omega) and 1/(1 + omega/n), or 1 of contractive
+    compressors. C is taken as it is, so that Rand-K is the unbiased one; of a compressor with bias and variance
+    only its omega or its alpha counts. Up: one message. Down: d values. Source: Condat, Yi, Richtarik 2022,
+    algorithm 1.
     """
 
     def setup(a, wire, s, c):

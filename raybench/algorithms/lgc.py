@@ -30,7 +30,7 @@ from raybench.algorithms.base import (
     dense_rounds=Integer(200, low=0, help="first rounds, sent uncompressed"),
     fit_rounds=Integer(300, low=1, help="rounds of top-k after them, in which it is fitted"),
     leader=Choice("rotating", "first", help="whose coordinates are sent"),
-    innovation=Count("0.1%", words=("off",), help="coordinates sent besides, as they are"),
+    innovation=Count("0.1%", words=("off",), help="sent as they are; off: memories may grow"),
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta, at the clients"),
     masking=Flag(True, help="momentum of what was sent is cleared (factor masking)"),
     width=Integer(16, low=2, help="channels of the autoencoder's first layer"),

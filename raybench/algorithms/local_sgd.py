@@ -84,8 +84,8 @@ class FedAvg(LocalSGD):
 class FedProx(LocalSGD):
     """Local SGD on f_i(y) + mu/2 ||y - x||^2: the local steps are held near x. mu = 0 is Local SGD.
 
-    Up: d values. Down: d values. Source: Li et al. 2020, Federated Optimization in Heterogeneous
-    Networks.
+    Where clients differ it ends beside x*, as Local SGD does. Up: d values. Down: d values. Source: Li et al. 2020,
+    Federated Optimization in Heterogeneous Networks.
     """
 
     def source(a, net, s, c):

@@ -92,7 +92,8 @@ class Marina(Estimator):
     """x <- x - gamma g; with probability p g <- grad f(x), else g <- g + mean Q_i(difference).
 
     One coin for all clients. p = auto balances dense and compressed rounds (K/d for Rand-K).
-    gamma = 1/(L + L_tilde sqrt((1-p) omega/(p n))). Up: d values or one message. Down: d values.
+    gamma = 1/(L + L_tilde sqrt((1-p) omega/(p n))). With ``perm_k`` it is PermK-MARINA: p = auto is 1/n where n
+    divides d, gamma = 1/(L + sqrt(n-1) L_pm). Up: d values or one message. Down: d values.
     Source: Gorbunov, Burlachenko, Li, Richtarik 2021, algorithm 1.
     """
 

@@ -77,7 +77,7 @@ EPSILON = Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)")
     up=None,
     theory=None,
     batch=BATCH,
-    warmup_rounds=Integer(20, low=1, help="rounds of dense Adam"),
+    warmup_rounds=Integer(20, low=1, help="rounds of dense Adam, say a sixth of all"),
     beta1=BETA1,
     beta2=BETA2,
     epsilon=EPSILON,

@@ -205,9 +205,10 @@ LAZY_STEPS = three_point(lazy).with_rules(released=None)
 class CLAG(ThreePC):
     """g_i <- g_i + C(grad f_i(x) - g_i) if ||grad f_i(x) - g_i||^2 > z ||grad f_i(x) - y||^2, else g_i.
 
-    y = grad f_i at the x before. z = 0 is EF21; z large: nobody sends, x moves along g^0. gamma =
-    1/(L + L_plus sqrt(max(beta, z)/theta)). Up: a bit, and one message if the client fired. Down: d
-    values. Source: Richtarik et al. 2022, 3PC, algorithm CLAG.
+    y = grad f_i at the x before. z = 0 is EF21; z large: nobody sends, x moves along g^0. With a small share of
+    Top-K all clients send until z is well above 1, as the error of C exceeds the change of a step. gamma = 1/(L +
+    L_plus sqrt(max(beta, z)/theta)). Up: a bit, and one message if the client fired. Down: d values. Source:
+    Richtarik et al. 2022, 3PC, algorithm CLAG.
     """
 
     def update(a, wire, s, c, x):

@@ -270,12 +270,12 @@ class LowRank(Projection):
 class SVD(LowRank):
     """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
 
-    ||C(x) - x||^2 = sum of s_i^2, i > r, so alpha = r / min(a, b), tight on orthogonal matrices.
-    Deterministic; exact, about min(a, b) d work: seconds at d = 10^6, see ``power_step``. Sent: U and V S,
-    r (a + b) values; where that is d or more, x itself (alpha = 1). shape: sizes whose product is d
-    or little more (zeros are appended); more than two, as (o, i, h, w) of a convolution, are folded to
-    first x rest; auto: the variable's own if it is one tensor, else nearly square. Raises InputError
-    where the sizes do not fit d. Source: Eckart and Young 1936.
+    ||C(x) - x||^2 = sum of s_i^2, i > r, so alpha = r / min(a, b), tight on orthogonal matrices. Deterministic, but
+    for last bits that the LAPACK library and its threads may change; exact, about min(a, b) d work: seconds at d =
+    10^6, see ``power_step``. Sent: U and V S, r (a + b) values; where that is d or more, x itself (alpha = 1).
+    shape: sizes whose product is d or little more (zeros are appended); more than two, as (o, i, h, w) of a
+    convolution, are folded to first x rest; auto: the variable's own if it is one tensor, else nearly square.
+    Raises InputError where the sizes do not fit d. Source: Eckart and Young 1936.
     """
 
     deterministic = True
