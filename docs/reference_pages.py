@@ -39,6 +39,7 @@ TITLES = {
 }
 STEPS = ("reference/steps.md", "Every theoretical step")
 PYTHON = ("reference/python.md", "Python")
+HOOKS = ("reference/hooks.md", "Hooks, wire and messages")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -78,7 +79,9 @@ def filled(markdown: str) -> str:
 
 def links(_: str) -> str:
     """Return the list of the pages made from the code."""
-    return "\n".join(f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, PYTHON])
+    return "\n".join(
+        f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, HOOKS, PYTHON]
+    )
 
 
 def outside(page: str) -> re.Pattern[str]:
@@ -148,6 +151,7 @@ def reference() -> dict[str, str]:
         parts += ["\n".join(overview(entries)) + "\n"]
         parts += ["\n".join(described(one)) for one in entries]
         pages[path] = "\n".join(parts)
+    pages[HOOKS[0]] = "\n".join(hooks())
     pages[PYTHON[0]] = "\n".join(python())
     return pages
 
@@ -394,6 +398,80 @@ def python() -> Iterator[str]:
         if callable(target) and not inspect.isclass(target):
             yield fenced(f"raybench.{name}{inspect.signature(target)}", "python")
         yield fenced(inspect.getdoc(target) or "No description.", "text")
+
+
+def hooks() -> Iterator[str]:
+    """Yield the page of what ``raybench.plugins`` gives: facts, hooks, what they are handed, and messages."""
+    from raybench import plugins
+    from raybench.algorithms import protocols
+    from raybench.core import facts
+
+    yield f"# {HOOKS[1]}\n"
+    yield (
+        "What a [plug-in](../plugins.md) may say, write, call and send. B is the number of cells of a batch, n of clients, n_here "
+        "of those on this rank, d of coordinates; `lead` is usually (B, n_here).\n"
+    )
+    for kind in ("algorithm", "problem"):
+        yield f"## Facts of {one(kind)}\n\n| fact | meaning | default |\n|---|---|---|"
+        record = facts.KINDS[kind]()
+        for name, (_, meaning) in facts.meanings(kind).items():
+            default = getattr(record, name)
+            default = default if default is None or isinstance(default, bool | str) else "none"
+            yield f"| `{name}` | {with_code(meaning)} | `{default}` |"
+        yield ""
+    methods = [plugins.Estimator, plugins.Algorithm, plugins.Asynchronous]
+    seen = ("Draws", "Wire", "Oracle", "Net", "Events", "Timed", "Vertical", "Predictions", "Queue")
+    messages = {name for name in plugins.__all__ if name.endswith("Message")} - {"Message"}
+    makers = {"NestedMessage": "nest", "FlaggedMessage": "choose"}
+    groups: dict[str, list[Any]] = {
+        "Methods": methods,
+        "What methods are handed": [
+            *(getattr(protocols, name) for name in seen),
+            protocols.Received,
+        ],
+        "Compressors": [plugins.Compressor, plugins.Stream, plugins.count_of],
+        "Messages": [plugins.Message, plugins.Dense, plugins.support_of, plugins.index_cost],
+        "Problems": [plugins.Problem, plugins.Constants, plugins.Network],
+        "Callbacks": [plugins.Callback],
+    }
+    groups["Messages"][2:2] = [
+        getattr(plugins, makers.get(name, name)) for name in sorted(messages)
+    ]
+    for title, targets in groups.items():
+        yield f"## {title}\n"
+        for target in targets:
+            yield from interface(target)
+
+
+def interface(target: Any) -> Iterator[str]:
+    """Yield the section of a class or function: its signature, its text, and a table of its public methods."""
+    yield f"### {target.__name__}\n"
+    if not inspect.isclass(target) or target.__name__.endswith("Message"):
+        yield fenced(f"{target.__name__}{call_of(target)}", "python")
+    yield escaped(inspect.getdoc(target) or "") + "\n"
+    rows = [
+        f"| `{name}{call_of(method)}` | {cell(inspect.getdoc(method) or '')} |"
+        for name, method in vars(target).items()
+        if inspect.isclass(target)
+        and inspect.isfunction(method)
+        and name[0] != "_"
+        and method.__doc__
+    ]
+    if rows:
+        yield "| method | what it does |\n|---|---|"
+        yield from rows
+        yield ""
+
+
+def call_of(target: Any) -> str:
+    """Return ``(parameters)`` without annotations, and without those that all methods, or all messages, have."""
+    common = ("scale", "present") if inspect.isclass(target) else ("self", "a")
+    shown = [
+        param.replace(annotation=inspect.Parameter.empty)
+        for param in inspect.signature(target).parameters.values()
+        if param.name not in common
+    ]
+    return str(inspect.Signature(shown))
 
 
 def quoted(text: str) -> str:

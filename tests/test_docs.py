@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import runpy
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from cli_kit import cli, own_plugins
 
 from raybench import plugins, theory
-from raybench.core import registry
+from raybench.core import facts, registry
 from raybench.store import CELLS, CURVES
 
 ROOT = Path(__file__).parent.parent
@@ -196,23 +195,18 @@ def test_the_kind_of_message_of_the_page_conforms(tmp_path: Path) -> None:
     assert "ok    tenths: holds no more than its bytes" in said.out
 
 
-def signature_of(name: str) -> str:
-    """Return ``name(parameters)`` as pages write it: without the fields that every kind has."""
-    every = inspect.signature(getattr(plugins, name)).parameters.values()
-    shown = [
-        p.name if p.default is p.empty else f"{p.name}={p.default!r}"
-        for p in every
-        if p.name not in ("scale", "present")
-    ]
-    return f"{name}({', '.join(shown)})"
-
-
-def test_the_page_has_the_signature_of_every_kind_of_message() -> None:
-    shown = set(re.findall(r"^\| `(\w+\([^`]*\))` \|", text_of("plugins.md"), re.MULTILINE))
-    kinds = {n for n in plugins.__all__ if n.endswith("Message")} - {"Message"}
-    made = {"NestedMessage": "nest", "FlaggedMessage": "choose"}  # what makes them is shown instead
-    wanted = {made.get(name, name) for name in kinds} | {"Dense"}
-    assert {signature_of(name) for name in wanted} <= shown
+def test_the_reference_has_every_hook_fact_and_kind_of_message(made: SimpleNamespace) -> None:
+    page = made.reference()["reference/hooks.md"]
+    for kind in ("algorithm", "problem"):
+        assert all(f"\n| `{name}` | " in page for name in facts.meanings(kind))
+    kinds = {n for n in plugins.__all__ if n.endswith("Message")} - {
+        "NestedMessage",
+        "FlaggedMessage",
+    }
+    for name in {*kinds, "nest", "choose", "Dense", "Estimator", "Wire", "Net", "Callback"}:
+        assert f"\n### {name}\n" in page
+    assert "SeededMessage(d, dtype, values, source, common=False)" in page
+    assert "| `down_each(message)` | Send each client here" in page
 
 
 def test_figures_are_small() -> None:

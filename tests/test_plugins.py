@@ -36,9 +36,11 @@ FILES = {
 
 
 def test_page_shows_the_examples_as_they_are():
-    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    page = PAGE.read_text()
+    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
     shown = [block for block in blocks if block.startswith(('"""', "#"))]
-    assert shown == [(EXAMPLES / name).read_text() for name in (*FILES, "plugin_sweep.yaml")]
+    assert shown == [(EXAMPLES / name).read_text() for name in ("rand_block.py", "heavy_ball.py")]
+    assert all(f"examples/{name}" in page for name in (*FILES, "plugin_sweep.yaml"))
 
 
 def test_examples_are_short_and_need_one_module():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,13 +115,6 @@ def test_every_fact_has_a_check_and_a_meaning():
         for name, (type_, meaning) in facts.meanings(kind).items():
             assert type_ in facts.EXPECTED, name
             assert len(meaning) > 10
-
-
-def test_the_page_has_the_table_of_facts():
-    page = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
-    for kind in ("algorithm", "problem"):
-        for name, (_, meaning) in facts.meanings(kind).items():
-            assert f"\n| `{name}` | {meaning} |" in page
 
 
 def test_a_parameter_may_not_bear_a_fact_s_name():

@@ -155,7 +155,7 @@ class CasesMessage(_Compound):
 
 @dataclass(eq=False)
 class ConcatMessage(_Compound):
-    """Parts that lie one after the other along the coordinates (per tensor, chains)."""
+    """Messages whose dimensions add up to d, one behind the other along the coordinates (per tensor, chains)."""
 
     parts: list[Message]
     kind = "concat"

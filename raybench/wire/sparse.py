@@ -136,7 +136,10 @@ class _Scattered(Message):
 
 @dataclass(eq=False)
 class SparseMessage(_Scattered):
-    """k coordinates with their indices, ascending: ``indices`` and ``values`` (*lead, k)."""
+    """k coordinates with their indices: ``indices`` int64, ascending and distinct in a row, and ``values``, (*lead, k).
+
+    Decodes to the values at the indices, and 0 elsewhere. Sends the values, and the indices in the shortest of three codes.
+    """
 
     indices: Tensor
     values: Tensor
@@ -161,7 +164,10 @@ class SparseMessage(_Scattered):
 
 @dataclass(eq=False)
 class SeededMessage(_Scattered, Drawn, Additive):
-    """k values at coordinates that both sides draw from a stream: no indices are sent."""
+    """k ``values`` (*lead, k) at the coordinates ``support_of(source, d, k, common)`` that both ends draw: no indices are sent.
+
+    source: the stream that ``encode`` is given. common: all clients of a cell share the support.
+    """
 
     values: Tensor
     source: Stream  # of shape lead
