@@ -216,6 +216,7 @@ def described(entry: Entry[Any]) -> Iterator[str]:
         wants = "; ".join(requirements(entry.facts))
         if wants:
             yield f"**Needs:** {wants}.\n"
+        yield f"**In a training loop:** {in_loops(entry)}.\n"
         takes = "; ".join(options(entry.facts))
         yield f"**Takes:** {takes}.\n" if takes else ""
     yield from parameters(entry)
@@ -249,6 +250,26 @@ def requirements(facts: AlgorithmFacts) -> Iterator[str]:
         "minimizer": "a problem whose minimiser x\\* is known",
     }
     yield from (text for fact, text in words.items() if getattr(facts, fact))
+
+
+def in_loops(entry: Entry[Any]) -> str:
+    """Return whether a method runs in [training loops](../loops.md) of users, and if not why not."""
+    from raybench.algorithms.build import check_loop
+    from raybench.core.errors import InputError
+
+    defaults = {name: param.default for name, param in entry.params.items()}
+    said = ""
+    for local in (False, True):
+        try:
+            check_loop(entry, defaults, local=local)
+        except InputError as error:
+            complaint = error.complaints[0]
+            said = (
+                said or f"no, it {complaint.what.removeprefix(entry.name + ' ')}; {complaint.fix}"
+            )
+        else:
+            return "with local steps" if local else "yes"
+    return escaped(said)
 
 
 def one(role: str) -> str:
@@ -391,14 +412,16 @@ def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
 
 
 def python() -> Iterator[str]:
-    """Yield the page of what ``import raybench`` and ``raybench.analysis`` give: signatures and docstrings."""
+    """Yield the page of what ``raybench``, its analysis and its training loops give: signatures and docstrings."""
     import raybench
+    import raybench.torch as loops
     from raybench import analysis
 
     yield f"# {PYTHON[1]}\n"
-    yield "What `import raybench` gives, and the functions of `raybench.analysis` that users call.\n"
+    yield "What `import raybench` gives, and what users call of `raybench.analysis` and `raybench.torch`.\n"
     named = {f"raybench.{name}": getattr(raybench, name) for name in raybench.__all__}
     named |= {f"raybench.analysis.{name}": getattr(analysis, name) for name in ANALYSIS}
+    named |= {f"raybench.torch.{name}": getattr(loops, name) for name in loops.__all__}
     for name, target in named.items():
         yield f"## {name}\n"
         if callable(target) and not inspect.isclass(target):

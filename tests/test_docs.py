@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import operator
 import re
 import runpy
 from pathlib import Path
@@ -10,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 from cli_kit import cli, own_plugins
 
+import raybench
+import raybench.torch
 from raybench import plugins, theory
 from raybench.core import facts, registry
 from raybench.store import CELLS, CURVES
@@ -132,6 +137,22 @@ def test_verbs_that_the_pages_mention_exist() -> None:
         mentioned = set(re.findall(r"`raybench ([a-z]+)\b", text))
         mentioned |= set(re.findall(r"^raybench ([a-z]+)\b", fenced, re.MULTILINE))
         assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
+
+
+def test_calls_on_the_pages_fit_what_they_call() -> None:
+    """Every call of ``raybench. ..`` in a Python block has arguments that the function takes."""
+    count = 0
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            for call in (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)):
+                path, *names = ast.unparse(call.func).split(".")
+                if path != "raybench" or any(isinstance(arg, ast.Starred) for arg in call.args):
+                    continue
+                target = operator.attrgetter(".".join(names))(raybench)
+                keywords = {word.arg: None for word in call.keywords if word.arg is not None}
+                inspect.signature(target).bind_partial(*call.args, **keywords)
+                count += 1
+    assert count >= 15
 
 
 @pytest.mark.thorough
