@@ -53,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = reference()
     linked: set[str] = set()
     for file in files.documentation_pages():
-        linked |= {match[1] for match in outside(file.src_uri).finditer(file.content_string)}
+        linked |= {
+            match[1] for match in outside(file.src_uri).finditer(filled(file.content_string))
+        }
     for name in sorted(linked):
         made |= shown(name)
     for path, text in made.items():
@@ -77,6 +79,7 @@ def filled(markdown: str) -> str:
         "pages": links,
         "columns": columns,
         "keys": key_tables,
+        "sweeps": sweeps,
     }
     return MARK.sub(lambda match: makers[match[1]](match[2]), markdown)
 
@@ -86,6 +89,17 @@ def links(_: str) -> str:
     return "\n".join(
         f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, HOOKS, PYTHON]
     )
+
+
+def sweeps(_: str) -> str:
+    """Return the table of the sweeps that ship with the question that the head of each file asks."""
+    from raybench.cli.lookup import shipped_sweeps
+
+    rows = [
+        f"| [`{name}`](../sweeps/{name}.yaml) | {cell(question)} |"
+        for name, question in shipped_sweeps()
+    ]
+    return "\n".join(["| sweep | question |\n|---|---|", *rows])
 
 
 def outside(page: str) -> re.Pattern[str]:

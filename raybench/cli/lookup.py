@@ -56,7 +56,7 @@ def ls(
         if plural == "datasets":
             out.print(_datasets(every=kind is not None))
         else:
-            rows = _sweeps() if plural == "sweeps" else _plugins(plural.removesuffix("s"))
+            rows = shipped_sweeps() if plural == "sweeps" else _plugins(plural.removesuffix("s"))
             out.print(listing((plural, ""), rows, fold=""))
 
 
@@ -103,7 +103,7 @@ def _datasets(every: bool) -> Table:
     return listing(heads, rows, right=heads[1:3], fold="where")
 
 
-def _sweeps() -> list[tuple[str, str]]:
+def shipped_sweeps() -> list[tuple[str, str]]:
     """Return the shipped sweeps with the first line of each head comment: the question it answers."""
     rows = []
     for name, text in shared.sweeps().items():
