@@ -123,7 +123,7 @@ def every(results: Frames, extras: bool = False) -> list[Figure]:
 def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     """Return the chart of simulated seconds to the target of every method, None where none reaches it.
 
-    Each method has, at each bandwidth, the K and step that are best there; thick where no method is faster.
+    Each method has, at each bandwidth, the K and step that are best there; dots where no method is faster.
     """
     best = results.tuned("method")
     if best.empty:
@@ -148,6 +148,7 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     style = looks_of_methods(best, drawn, all_methods(results))
     data = table.rename(columns={"facet": "panel", "bandwidth": "x", "seconds": "y"})
     data = data.drop(columns="series").assign(best=table["series"], series=table["method"])
+    ends = table[["seconds", "high"]].to_numpy(float)
     name = words.COLUMNS[results.metric]
     goals = sorted(set(table["target"]))
     goal = f"{name} ≤ {goals[0]:g}" if len(goals) == 1 else f"the target of {name} of its problem"
@@ -169,6 +170,7 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
         log_x=True,
         x_from=float(table["bandwidth"].min()),
         log_y=True,
+        y_to=1.2 * ends[np.isfinite(ends)].max() if np.isinf(ends).any() else 0.0,
         marked="fastest",
         notes=[f"not in the chart of bandwidths: {', '.join(left)}"] if left else [],
     )
@@ -179,11 +181,14 @@ def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series)
     latency = words.seconds(network.link.latency)
     said = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and compressors as measured, "
     said += "each client on a machine of its own; K and step are the best at each bandwidth; "
-    said += "thick: no method is faster"
+    said += "dots: no method is faster"
     if not plain.any():
         said += "; no method with dense messages reaches the target"
     spread = words.band(int(n) for n in table["seeds"])
-    return f"{said}; {spread}" if spread else said
+    said = f"{said}; {spread}" if spread else said
+    return said + "; bands that end at the top go on to infinity" * bool(
+        np.isinf(table["high"]).any()
+    )
 
 
 def shares(readings: pd.DataFrame) -> pd.DataFrame:

@@ -66,9 +66,13 @@ class Figure:
     y_to: float = 0.0  # where set the axis of y ends there, and bands that go on to infinity too
     steps: bool = False
     stairs: bool = False
-    marked: str = ""  # the column of rows to be drawn thick
+    marked: str = ""  # the column of rows to be drawn with a dot
     goals: Mapping[str, float] = field(default_factory=dict)  # the target of y in each panel
     notes: list[str] = field(default_factory=list)
+
+    def up_to_the_end(self, high: pd.Series) -> pd.Series:
+        """Return the upper ends of bands, infinite ones at the end of the axis: they are beyond it, and not unknown."""
+        return high.clip(upper=self.y_to) if self.y_to else high
 
     @property
     def lowest(self) -> float:
@@ -77,7 +81,7 @@ class Figure:
         if goals:
             return max(LOWEST_SHOWN, BELOW_TARGET * min(goals))
         # a start of exactly 0, as that of a consensus error, is no reason for empty decades
-        later = self.data[self.data.duplicated(["panel", "series"])]["y"]
+        later = self.data[self.data.duplicated(["panel", "series"])][["y", "low"]].min(axis=1)
         return max(LOWEST_SHOWN, later[later > LOWEST_SHOWN].min()) if len(later) else LOWEST_SHOWN
 
 

@@ -36,14 +36,15 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
     above: list[dict[str, Any]] = []
     for name in sorted(parts, key=list(figure.looks).index):
         part, look = parts[name], figure.looks[name]
+        part = part.assign(high=figure.up_to_the_end(part["high"]))
         y, low, high = (shown(part[c], figure.log_y) for c in ("y", "low", "high"))
         finite = bool(np.isfinite(y).any())
         common = {"type": "scatter", "legendgroup": name, "x": _plain(part["x"] / figure.x_unit)}
         silent = {**common, "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
         spoken = {**common, "name": words.markup(look.label)}
         if figure.marked and part[figure.marked].any():
-            thick = {"y": _plain(np.where(part[figure.marked], y, math.nan)), "opacity": 0.35}
-            below.append({**silent, **thick, "line": {"color": look.colour, "width": 9}})
+            dots = {"y": _plain(np.where(part[figure.marked], y, math.nan)), "mode": "markers"}
+            below.append({**silent, **dots, "marker": {"color": look.colour, "size": 6}})
         if finite and np.nanmax(np.abs(high - low), initial=0.0) > 0:
             edge = {**silent, "line": {"width": 0}}
             fill = {"fill": "tonexty", "fillcolor": f"{look.colour}2e"}

@@ -225,8 +225,7 @@ def _panel(axis: Axes, figure: Figure, name: str) -> None:
     for series in sorted(parts, key=list(figure.looks).index):
         part, look = parts[series], figure.looks[series]
         x = part["x"].to_numpy(float) / figure.x_unit
-        if figure.y_to:  # infinite is beyond the end of the axis, and not unknown
-            part = part.assign(high=part["high"].clip(upper=figure.y_to))
+        part = part.assign(high=figure.up_to_the_end(part["high"]))
         y, low, high = (shown(part[c] / figure.y_unit, figure.log_y) for c in ("y", "low", "high"))
         axis.plot(
             x,
@@ -239,9 +238,7 @@ def _panel(axis: Axes, figure: Figure, name: str) -> None:
             drawstyle="steps-post" if figure.stairs else "default",
         )
         if figure.marked:
-            thick = np.where(part[figure.marked].to_numpy(bool), y, np.nan)
-            wide: dict[str, Any] = {"lw": 6, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1}
-            axis.plot(x, thick, color=look.colour, **wide)
+            axis.plot(x, np.where(part[figure.marked], y, np.nan), "o", ms=2.6, color=look.colour)
         if np.nanmax(np.abs(high - low), initial=0.0) > 0:
             step: Any = "post" if figure.stairs else None
             axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0, step=step)
@@ -264,8 +261,8 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_ylim(0, 1.02)
     elif figure.log_y:
         axis.set_yscale("log")
-        if figure.data[["y", "low"]].min().min() <= 10 * figure.lowest:
-            axis.set_ylim(bottom=figure.lowest / 10 / figure.y_unit)
+        if figure.data[["y", "low"]].min().min() < figure.lowest:
+            axis.set_ylim(bottom=figure.lowest / 2 / figure.y_unit)
         if figure.y_to:
             axis.set_ylim(top=figure.y_to / figure.y_unit)
         values = figure.data[["y", "low", "high"]].to_numpy(float)
