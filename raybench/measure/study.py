@@ -59,6 +59,17 @@ GRIDS: dict[str, list[str]] = {
 Dithering is scaled by the largest entry (p = inf): by the Euclidean norm, as in QSGD, nearly all
 levels of a long vector are zero; QSGD's answer is buckets.
 """
+SHOWN = (
+    "Top-k",
+    "Top-k + natural dithering",
+    "Rand-k",
+    "dithering",
+    "QSGD, buckets",
+    "natural dithering",
+    "SVD",
+    "scaled sign",
+)
+"""The curves that the figure draws in colour where there are more of them: as many as it has colours."""
 
 
 # Vectors -------------------------------------------------------------------------------------
@@ -214,18 +225,20 @@ def against_bits(rows: pd.DataFrame) -> Figure:
     y = rows["error_best"].clip(lower=LEAST)
     data = rows.assign(panel=rows["family"], series=rows["curve"], x=rows["wire_per_coordinate"])
     data = data.assign(y=y, low=y, high=y).sort_values(["panel", "series", "x"], kind="stable")
-    curves = enumerate(dict.fromkeys(rows["curve"]))
+    names = list(dict.fromkeys(rows["curve"]))
+    lit = [name for name in names if name in SHOWN or len(names) <= len(SHOWN)]
+    dull = Look("#BBBBBB", DASHES[0], "others, in the CSV")
     return Figure(
         name="error_against_bits",
         x="wire_per_coordinate",
         y="error_best",
         title="Error against bits",
-        x_label="bits a coordinate, as packed",
+        x_label="Bits per coordinate, as packed",
         y_label=r"$\min_c\,\|cC(x)-x\|^2\,/\,\|x\|^2$",
         data=data,
         looks={
-            name: Look(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)], name)
-            for i, name in curves
+            **{name: dull for name in names if name not in lit},
+            **{name: Look(PALETTE[i], DASHES[i % len(DASHES)], name) for i, name in enumerate(lit)},
         },
         panels=list(dict.fromkeys(rows["family"])),
         log_x=True,

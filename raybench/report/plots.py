@@ -177,7 +177,10 @@ def draw(
     rows = math.ceil(len(panels) / columns)
     names = [n for n in figure.looks if n in set(figure.data["series"])]
     width = size[0] if size is not None else 4.4 if columns == 1 else 2.9 * columns
-    entries = names if len(names) > 1 else []
+    labels = {
+        figure.looks[n].label: n for n in reversed(names)
+    }  # a look that several share has one entry
+    entries = [n for n in names if n in labels.values()] if len(names) > 1 else []
     widest = max((len(figure.looks[n].label) for n in entries), default=0)
     labelled = labelled and bool(entries)
     if labelled:
@@ -206,9 +209,13 @@ def draw(
     if figure.steps and figure.data["diverged"].sum():
         _diverged(axes[: len(panels)], figure, names)
     if entries or said:
+        lone = figure.data.groupby(["series", "panel"]).size().groupby("series").max() == 1
         lines = [
-            Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
+            Line2D([], [], color=look.colour, marker="o", ls="", ms=3.2)
+            if lone[n] and not figure.steps
+            else Line2D([], [], color=look.colour, ls=DASH[look.dash])
             for n in entries
+            for look in [figure.looks[n]]
         ]
         texts, columns = [figure.looks[n].label for n in entries], min(per_line, len(entries))
         canvas.legend(lines, texts, ncols=max(1, columns), title=said or None, **LEGEND)
