@@ -86,7 +86,7 @@ class Report:
         ]
         if self.exchanges != self.steps:
             parts.insert(2, f"{self.exchanges} exchange{'s' * (self.exchanges != 1)}")
-        if self.hidden > 0:
+        if self.hidden > 0.005 * self.exchanged:
             parts.append(f"{self.hidden / self.exchanged:.0%} hidden")
         if self.skipped:
             parts.append(f"{self.skipped} skipped")
