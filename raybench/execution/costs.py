@@ -206,7 +206,8 @@ class _Trial:
     error: str = ""
     warning: str = ""
     spread: tuple[float, float] = (1.0, 1.0)
-    evaluation: float = 0.0  # seconds of all passes over the data for the record
+    evaluation: float = 0.0  # seconds of all that is measured for the record
+    costly: bool = False  # whether that takes passes over the data which methods do not make
 
     def rounds(self, cell: Cell) -> float:
         """Return after how many rounds a cell ends: by its number of them, its bits or its seconds.
@@ -228,7 +229,8 @@ class _Trial:
         bits = self.start + self.each * rounds / len(cells)
         seconds = self.seconds * rounds * share / self.cells
         looks = self.evaluation * share * len(cells) / self.cells
-        return Estimate(seconds + looks, bits, self.error, self.warning, self.spread, looks)
+        costly = looks if self.costly else 0.0
+        return Estimate(seconds + looks, bits, self.error, self.warning, self.spread, costly)
 
 
 def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
@@ -281,6 +283,7 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         ended = run.t if over else None
         looks = run.evaluation()
-        return _Trial(count, spent, start, each, ended, "", warning, spread, looks)
+        costly = run.problem.costly
+        return _Trial(count, spent, start, each, ended, "", warning, spread, looks, costly)
     except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return _Trial(count, error=traceback.format_exception_only(error)[-1].strip())

@@ -125,7 +125,7 @@ class Run:
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
-        self.looks: list[float] = []  # seconds of rows that take costly passes over the data
+        self.looks: list[float] = []  # seconds of what rows measure; where it is costly, of rows that take passes over the data
         self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 
@@ -223,17 +223,19 @@ class Run:
             estimate=estimate if isinstance(estimate, Tensor) else None,
             metrics=self.options.evaluate.metrics if fully else (),
         )
-        if fully and self.problem.costly:
+        if fully or not self.problem.costly:
             self.looks.append(perf_counter() - began)
         return row
 
     def evaluation(self) -> float:
-        """Return the seconds of all passes over the data for the record, by those after round 0, or one now; 0 where cheap."""
-        if len(self.looks) < 2 and self.problem.costly:
+        """Return the seconds of all that is measured for the record, by those after round 0, or one now."""
+        if len(self.looks) < 2:
             self._measured(self.a.point(self.net, self.s, self.c), None, True)
         every, rows = self.options.evaluate.every, self._wanted.count
-        often = self.rounds // every if every else rows // self._evaluate_each
-        return (1 + min(often, rows)) * float(np.median(self.looks[1:] or [0.0]))
+        often = rows
+        if self.problem.costly:
+            often = self.rounds // every if every else rows // self._evaluate_each
+        return (1 + min(often, rows)) * float(np.median(self.looks[1:]))
 
     def _fully(self, t: int) -> bool:
         """Return whether the row of round t measures what takes a pass over the data."""
