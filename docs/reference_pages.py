@@ -207,9 +207,10 @@ def overview(entries: list[Entry[Any]]) -> Iterator[str]:
         if methods:
             sizes = theory.of(entry.facts.theory)
             steps = [] if sizes is None else [sizes.under(rule) for rule in theory.RULES]
-            proven = any(isinstance(step, Theorem) for step in steps)
+            bases = {basis(step) for step in steps if step is not None}
             row += [needs(entry.facts).partition(",")[0], names]
-            row.append("theorem" if proven else "rule of thumb" if any(steps) else "none")
+            kinds = ("theorem", "recalled theorem")
+            row.append(next((k for k in kinds if k in bases), "rule of thumb" if bases else "none"))
         else:
             row.append(names)
         yield f"| {' | '.join(row)} |"
