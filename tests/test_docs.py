@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from cli_kit import cli, own_plugins
 
 import raybench
 import raybench.torch
 from raybench import plugins, theory
+from raybench.cli import app
 from raybench.core import facts, registry
 from raybench.store import CELLS, CURVES
 
@@ -137,6 +139,31 @@ def test_verbs_that_the_pages_mention_exist() -> None:
         mentioned = set(re.findall(r"`raybench ([a-z]+)\b", text))
         mentioned |= set(re.findall(r"^raybench ([a-z]+)\b", fenced, re.MULTILINE))
         assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
+
+
+def test_options_on_the_pages_exist() -> None:
+    """Every option of every ``raybench`` command on the pages, in blocks and in lines, is one of its verb."""
+    verbs = typer.main.get_command(app).commands
+    wrong, count = [], 0
+    for page in sorted([*PAGES, *(ROOT / "docs" / "reproductions").glob("*.md")]):
+        text = page.read_text().replace("\\\n", " ")
+        blocks = "\n".join(re.findall(r"```(?:sh|text)?\n(.*?)```", text, re.DOTALL))
+        lines = re.findall(r"^(?:\$ )?raybench (.+?)(?:  +#.*)?$", blocks, re.MULTILINE)
+        for line in (*lines, *re.findall(r"`raybench ([^`]+)`", text)):
+            verb, *words = line.split()
+            if verb not in verbs:
+                continue
+            params = (
+                verbs[verb].params
+                if not hasattr(verbs[verb], "commands")
+                else [param for child in verbs[verb].commands.values() for param in child.params]
+            )
+            there = {option for param in params for option in (*param.opts, *param.secondary_opts)}
+            asked = {word.partition("=")[0] for word in words if re.match(r"-(-\w|\w$)", word)}
+            count += len(asked)
+            wrong += [f"{page.name}: raybench {verb} {o}" for o in asked - there - {"-h", "--help"}]
+    assert count > 80
+    assert not wrong, "\n".join(wrong)
 
 
 def test_calls_on_the_pages_fit_what_they_call() -> None:
