@@ -309,6 +309,46 @@ def test_plugin_files(tmp_path: Path):
     assert "no such file" in wrong(text + 'plugins: "\\0"\n')["plug-in \0"]
 
 
+# ------------------------------------------------------------------ keys that are mappings
+
+
+def test_a_mapping_is_multiplied_out_and_taken_apart_again():
+    sweep = load(BASE + "local: {steps: [1, 2..3], optimizer: adamw}\nparticipation: [0.5, 1]\n")
+    assert len(sweep.cells) == 3 * 2
+    assert [(c.local["steps"], c.participation) for c in sweep.cells[1:3]] == [(1, 1.0), (2, 0.5)]
+    assert {cell.config()["local"]["optimizer"] for cell in sweep.cells} == {"adamw"}
+    assert load(sweep.text).cells == sweep.cells
+
+
+def test_ids_hold_what_a_mapping_changes():
+    lines = ["", "local: {steps: 2}", "local: {steps: 2.0, optimizer: sgd}", "local: {steps: 3}"]
+    plain, *cells = (load(BASE + line).cells[0] for line in [*lines, "delay: {rounds: 2}"])
+    assert cells[0].id == cells[1].id, "a default that is written out"
+    assert len({plain.id, *(cell.id for cell in cells)}) == 4
+    assert len({plain.group, *(cell.group for cell in cells)}) == 4
+
+
+def test_a_method_that_does_not_hear_a_mapping_ignores_it():
+    sweep = load(BASE.replace("ef21", "[ef21, prox_lead]") + "local: {steps: [1, 2, 3]}\n")
+    steps = [(c.algorithm.name, c.local and c.local["steps"]) for c in sweep.cells]
+    assert steps == [*(("ef21", n) for n in (1, 2, 3)), ("prox_lead", None)]
+    assert "prox_lead x 3 locals: 3 cells merged to 1" in sweep.notes
+
+
+def test_entries_cases_set_and_patterns_may_give_a_mapping():
+    entry = BASE.replace("ef21", "[gd, {name: ef21, local: {steps: 4}}]") + "local: {steps: 2}\n"
+    assert [c.local["steps"] for c in load(entry).cells] == [2, 4]
+    cases = BASE + "local: {steps: 2}\ncases: [{local: {optimizer: adamw}}, {participation: 0.5}]\n"
+    cells = [(c.local["steps"], c.local["optimizer"], c.participation) for c in load(cases).cells]
+    assert cells == [(2, "adamw", 1.0), (2, "sgd", 0.5)]
+    (cell,) = load(cases, sets=["local.steps=9", "cases=[]"]).cells
+    assert cell.local["steps"] == 9
+    text = BASE + "local: {steps: [1, 2]}\nparticipation: [0.5, 1]\n"
+    assert len(load(text + "exclude: [{local.steps: 2}]\n").cells) == 2
+    both = "exclude: [{local: {steps: 2, optimizer: sgd}, participation: 1}]\n"
+    assert len(load(text + both).cells) == 3
+
+
 # ------------------------------------------------------------------ schema, sections
 
 
@@ -337,6 +377,12 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
     rand_k = next(e for e in entry if e.get("properties", {}).get("name") == {"const": "rand_k"})
     assert rand_k["properties"]["k"]["default"] == "1%"
+    for way in schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]:  # all but bare names
+        assert "local" in way["properties"]
+        assert "participation" not in way["properties"], "no entry may set it for itself"
+    case = schema["properties"]["cases"]["items"]["properties"]
+    assert {"local", "participation", "exclude"} <= set(case)
+    assert not {"checkpoint", "name", "cases"} & set(case)
 
 
 @pytest.mark.thorough
