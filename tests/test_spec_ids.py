@@ -1,4 +1,4 @@
-"""Content ids: what changes them and what does not."""
+"""Content ids: what changes them and what does not; and sweep files made up at random."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_plugins import dummies  # noqa: F401 (a fixture)
 
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import load
+from raybench.spec import document, load
 from raybench.spec.sections import default
 
 CONFIG = {
@@ -38,52 +38,39 @@ def only(config):
     return cell
 
 
-def shuffled(value, draw):
-    if isinstance(value, dict):
-        items = draw(st.permutations(list(value.items())))
-        return {key: shuffled(inner, draw) for key, inner in items}
-    return value
-
-
-def respelt(value, draw):
-    """Write integers as floats and the other way round where the value stays the same."""
-    if isinstance(value, dict):
-        return {key: respelt(inner, draw) for key, inner in value.items()}
-    if isinstance(value, int) and not isinstance(value, bool):
-        return draw(st.sampled_from([value, float(value), [value], f"{value}..{value}"]))
-    return value
-
-
-def written_out(config, draw):
+def written_out(config):
     """Add defaults that the config leaves to raybench."""
     out = {key: dict(v) if isinstance(v, dict) else v for key, v in config.items()}
     for kind in ("problem", "algorithm", "compressor"):
-        for name, param in registry.lookup(kind, out[kind]["name"]).params.items():
-            if (
-                name not in out[kind]
-                and param.default is not registry.REQUIRED
-                and draw(st.booleans())
-            ):
+        for name, param in registry.lookup(kind, CONFIG[kind]["name"]).params.items():
+            if name not in out[kind] and param.default is not registry.REQUIRED:
                 value = default(param)
                 out[kind][name] = [value] if param.kind == "list" and value is not None else value
-    extra = {
+    out["step_size"] |= {"rule": "nonconvex", "of": None, "schedule": "constant"}
+    return out | {
         "x0": "zeros", "downlink": None, "graph": "ring", "prox": "none", "participation": 1,
         "f_star": None, "exclude": [], "cases": [], "plugins": [], "attempts": 2,
     }  # fmt: skip
-    out.update({key: value for key, value in extra.items() if draw(st.booleans())})
-    if draw(st.booleans()):
-        out["step_size"].update(rule="nonconvex", of=None, schedule="constant")
-    return out
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_spelling_does_not_change_an_id(data):
+@pytest.mark.parametrize(
+    "spell",
+    [int, float, lambda v: [v], "{0}..{0}".format],
+    ids=["as it is", "float", "list", "range"],
+)
+def test_spelling_does_not_change_an_id(spell):
+    def other(value):
+        """Return the same in another order, its integers spelt otherwise."""
+        if isinstance(value, dict):
+            return {key: other(inner) for key, inner in reversed(value.items())}
+        return spell(value) if isinstance(value, int) else value
+
     base = only(CONFIG)
-    cell = only(shuffled(written_out(respelt(CONFIG, data.draw), data.draw), data.draw))
-    assert (cell.id, cell.group) == (base.id, base.group)
-    assert cell == base
-    assert json.dumps(cell.config(), sort_keys=True) == json.dumps(base.config(), sort_keys=True)
+    for config in (other(CONFIG), written_out(other(CONFIG))):
+        cell = only(config)
+        assert (cell.id, cell.group) == (base.id, base.group)
+        assert cell == base
+        assert cell.config() == base.config()
 
 
 @pytest.mark.parametrize(
@@ -195,3 +182,145 @@ def test_a_new_parameter_with_a_default_keeps_old_ids(monkeypatch):
     cell = only(CONFIG)
     assert cell.compressor.params["wrap"] is False
     assert cell.id == base.id
+
+
+# Made up at random --------------------------------------------------------------------------------
+
+
+def axis(*values):
+    """A scalar, or a list of some of them: what a key that may be an axis may hold."""
+    one = st.sampled_from(values)
+    return one | st.lists(one, min_size=1, max_size=3)
+
+
+NAMES = axis("rand_k", "top_k", "natural")
+OPTIONS = {
+    "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2"),
+    "mask": axis("common", "independent", "commom"),
+}
+CELL = {
+    "problem": st.one_of(
+        st.just("quadratic"),
+        st.fixed_dictionaries(
+            {"name": axis("quadratic", "logistic"), "dataset": axis("a9a", "w8a")},
+            optional={"split": axis("shuffled", {"dirichlet": [1, 2]})},
+        ),
+        st.fixed_dictionaries({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)}),
+    ),
+    "algorithm": st.lists(
+        st.one_of(
+            st.sampled_from(["gd", "ef21", "diana", "prox_lead"]),
+            st.fixed_dictionaries(
+                {"name": st.just("marina")},
+                optional={
+                    "p": axis("auto", 0.5),
+                    "compressor": st.just("natural"),
+                    "step_size": st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
+                    "rounds": axis(5, 6),
+                },
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    "compressor": st.one_of(
+        axis("rand_k", "natural"),
+        st.fixed_dictionaries({"name": NAMES}, optional=OPTIONS),
+    ),
+    "step_size": st.one_of(
+        axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]}),
+        st.fixed_dictionaries({}, optional={"theory": axis(1, 2), "rule": axis("pl", "paper")}),
+    ),
+    "seed": axis(0, "0..2", 5),
+    "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
+    "rounds": axis(3, 1e2, "2^0..2^2"),
+    "stop": st.fixed_dictionaries({}, optional={"bits_up": axis(1e9, 5), "loss": axis(0, -1)}),
+    "graph": axis("ring", "star", {"name": ["path", "complete"]}),
+    "prox": axis("none"),
+    "participation": axis(1, "50%", 0.5),
+    "exclude": st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "algorithm": axis("gd", "ef21"),
+                "k": axis(1, "10%", "1..3"),
+                "seed": axis(0, "1..2"),
+                "step": axis(1, 0.1),
+            },
+        ).filter(bool),
+        max_size=2,
+    ),
+}
+SWEEPS = st.fixed_dictionaries(
+    {key: CELL[key] for key in ("problem", "algorithm", "compressor")},
+    optional={
+        **{key: CELL[key] for key in CELL if key not in ("problem", "algorithm", "compressor")},
+        "cases": st.lists(st.fixed_dictionaries({}, optional=CELL), max_size=2),
+    },
+)
+
+
+FUZZED = settings(max_examples=300, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.thorough
+@FUZZED
+@given(SWEEPS)
+def test_plausible_sweeps_load_or_say_why(given):
+    try:
+        sweep = load(given)
+    except InputError as error:
+        roots = {c.where.split(".")[0].split("[")[0] for c in error.complaints}
+        assert roots <= {*CELL, "cases", ""}
+        return
+    ids = [cell.id for cell in sweep.cells]
+    assert len(set(ids)) == len(ids) > 0
+    configs = {json.dumps(cell.config(), sort_keys=True) for cell in sweep.cells}
+    assert len(configs) == len(ids)  # what differs has different ids, and the other way round
+    groups = {
+        json.dumps(
+            {k: v for k, v in c.config().items() if k not in ("seed", "step_size")}, sort_keys=True
+        )
+        for c in sweep.cells
+    }
+    assert len(groups) == len({cell.group for cell in sweep.cells})
+    assert load(sweep.text).cells == sweep.cells
+    for cell in sweep.cells:
+        assert (cell.compressor is None) == (cell.algorithm.name == "gd")
+        assert (cell.graph is None) == (cell.algorithm.name != "prox_lead")
+
+
+WORDS = st.sampled_from(
+    [*document.every_key(), "name", "theory", "dataset", "k", "p", "ef21", "top_k", "logistic"]
+    + ["2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "x.npy", "x.y", "[0]", ""]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | WORDS
+    | st.text(max_size=6)
+    | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.thorough
+@FUZZED
+@given(
+    st.just({}) | SWEEPS,
+    st.dictionaries(WORDS, VALUES, max_size=3),
+    st.lists(st.tuples(WORDS, st.text(max_size=8)).map("=".join), max_size=2),
+)
+def test_garbage_never_raises_anything_but_an_input_error(sweep, garbage, sets):
+    try:
+        result = load({**sweep, **garbage}, sets=sets)
+    except InputError as error:
+        messages = {c.what for c in error.complaints}
+        assert messages
+        assert "" not in messages
+        return
+    assert result.cells
+    assert load(result.text).cells == result.cells
