@@ -34,30 +34,31 @@ def swept(tmp_path_factory) -> tuple[Path, Said]:
 # The frame -----------------------------------------------------------------------------------------
 
 
-def imported(*args) -> tuple[list[str], str]:
-    """Return which heavy modules a command imports, and its exit code."""
-    code = (
-        "import sys; sys.argv = ['raybench', *sys.argv[1:]]\n"
-        "from raybench.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: code = end.code\n"
-        "heavy = 'torch ray pandas pyarrow numba numpy matplotlib plotly rich'.split()\n"
-        "print('HEAVY', code, *(m for m in heavy if m in sys.modules))"
-    )
-    done = call(sys.executable, "-c", code, *args)
-    _, status, *heavy = done.stdout.splitlines()[-1].split()
-    return heavy, status
+HEAVY = "torch ray pandas pyarrow numba numpy matplotlib plotly rich pydantic"
+LIGHT = ["raybench", "raybench.core.errors", "raybench.spec.sections", "raybench.store.accounting"]
+MAIN = "from raybench.cli import main; main()"
 
 
-def test_help_imports_nothing_heavy():
-    for args in (["--help"], ["sweep", "--help"], ["--version"]):
-        assert imported(*args) == ([], "0")
+def imported(code: str, *args: str) -> tuple[set[str], int]:
+    """Return which heavy modules a program imports, and its exit code."""
+    there = f"print('HEAVY', *{{*'{HEAVY}'.split()}} & {{*sys.modules}})"
+    program = f"import atexit, sys; atexit.register(lambda: {there}); {code}"
+    done = call(sys.executable, "-c", program, *args)
+    return set(done.stdout.splitlines()[-1].split()[1:]), done.returncode
+
+
+def test_imports_and_help_are_light():
+    for module in LIGHT:
+        assert imported(f"import {module}") == (set(), 0)
+    for args in (["--help"], ["--version"]):
+        assert imported(MAIN, *args) == (set(), 0)
+    assert imported(MAIN, "sweep", "--help") == ({"pydantic"}, 0)
 
 
 @pytest.mark.parametrize("args", [["mlq"], ["mlp", "--compressor", "top_j:k=1%"]])
 def test_a_wrong_name_is_told_before_torch_is_imported(args):
-    heavy, status = imported("advise", *args)
-    assert status == "2"
+    heavy, status = imported(MAIN, "advise", *args)
+    assert status == 2
     assert "torch" not in heavy
 
 
