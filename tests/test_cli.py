@@ -52,7 +52,9 @@ def test_imports_and_help_are_light():
         assert imported(f"import {module}") == (set(), 0)
     for args in (["--help"], ["--version"]):
         assert imported(MAIN, *args) == (set(), 0)
-    assert imported(MAIN, "sweep", "--help") == ({"pydantic"}, 0)
+    heavy, status = imported(MAIN, "sweep", "--help")
+    assert heavy <= {"pydantic"}
+    assert status == 0
 
 
 @pytest.mark.parametrize("args", [["mlq"], ["mlp", "--compressor", "top_j:k=1%"]])
