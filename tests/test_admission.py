@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import cli_kit
 import pytest
-from cli_kit import SWEEP, cli, tree
+from cli_kit import SWEEP, cli, refused
 from tiers import first_of_each
 
 from raybench import problems, spec
@@ -80,14 +80,8 @@ def test_what_cannot_fit_is_refused(
         sparse_rows(here / "data.txt", 2000 if what == "wide" else 4000)
         monkeypatch.setattr(limits, "memory_here", lambda: SMALL)
     (here / "s.yaml").write_text(text.replace("DATA", str(here / "data.txt")))
-    before, most = tree(here), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    said = cli(verb[0], here / "s.yaml", *verb[1:])
-    assert said.code == 2, said.out + said.err
-    assert len(said.err.splitlines()) <= 6
-    for words in says:
-        assert words in said.err
-    assert tree(here) == before
-    assert not (here / "results").exists()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(verb[0], here / "s.yaml", *verb[1:], says=says, longest=6)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
     assert grown < 600 << 10, "kilobytes: it was refused only after it had been allocated"
 
