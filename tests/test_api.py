@@ -163,22 +163,6 @@ def test_run_lets_the_methods_own_error_through(tmp_path):
         raybench.run(config, plugins=[str(plugin)])
 
 
-def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    raybench.sweep({**CELL, "name": "mine"}, inline=True)
-    more = {**CELL, "name": "mine", "seed": [0, 1, 2]}
-    outcome = raybench.sweep(more, inline=True)
-    assert (tmp_path / "results" / "mine" / "sweep.yaml").exists()
-    assert (outcome.plan.missing, len(outcome.plan.done)) == (2, 1)
-    usual, paper = (raybench.load(outcome.folder, how) for how in (None, "paper:ef21"))
-    assert usual["cell"].nunique() == 3
-    ratio = paper["bits_up"].max() / (30 * 3 * 32)  # 30 rounds of 3 values of 32 bits
-    assert ratio == 1
-    assert (usual["bits_up"] >= paper["bits_up"]).all()
-    with pytest.raises(InputError, match="another sweep"):
-        raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
-
-
 def test_what_a_sweep_returns_is_shown_in_five_lines(tmp_path):
     problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
     sweep = {"name": "one", "problem": problem, "algorithm": "gd", "rounds": 3}

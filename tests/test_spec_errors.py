@@ -24,6 +24,7 @@ from raybench.spec import load, sections
         ("step_size: 2^0..2^1000000", "step_size", ["more than 100,000 values"]),
         ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
         ("seed: [0, x]", "seed[1]", ["'x'"]),
+        ('plugins: "\\0"', "plug-in \0", ["no such file"]),
         ("name: a/b", "name", ["cannot name a folder"]),
         ("name: 5", "name", ["expected text, not 5"]),
         ("step_size: theory", "step_size", ["write {theory: 1}"]),

@@ -11,7 +11,7 @@ import pytest
 
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.spec import cells, document, keys, load, sections
+from raybench.spec import cells, document, json_schema, keys, load, sections
 from raybench.spec.cells import Group
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +58,13 @@ def test_ids_of_shipped_sweeps_stay(name):
     result = load(ROOT / "sweeps" / f"{name}.yaml").cells
     text = "\n".join(f"{cell.id} {cell.group}" for cell in result)
     assert (len(result), hashlib.sha256(text.encode()).hexdigest()[:16]) == DIGESTS[name]
+
+
+@pytest.mark.thorough
+def test_shipped_sweeps_fit_the_schema():
+    check = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+    for name in DIGESTS:
+        check.validate(yaml.parse((ROOT / "sweeps" / f"{name}.yaml").read_text()))
 
 
 # The page ----------------------------------------------------------------------------------------
