@@ -95,19 +95,6 @@ def test_short_forms_give_sections_or_input_errors(text):
     assert section.name in text
 
 
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z_]{1,5}", fullmatch=True),
-        st.integers() | st.booleans() | st.lists(st.integers(), max_size=3),
-        max_size=4,
-    )
-)
-def test_short_form_is_the_mapping(params):
-    params.pop("name", None)
-    spelled = ",".join(f"{k}={str(v).lower()}" for k, v in params.items())
-    assert sections.parse(f"thing:{spelled}", "x") == {"name": "thing", **params}
-
-
 # Cells and sweeps ----------------------------------------------------------------------------------
 
 

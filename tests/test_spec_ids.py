@@ -8,11 +8,11 @@ import json
 import lzma
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli_kit import call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_plugins import dummies  # noqa: F401 (a fixture)
@@ -117,15 +117,9 @@ def test_ids_are_the_same_in_another_process_and_survive_pickle(tmp_path):
         "with registered(): print(load(json.loads(sys.argv[1])).cells[0].id)"
     )
     paths = os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])
-    out = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(CONFIG)],
-        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == cell.id
+    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
+    done = call(sys.executable, "-c", code, json.dumps(CONFIG), env=env, cwd=tmp_path)
+    assert done.stdout.strip() == cell.id, done.stderr
 
 
 def with_data(path):
