@@ -121,9 +121,9 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
 
 
 def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(swept, here):
-    """A second copy could differ from the cells: a changed cell is found, and runs again."""
-    shutil.copytree(swept[0], here / "w")
-    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    """A second copy could differ from the cells."""
+    shutil.copytree(swept[0] / "out", here / "out")
+    out = here / "out"
     kept = store.cells(out)
     names = {p.name for p in (out / "plan").iterdir()}
     assert names == {
@@ -132,14 +132,6 @@ def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(swept, here):
     }
     shutil.rmtree(out / "plan")
     assert store.cells(out).equals(kept)
-    shard = next((out / "cells").glob("[0-9a-f]*.parquet"))
-    data = shard.read_bytes()
-    at = len(data) // 2
-    shard.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    assert cli("verify", out).code == 1
-    assert raybench.sweep(file, out, inline=True).exit_code == 0
-    assert store.cells(out)["cell"].tolist() == kept["cell"].tolist()
-    assert cli("verify", out).code == 0
 
 
 SOMETIMES = """

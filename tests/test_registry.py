@@ -154,11 +154,14 @@ def test_a_parameter_may_not_hide_what_a_base_in_between_sets():
     class Between(Algorithm):
         opens = True
         weight: float = Number(1.0)
+        steps: int = Integer(low=1)
 
     plugin = type("Plugin", (Between,), {})
     assert "hides Between.opens" in refused("algorithm", plugin, opens=Flag())
     registry.algorithm("mine", weight=Number(2.0))(plugin)
     assert registry.lookup("algorithm", "mine").params["weight"].default == 2.0
+    assert Between.weight == 1.0
+    assert not hasattr(Between, "steps"), "it is required"
 
 
 def test_a_plug_in_file_is_told_the_line_of_its_wrong_fact(tmp_path):
@@ -215,20 +218,6 @@ def test_an_operator_inherits_and_overrides_declarations():
     assert list(params) == ["first", "then"]
     assert (Other().first, Other().then, Mine().then) == ("natural", "identity", "sign")
     assert params["then"].default == "identity"
-
-
-def test_a_method_s_class_body_gives_its_parameters_and_their_defaults():
-    @registry.algorithm("mine", stochastic=True)
-    class Mine(Algorithm):
-        batch: int = Integer(1, low=1)
-        momentum: float = Number(0.9, low=0, high=1, per_cell=True)
-        tau: int = Integer(low=1)
-
-    params = registry.lookup("algorithm", "mine").params
-    assert list(params) == ["batch", "momentum", "tau"]
-    assert params["momentum"].per_cell
-    assert (Mine.batch, Mine.momentum) == (1, 0.9)
-    assert not hasattr(Mine, "tau")
 
 
 def test_a_signature_is_the_declaration_of_a_problem():
