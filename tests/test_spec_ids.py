@@ -185,73 +185,58 @@ def axis(*values):
     return one | st.lists(one, min_size=1, max_size=3)
 
 
-NAMES = axis("rand_k", "top_k", "natural")
-OPTIONS = {
-    "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2"),
-    "mask": axis("common", "independent", "commom"),
-}
-CELL = {
-    "problem": st.one_of(
-        st.just("quadratic"),
-        st.fixed_dictionaries(
-            {"name": axis("quadratic", "logistic"), "dataset": axis("a9a", "w8a")},
-            optional={"split": axis("shuffled", {"dirichlet": [1, 2]})},
-        ),
-        st.fixed_dictionaries({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)}),
+def mapping(must=(), **may):
+    """A mapping with these keys, of which some are always there."""
+    return st.fixed_dictionaries(dict(must), optional=may)
+
+
+NEEDED = {
+    "problem": st.just("quadratic")
+    | mapping({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)})
+    | mapping(
+        {"name": st.just("logistic"), "dataset": axis("a9a", "w8a")},
+        split=axis("shuffled", {"dirichlet": [1, 2]}),
     ),
     "algorithm": st.lists(
-        st.one_of(
-            st.sampled_from(["gd", "ef21", "diana", "prox_lead"]),
-            st.fixed_dictionaries(
-                {"name": st.just("marina")},
-                optional={
-                    "p": axis("auto", 0.5),
-                    "compressor": st.just("natural"),
-                    "step_size": st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
-                    "rounds": axis(5, 6),
-                },
-            ),
+        st.sampled_from(["gd", "ef21", "diana", "prox_lead"])
+        | mapping(
+            {"name": st.just("marina")},
+            p=axis("auto", 0.5),
+            compressor=st.just("natural"),
+            step_size=st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
+            rounds=axis(5, 6),
         ),
         min_size=1,
         max_size=3,
     ),
-    "compressor": st.one_of(
-        axis("rand_k", "natural"),
-        st.fixed_dictionaries({"name": NAMES}, optional=OPTIONS),
+    "compressor": axis("natural", "scaled_sign")
+    | mapping(
+        {"name": axis("rand_k", "top_k"), "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2")},
+        mask=axis("common", "independent", "commom"),
     ),
-    "step_size": st.one_of(
-        axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]}),
-        st.fixed_dictionaries({}, optional={"theory": axis(1, 2), "rule": axis("pl", "paper")}),
-    ),
+}
+CELL = NEEDED | {
+    "step_size": axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]})
+    | mapping(theory=axis(1, 2), rule=axis("pl", "paper")),
     "seed": axis(0, "0..2", 5),
     "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
     "rounds": axis(3, 1e2, "2^0..2^2"),
-    "stop": st.fixed_dictionaries({}, optional={"bits_up": axis(1e9, 5), "loss": axis(0, -1)}),
+    "stop": mapping(bits_up=axis(1e9, 5), loss=axis(0, -1)),
     "graph": axis("ring", "star", {"name": ["path", "complete"]}),
-    "prox": axis("none"),
+    "local": mapping(steps=axis(1, "2..3"), optimizer=axis("sgd", "adamw")),
     "participation": axis(1, "50%", 0.5),
     "exclude": st.lists(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "algorithm": axis("gd", "ef21"),
-                "k": axis(1, "10%", "1..3"),
-                "seed": axis(0, "1..2"),
-                "step": axis(1, 0.1),
-            },
-        ).filter(bool),
+        mapping(
+            {"seed": axis(0, "1..2")},
+            algorithm=axis("gd", "ef21"),
+            k=axis(1, "10%", "1..3"),
+            step=axis(1, 0.1),
+        ),
         max_size=2,
     ),
 }
-SWEEPS = st.fixed_dictionaries(
-    {key: CELL[key] for key in ("problem", "algorithm", "compressor")},
-    optional={
-        **{key: CELL[key] for key in CELL if key not in ("problem", "algorithm", "compressor")},
-        "cases": st.lists(st.fixed_dictionaries({}, optional=CELL), max_size=2),
-    },
-)
-
-
+OTHERS = {key: values for key, values in CELL.items() if key not in NEEDED}
+SWEEPS = mapping(NEEDED, cases=st.lists(mapping(**CELL), max_size=2), **OTHERS)
 FUZZED = settings(max_examples=300, suppress_health_check=list(HealthCheck))
 
 
