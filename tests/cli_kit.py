@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,25 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder."""
     files = (p for p in sorted(folder.rglob("*")) if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def refused(*args: object, says: Iterable[str] = (), longest: int = 12) -> str:
+    """Return what a call prints, after asserting that it is refused as all that users get wrong should be.
+
+    It says so in at most ``longest`` lines, among them all of ``says``, ends with code 2, and writes nothing
+    into the working folder, which is the test's own.
+    """
+    before = tree(Path.cwd())
+    said = cli(*args)
+    assert said.code == 2, said.out + said.err
+    assert "Traceback" not in said.err
+    assert said.err.replace("\n", "").isprintable()
+    assert 0 < len(said.err.splitlines()) <= longest
+    assert said.out == ""
+    for text in says:
+        assert text in said.err
+    assert tree(Path.cwd()) == before
+    return said.err
 
 
 def tidy(text: str) -> None:

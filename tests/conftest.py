@@ -102,17 +102,10 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _own_plugins() -> Iterator[None]:
     """Plug-ins that the tests of a file register are gone when the next file's tests run."""
-    from raybench.core import registry
+    from cli_kit import own_plugins
 
-    for kind in registry.BUILTIN_PACKAGES:
-        registry.names(kind)
-    entries, modules = dict(registry._entries), set(sys.modules)
-    yield
-    registry._entries.clear()
-    registry._entries.update(entries)
-    for name in set(sys.modules) - modules:
-        if name.startswith("raybench_plugin_"):  # else its file would count as loaded
-            del sys.modules[name]
+    with own_plugins():
+        yield
 
 
 def descendants() -> dict[int, str]:

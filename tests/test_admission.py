@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import resource
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import cli_kit
 import pytest
-from cli_kit import SWEEP, cli, tree
+from cli_kit import SWEEP, cli, refused
 from tiers import first_of_each
 
 from raybench import problems, spec
@@ -21,6 +21,9 @@ from raybench.execution.costs import DISK_PER_ROW, admit, need_of
 from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive, mode_of
 from raybench.runtime.queue import Queue
+
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 
 TOO_LARGE = {
     "quadratic": (
@@ -62,12 +65,6 @@ SMALL = 30 << 20  # bytes of a machine that the small data set of these tests do
 ONLY_SMALL = {"least squares", "wide", "vertical"}
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def sparse_rows(file: Path, count: int) -> None:
     """Write a data set of so many rows and 2,000 features, each row with a single feature."""
     file.write_text("".join(f"{(-1) ** j} {j % 2000 + 1}:1\n" for j in range(count)))
@@ -83,16 +80,8 @@ def test_what_cannot_fit_is_refused(
         sparse_rows(here / "data.txt", 2000 if what == "wide" else 4000)
         monkeypatch.setattr(limits, "memory_here", lambda: SMALL)
     (here / "s.yaml").write_text(text.replace("DATA", str(here / "data.txt")))
-    before, most = tree(here), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
-    said = cli(verb[0], here / "s.yaml", *verb[1:])
-    assert said.code == 2, said.out + said.err
-    assert len(said.err.splitlines()) <= 6
-    for words in says:
-        assert words in said.err
-    assert tree(here) == before
-    assert not (here / "results").exists()
-    assert time.monotonic() - began < 60
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(verb[0], here / "s.yaml", *verb[1:], says=says, longest=6)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
     assert grown < 600 << 10, "kilobytes: it was refused only after it had been allocated"
 

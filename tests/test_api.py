@@ -1,14 +1,11 @@
-"""The Python side: compressors, one cell, a sweep, and what importing the package costs."""
+"""The Python side: compressors, one cell, a sweep."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_kit import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,17 +19,6 @@ CELL = {
     "compressor": {"name": "top_k", "k": 3},
     "rounds": 30,
 }
-
-
-HEAVY = "torch ray pandas pyarrow numba numpy matplotlib plotly rich pydantic"
-LIGHT = ["raybench", "raybench.cli", "raybench.core.errors", "raybench.spec.sections"]
-
-
-@pytest.mark.parametrize("module", [*LIGHT, "raybench.store.accounting"])
-def test_import_is_light(module):
-    code = f"import sys, {module}; print({{*'{HEAVY}'.split()}} & {{*sys.modules}})"
-    done = call(sys.executable, "-c", code)
-    assert done.stdout == "set()\n", done.stderr
 
 
 def test_names_are_there():
@@ -82,10 +68,6 @@ def test_operator_compresses_and_packs():
     [
         ("topk", {}, "did you mean top_k"),
         ("top_k", {}, "compressor.k: required"),
-        ("top_k", {"k": 0}, "0 is out of range"),
-        ("top_k", {"k": "101%"}, "share"),
-        ("top_k", {"k": None}, "no value"),
-        ("top_k", {"k": True}, "integer"),
         ("top_k", {"k": [1, 2]}, "stands for 2"),
         ("top_k", {"k": object()}, "type object"),
         ("top_k", {"K": 3}, "compressor.K: unknown key"),
@@ -93,7 +75,6 @@ def test_operator_compresses_and_packs():
         ("top_k:k=1,k=2", {}, "given twice"),
         ("top_k:5", {}, "not key=value"),
         ("top_k:k={", {}, "YAML"),
-        ("dithering:s=2.5", {}, "integer"),
         ("none", {}, "unknown compressor"),
         (3, {}, "expected a name"),
     ],
@@ -112,19 +93,6 @@ def test_short_forms_give_sections_or_input_errors(text):
     except InputError:
         return
     assert section.name in text
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z_]{1,5}", fullmatch=True),
-        st.integers() | st.booleans() | st.lists(st.integers(), max_size=3),
-        max_size=4,
-    )
-)
-def test_short_form_is_the_mapping(params):
-    params.pop("name", None)
-    spelled = ",".join(f"{k}={str(v).lower()}" for k, v in params.items())
-    assert sections.parse(f"thing:{spelled}", "x") == {"name": "thing", **params}
 
 
 # Cells and sweeps ----------------------------------------------------------------------------------
@@ -180,22 +148,6 @@ def test_run_lets_the_methods_own_error_through(tmp_path):
     config = {**CELL, "algorithm": "broken", "step_size": 0.1}
     with pytest.raises(ZeroDivisionError, match="as the test wants"):
         raybench.run(config, plugins=[str(plugin)])
-
-
-def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    raybench.sweep({**CELL, "name": "mine"}, inline=True)
-    more = {**CELL, "name": "mine", "seed": [0, 1, 2]}
-    outcome = raybench.sweep(more, inline=True)
-    assert (tmp_path / "results" / "mine" / "sweep.yaml").exists()
-    assert (outcome.plan.missing, len(outcome.plan.done)) == (2, 1)
-    usual, paper = (raybench.load(outcome.folder, how) for how in (None, "paper:ef21"))
-    assert usual["cell"].nunique() == 3
-    ratio = paper["bits_up"].max() / (30 * 3 * 32)  # 30 rounds of 3 values of 32 bits
-    assert ratio == 1
-    assert (usual["bits_up"] >= paper["bits_up"]).all()
-    with pytest.raises(InputError, match="another sweep"):
-        raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
 
 
 def test_what_a_sweep_returns_is_shown_in_five_lines(tmp_path):

@@ -21,7 +21,6 @@ from raybench.core.streams import stream
 from raybench.testing.trial import Method, started
 from raybench.testing.vectors import gaussian
 from raybench.wire import SparseMessage
-from raybench.wire.transport import on_virtual_ranks
 
 pytestmark = pytest.mark.thorough
 
@@ -74,8 +73,6 @@ def test_the_largest_coefficients_of_every_chunk_are_kept():
             assert int((a.abs() > 1e-4).sum()) <= 3
     counts = sum(min(3, p * q) * (a // p) * (b // q) for a, b, p, q in CHUNKS)
     assert message.cost.values == counts
-    again = raybench.unpack(message.pack())
-    assert torch.equal(again.decode(), message.decode())
 
 
 @pytest.mark.parametrize(
@@ -102,39 +99,27 @@ def test_chunks_that_lie_are_refused(lie):
 
 
 def by_hand(problem, x, rounds, gamma, k, combine, beta=0.9, decay=0.1):
-    """Return x after rounds of DeMo, parameter by parameter, in numpy."""
+    """Return x after rounds of DeMo in numpy, parameter by parameter: here each is a single chunk."""
     layout = problem.layout
+    assert max(max(shape) for _, shape in layout) <= 64
     x, m = x.clone(), torch.zeros(problem.n, problem.dim, dtype=x.dtype)
     for _ in range(rounds):
         m = beta * m + gamma * problem.oracle(x[None])[0][0]
-        step = []
-        for j, (_, shape) in enumerate(layout):
-            own = np.stack([layout.views(row)[j].numpy() for row in m])
-            own = own.reshape(problem.n, -1, shape[-1]) if len(shape) > 1 else own[:, None]
-            p, q = (max(c for c in range(1, 65) if s % c == 0) for s in own.shape[1:])
-            total, sent = np.zeros(own.shape[1:]), np.zeros(own.shape)
-            count = np.zeros(own.shape[1:])
-            for i in range(problem.n):
-                for r in range(0, own.shape[1], p):
-                    for c in range(0, own.shape[2], q):
-                        z = scipy.fft.dctn(own[i, r : r + p, c : c + q], norm="ortho")
-                        top = np.argsort(-np.abs(z), axis=None)[:k]
-                        keep = np.zeros(z.size)
-                        keep[top] = z.flat[top]
-                        keep = keep.reshape(z.shape)
-                        total[r : r + p, c : c + q] += keep
-                        count[r : r + p, c : c + q].flat[top] += 1
-                        sent[i, r : r + p, c : c + q] = scipy.fft.idctn(keep, norm="ortho")
-            total = total / (np.maximum(count, 1) if combine == "senders" else problem.n)
-            back = np.zeros_like(total)
-            for r in range(0, own.shape[1], p):
-                for c in range(0, own.shape[2], q):
-                    back[r : r + p, c : c + q] = scipy.fft.idctn(
-                        total[r : r + p, c : c + q], norm="ortho"
-                    )
-            step.append(np.sign(back).ravel())
-            at = sum(layout.sizes[:j])
-            m[:, at : at + layout.sizes[j]] -= torch.from_numpy(sent.reshape(problem.n, -1))
+        step, rest = [], []
+        for views in zip(*map(layout.views, m), strict=True):
+            before = np.stack(views)
+            axes = range(1, before.ndim)
+            z = scipy.fft.dctn(before, axes=axes, norm="ortho").reshape(problem.n, -1)
+            top = np.argsort(-np.abs(z), axis=1)[:, :k]
+            sent, senders = np.zeros_like(z), np.zeros_like(z)
+            np.put_along_axis(sent, top, np.take_along_axis(z, top, 1), 1)
+            np.put_along_axis(senders, top, 1, 1)
+            count = np.maximum(senders.sum(0), 1) if combine == "senders" else problem.n
+            mean = (sent.sum(0) / count).reshape(before.shape[1:])
+            step.append(np.sign(scipy.fft.idctn(mean, norm="ortho")).ravel())
+            sent = scipy.fft.idctn(sent.reshape(before.shape), axes=axes, norm="ortho")
+            rest.append((before - sent).reshape(problem.n, -1))
+        m = torch.from_numpy(np.concatenate(rest, axis=1))
         x = (1 - gamma * decay) * x - gamma * torch.from_numpy(np.concatenate(step))
     return x
 
@@ -151,17 +136,6 @@ def test_iterates_are_those_by_hand(combine):
     run.advance(6)
     want = by_hand(run.problem, x, 6, 0.003, 5, combine)
     torch.testing.assert_close(run.s.x[0], want, rtol=0, atol=1e-12)
-
-
-def test_ranks_give_the_same():
-    def own(transport):
-        run = started(method("senders").batch(), transport=transport)
-        run.advance(6)
-        return run.s.x
-
-    alone = own(None)
-    for x in on_virtual_ranks(2, own):
-        torch.testing.assert_close(x, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

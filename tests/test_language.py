@@ -29,16 +29,18 @@ def said(tmp_path):
     return str(tmp_path / "said.txt")
 
 
-def language(said, **more):
+def section(said, **more):
+    """Return the problem of a small language model of a text."""
     given = {"model": "transformer:width=8,layers=2,heads=2", "dataset": said, "length": 8}
-    return build("network", {**given, "clients": 2, "batch": 4, "dtype": "float64", **more})
+    return {"name": "network", **given, "clients": 2, "batch": 4, **more}
+
+
+def language(said, **more):
+    given = section(said, **{"dtype": "float64", **more})
+    return build(given.pop("name"), given)
 
 
 # Tokens ---------------------------------------------------------------------------------------------
-
-
-def decoded(tokenizer, pair):
-    return tokenizer.decode(np.concatenate([pair.train.inputs.ravel()]).tolist())
 
 
 def test_pairs_of_bytes_are_joined_and_give_the_text_back(said, tmp_path):
@@ -66,9 +68,8 @@ def test_pairs_of_bytes_are_joined_and_give_the_text_back(said, tmp_path):
 
 def test_ids_hold_the_content_of_a_tokenizer(said, tmp_path):
     def ids():
-        section = {"name": "network", "model": "transformer", "dataset": said, "clients": 2}
-        section["tokenizer"] = str(tmp_path / "t.json")
-        return [c.id for c in spec.load({"problem": section, "algorithm": "sgd"}).cells]
+        problem = section(said, tokenizer=str(tmp_path / "t.json"))
+        return [c.id for c in spec.load({"problem": problem, "algorithm": "sgd"}).cells]
 
     (tmp_path / "t.json").write_text("{}")
     before = ids()
@@ -92,14 +93,8 @@ def test_a_file_that_is_no_tokenizer_is_told(said, tmp_path):
 
 
 def test_perplexity_and_tokens_are_of_the_next_token(said):
-    problem = {"name": "network", "model": "transformer:width=8,layers=1,heads=1", "dataset": said}
-    config = {
-        "problem": {**problem, "clients": 2, "batch": 4, "length": 8},
-        "algorithm": "sgd",
-        "step_size": {"value": 0.5},
-        "rounds": 20,
-    }
-    frame = raybench.run(config)
+    config = {"problem": section(said), "algorithm": "sgd", "step_size": {"value": 0.5}}
+    frame = raybench.run({**config, "rounds": 20})
     perplexity, loss = frame["extra.perplexity"], frame["test_loss"]
     np.testing.assert_allclose(perplexity, np.exp(loss), rtol=1e-12)
     assert perplexity.iloc[-1] < perplexity.iloc[0]
@@ -217,8 +212,7 @@ def test_saved_weights_are_those_of_the_plain_network(said, tmp_path):
 
 
 def test_bits_are_those_of_the_updates_alone(said):
-    problem = {"name": "network", "model": "transformer:width=8,layers=2,heads=2", "dataset": said}
-    problem |= {"clients": 2, "batch": 4, "length": 8, "lora": 1, "match": [["*.qkv.weight"]]}
+    problem = section(said, lora=1, match=[["*.qkv.weight"]])
     config = {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 2}
     frame = raybench.run(config)
     assert frame["bits_up"].iloc[-1] == 2 * 32 * 2 * (8 + 24)

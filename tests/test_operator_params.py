@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from cli_kit import own_plugins
 from hypothesis import given
 from hypothesis import strategies as st
-from spec_plugins import BASE, registered, wrong
+from spec_kit import BASE, wrong
 
 from raybench.core import registry
 from raybench.core.errors import InputError
@@ -18,12 +19,16 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(autouse=True, scope="module")
 def _dummies():
-    with registered():
+    with own_plugins():
 
         def plugin() -> type:
             return type("Plugin", (), {"__doc__": "A plug-in."})
 
-        registry.compressor("two_shot", first=Operator("top_k:k=25%"), then=Operator())(plugin())
+        registry.compressor(
+            "rand_k", override=True, k=Count("1%"), mask=Choice("independent", "common")
+        )(plugin())
+        two = {"first": Operator("top_k:k=25%"), "then": Operator()}
+        registry.compressor("two_shot", override=True, **two)(plugin())
         registry.compressor(
             "all_sorts",
             count=Count("10%", words=("auto",)),
@@ -189,7 +194,7 @@ def test_a_new_default_is_seen_at_once():
     try:
         assert operators("rand_k:k=3") == ["rand_k"]
     finally:
-        registry.compressor("rand_k", **entry.params)(entry.target)
+        registry.compressor("rand_k", override=True, **entry.params)(entry.target)
 
 
 OPERATORS = st.recursive(

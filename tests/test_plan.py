@@ -104,15 +104,6 @@ def test_rules_and_other_methods_steps():
     assert given_one.theory_step == nonconvex.theory_step
 
 
-def test_rescaled_operators_resolve_like_unscaled_ones():
-    (cell,) = plan(compressor=RAND).cells
-    assert cell.alpha == pytest.approx(0.1)
-    assert cell.omega is None
-    assert cell.roles[0] == Role.CONTRACTIVE
-    (top,) = plan(compressor=TOP).cells
-    assert cell.step_size == pytest.approx(top.step_size)
-
-
 # Skips ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any
 
 import pytest
+from cli_kit import own_plugins
 
 from raybench.algorithms.base import Algorithm, Points
 from raybench.compressors import Compressor, Role
@@ -22,12 +23,8 @@ RATE: dict[str, Any] = {"p": Number("auto", low=0, high=1, words=("auto",))}
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     """Plug-ins of a test are forgotten after it."""
-    for kind in registry.BUILTIN_PACKAGES:
-        registry.names(kind)
-    before = dict(registry._entries)
-    yield
-    registry._entries.clear()
-    registry._entries.update(before)
+    with own_plugins():
+        yield
 
 
 def refused(kind: str, target: Any = None, **given: Any) -> str:
@@ -153,16 +150,14 @@ def test_a_parameter_may_not_hide_what_a_base_in_between_sets():
     class Between(Algorithm):
         opens = True
         weight: float = Number(1.0)
+        steps: int = Integer(low=1)
 
     plugin = type("Plugin", (Between,), {})
     assert "hides Between.opens" in refused("algorithm", plugin, opens=Flag())
     registry.algorithm("mine", weight=Number(2.0))(plugin)
     assert registry.lookup("algorithm", "mine").params["weight"].default == 2.0
-
-
-def test_batch_is_left_to_parameters():
-    registry.algorithm("mine", batch=Integer(1, low=1))(type("Plugin", (Algorithm,), {}))
-    assert "batch" in registry.lookup("algorithm", "mine").params
+    assert Between.weight == 1.0
+    assert not hasattr(Between, "steps"), "it is required"
 
 
 def test_a_plug_in_file_is_told_the_line_of_its_wrong_fact(tmp_path):
@@ -219,33 +214,6 @@ def test_an_operator_inherits_and_overrides_declarations():
     assert list(params) == ["first", "then"]
     assert (Other().first, Other().then, Mine().then) == ("natural", "identity", "sign")
     assert params["then"].default == "identity"
-
-
-def test_a_base_that_is_not_registered_declares_too():
-    class Shared(Compressor):
-        bucket: int = Integer(512, low=1)
-
-    @registry.compressor("mine")
-    class Mine(Shared):
-        s: int = Integer(4, low=1)
-
-    assert list(registry.lookup("compressor", "mine").params) == ["bucket", "s"]
-    assert Mine(64, 2).bucket == 64
-    assert Mine().s == 4
-
-
-def test_a_method_s_class_body_gives_its_parameters_and_their_defaults():
-    @registry.algorithm("mine", stochastic=True)
-    class Mine(Algorithm):
-        batch: int = Integer(1, low=1)
-        momentum: float = Number(0.9, low=0, high=1, per_cell=True)
-        tau: int = Integer(low=1)
-
-    params = registry.lookup("algorithm", "mine").params
-    assert list(params) == ["batch", "momentum", "tau"]
-    assert params["momentum"].per_cell
-    assert (Mine.batch, Mine.momentum) == (1, 0.9)
-    assert not hasattr(Mine, "tau")
 
 
 def test_a_signature_is_the_declaration_of_a_problem():

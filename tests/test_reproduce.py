@@ -142,20 +142,26 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
 
 COST = {"cost": "bits_up", "target": 1.0, "y": "loss"}
 LOSS = {"value": "loss"}
+FEW, MANY, MORE = (40, 0.5), (100, 0.5), (100, 9.0)  # bits, and whether a loss of 1 is reached
 
 
-def spent(**runs: list[tuple[float, bool]]) -> Evidence:
-    """Results of methods by seed: the bits that each has spent, and whether it came to a loss of 1 with the last of them."""
+def results(**methods: list[tuple[float, float]]) -> Evidence:
+    """Results of methods by seed: the bits that each has spent in two rounds, and the loss at their end, before it 9."""
     rows = [
         {"cell": f"{name}{seed}", "algorithm": name, "seed": seed, "round": t,
-         "bits_up": t * bits / 2, "loss": 0.5 if t == 2 and reached else 9.0}
-        for name, seeds in runs.items()
-        for seed, (bits, reached) in enumerate(seeds)
+         "bits_up": t * bits / 2, "loss": loss if t == 2 else 9.0}
+        for name, seeds in methods.items()
+        for seed, (bits, loss) in enumerate(seeds)
         for t in range(3)
     ]  # fmt: skip
     curves = pd.DataFrame(rows)
     cells = curves.drop_duplicates("cell").assign(status="ok", facet="", step=1.0, rounds=2)
     return Evidence(cells.assign(series=cells["algorithm"]), curves, "made up")
+
+
+def seeds_of(**ends: list[float]) -> Evidence:
+    """Results of methods whose seeds end with these losses."""
+    return results(**{name: [(100, loss) for loss in losses] for name, losses in ends.items()})
 
 
 def versus(ran, measure: dict, **change: object):
@@ -165,37 +171,35 @@ def versus(ran, measure: dict, **change: object):
 
 
 def costs(ran, **change: object):
-    """Return the claim that the left one of ``spent`` needs fewer bits than the right one."""
+    """Return the claim that the left one of ``results`` needs fewer bits than the right one."""
     return versus(ran, COST, spread=0, **change)
 
 
 @pytest.mark.parametrize(
     ("left", "right", "factor", "word"),
     [
-        ((40, True), (100, True), 0.5, AGREES),
-        ((40, True), (100, False), 0.5, AGREES),  # it costs more than 100, and 50 would do
-        ((40, True), (100, False), 0.3, NOT_RUN),  # 30 are shown, and it might cost 1,000
-        ((100, False), (40, True), 0.5, DISAGREES),
-        ((10, False), (40, True), 0.5, NOT_RUN),
-        ((100, False), (100, False), 1.0, NOT_RUN),
+        (FEW, MANY, 0.5, AGREES),
+        (FEW, MORE, 0.5, AGREES),  # it costs more than 100, and 50 would do
+        (FEW, MORE, 0.3, NOT_RUN),  # 30 are shown, and it might cost 1,000
+        (MORE, FEW, 0.5, DISAGREES),
+        ((10, 9.0), FEW, 0.5, NOT_RUN),
+        (MORE, MORE, 1.0, NOT_RUN),
     ],
 )
-def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(ran, left, right, factor, word):
-    (verdict,) = judge(costs(ran, factor=factor), spent(left=[left], right=[right]))
+def test_a_target_that_is_not_reached_costs_at_least_what_was_results(
+    ran, left, right, factor, word
+):
+    (verdict,) = judge(costs(ran, factor=factor), results(left=[left], right=[right]))
     assert verdict.word == word
-    assert ("more than 100" in measured_words(verdict)) == ((100, False) in (left, right))
+    assert ("more than 100" in measured_words(verdict)) == (MORE in (left, right))
     within = costs(ran, **{"is": "within", "tolerance": 0.5})
-    (verdict,) = judge(within, spent(left=[left], right=[right]))
-    near = left[1] and right[1]
-    assert verdict.word == (
-        DISAGREES
-        if near or ((100, False) in (left, right) and (40, True) in (left, right))
-        else NOT_RUN
-    )
+    (verdict,) = judge(within, results(left=[left], right=[right]))
+    certain = {left, right} in ({FEW, MANY}, {FEW, MORE})
+    assert verdict.word == (DISAGREES if certain else NOT_RUN)
 
 
 def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
-    result = spent(left=[(40, True)], right=[(100, True)])
+    result = results(left=[FEW], right=[MANY])
     right = result.cells["algorithm"] == "right"
     for status, word in (("failed", NOT_RUN), ("diverged", AGREES), ("skipped", NOT_RUN)):
         curves = result.curves.assign(loss=9.0).where(
@@ -205,7 +209,7 @@ def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
         (verdict,) = judge(costs(ran, factor=0.1), Evidence(cells, curves, "made up"))
         assert verdict.word == word, status
     # one step failed: the other shows that the left side is cheap enough, not that the right side is dear
-    more = spent(left=[(40, True)], right=[(100, True)]).cells.assign(step=2.0)
+    more = results(left=[FEW], right=[MANY]).cells.assign(step=2.0)
     cells = pd.concat([result.cells, more.assign(cell=more["cell"] + "x", status="failed")])
     for side, word in (("left", AGREES), ("right", NOT_RUN)):
         part = cells[(cells["algorithm"] == side) | (cells["step"] == 1.0)]
@@ -216,7 +220,7 @@ def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
     "measure", [{"value": "loss"}, {"lowest": "loss"}, {"value": "loss", "at": {"bits_up": 100}}]
 )
 def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
-    result = spent(left=[(100, True)])
+    result = results(left=[MANY])
     what = versus(ran, measure, right=1.0, spread=0)
     assert judge(what, result)[0].word == AGREES
     cut = replace(result, curves=result.curves[result.curves["round"] < 2])
@@ -226,17 +230,6 @@ def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
 
 
 SIX = [1.0, 2, 3, 4, 5, 6]
-
-
-def seeds_of(**ends: list[float]) -> Evidence:
-    """Results of methods whose seeds end with these losses."""
-    rows = [
-        {"cell": f"{name}{seed}", "algorithm": name, "seed": seed, "round": 1, "loss": loss}
-        for name, losses in ends.items()
-        for seed, loss in enumerate(losses)
-    ]
-    cells = pd.DataFrame(rows).assign(status="ok", facet="", step=1.0)
-    return Evidence(cells.assign(series=cells["algorithm"]), pd.DataFrame(rows), "made up")
 
 
 @pytest.mark.parametrize(
@@ -335,24 +328,16 @@ def test_seeds_that_did_not_end_well_are_the_worst(ran):
             {"left": {"measure": {"value": "loss", "at": {"bits_up": "all"}}}},
             r"measure.at: 'all' is no budget",
         ),
-    ],
-)
-def test_what_is_wrong_in_a_claims_file_is_named(ran, change, says):
-    with pytest.raises(InputError, match=says):
-        with_claim(ran, **change)
-
-
-def test_columns_that_results_lack_are_named(ran):
-    result = of_folder(ran / "out" / "tiny")
-    for change, says in (
-        ({"each": ["datasett"]}, "unknown column 'datasett'\n +did you mean dataset"),
+        ({"each": ["datasett"]}, r"unknown column 'datasett'\n +did you mean dataset"),
         (
             {"left": {"where": {}, "measure": {"value": "losss"}}},
-            "unknown column 'losss'\n +did you mean loss",
+            r"unknown column 'losss'\n +did you mean loss",
         ),
-    ):
-        with pytest.raises(InputError, match=says):
-            judge(with_claim(ran, **change), result)
+    ],
+)
+def test_what_is_wrong_in_a_claim_is_named(ran, change, says):
+    with pytest.raises(InputError, match=says):
+        judge(with_claim(ran, **change), of_folder(ran / "out" / "tiny"))
 
 
 def test_names_are_unique_and_something_is_there_to_run(ran, tmp_path):
@@ -502,25 +487,16 @@ def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     assert "own.py: cannot be run: ZeroDivisionError" in result.err
 
 
-def test_those_that_come_with_raybench_are_read_and_listed():
-    result = cli("reproduce")
-    assert result.code == 0
-    for name in catalogue():
-        what = find(name)
-        assert what.claims
-        assert name in result.out
-        if what.sweep is not None:
-            assert raybench.spec.load(what.sweep).cells
-
-
 def test_the_page_of_the_docs_is_what_the_kept_results_say():
     """`raybench reproduce --all --page docs/reproductions.md` writes it: a number typed by hand is found.
 
     What disagrees with a source is explained.
     """
-    every = []
+    every, listed = [], cli("reproduce").out
     for name in catalogue():
+        assert name in listed
         what = find(name)
+        assert what.claims
         result = kept(what, DOCS / "reproductions")
         assert result is not None
         every.append(page.Judged(what, judge(what, result), result))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from spec_plugins import BASE, registered, wrong
+from spec_kit import BASE, wrong
 
 import raybench
 from raybench.core.errors import InputError
@@ -116,8 +116,7 @@ def test_gpus_that_are_not_here_are_told_at_once(monkeypatch, tmp_path, resource
 
 
 def test_a_gpu_and_a_half_is_refused():
-    with registered():
-        result = wrong(BASE + "resources: {gpus_per_worker: 1.5}\n")
+    result = wrong(BASE + "resources: {gpus_per_worker: 1.5}\n")
     assert "at most 1, or a whole number" in result["resources"]
 
 

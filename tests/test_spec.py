@@ -6,18 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spec_plugins import BASE, dummies, wrong  # noqa: F401 (a fixture)
+from spec_kit import BASE, wrong
 
-from raybench.core import registry, yaml
+from raybench.core import registry
 from raybench.execution.build import mixing
-from raybench.spec import Step, json_schema, load
+from raybench.spec import Step, json_schema, load, sections
 from raybench.spec.cells import STOP_PARAMS
 from raybench.spec.sections import GRAPHS
 from raybench.store.schema import CURVES
-
-SWEEPS = Path(__file__).parents[1] / "sweeps"
-REAL = (registry._entries, registry._ensure)
-
 
 # ------------------------------------------------------------------ grids
 
@@ -36,17 +32,8 @@ seed: [0, 4..6]
     assert len({cell.id for cell in sweep.cells}) == len(sweep.cells)
     first = sweep.cells[:5]
     assert [(c.step.number, c.seed) for c in first] == [(1, 0), (1, 4), (1, 5), (1, 6), (2, 0)]
-    assert first[0].problem.params == {
-        "dataset": "mushrooms",
-        "clients": 10,
-        "split": {"dirichlet": 0.1},
-        "lambda": 0.1,
-        "test_size": 0.0,
-        "intercept": False,
-        "positive": None,
-        "seed": 0,
-        "rows": None,
-    }
+    given = {"dataset": "mushrooms", "split": {"dirichlet": 0.1}, "lambda": 0.1, "seed": 0}
+    assert first[0].problem.params | given == first[0].problem.params
     ks = {c.compressor.params["k"] for c in sweep.cells if c.compressor.name == "top_k"}
     assert ks == {1, 5, "10%"}
     assert {c.algorithm.params.get("p") for c in sweep.cells} == {None, "auto", 0.5}
@@ -62,14 +49,14 @@ def test_defaults():
     assert (sweep.record.every, sweep.record.points) == (None, None)
     assert sweep.resources.mode == "auto"
     assert sweep.accounting.value_bits == "dtype"
-    assert load("problem: quadratic\nalgorithm: gd\n").cells[0].x0 == "problem"
+    assert load("problem: tridiagonal\nalgorithm: gd\n").cells[0].x0 == "problem"
 
 
 def test_overrides_in_an_algorithm_entry():
     sweep = load(
         BASE.replace(
             "algorithm: ef21",
-            "algorithm: [ef21, {name: diana, compressor: [natural, rand_k],"
+            "algorithm: [ef21, {name: diana, compressor: [natural, {name: rand_k, k: 2}],"
             " step_size: {theory: [1, 8]}, rounds: 7}]",
         )
         + "step_size: [0.5, {theory: 2, rule: pl, of: gd}]\n"
@@ -83,13 +70,14 @@ def test_overrides_in_an_algorithm_entry():
 
 
 def test_what_an_algorithm_ignores_is_merged_with_a_note():
-    text = BASE.replace("k: 1", "k: [1, 5, 9]").replace("ef21", "[ef21, gd, gd]")
+    text = BASE.replace("k: 1", "k: [1, 5, 9]").replace("ef21", "[ef21, sign_sgd, sign_sgd]")
     sweep = load(text + "downlink: natural\n")
-    assert [c.algorithm.name for c in sweep.cells] == ["ef21"] * 3 + ["gd"]
-    assert sweep.cells[-1].compressor is None
-    assert sweep.cells[-1].downlink is None
-    assert "gd x 3 compressors: 6 cells merged to 1" in sweep.notes
-    assert any("downlink" in note and note.startswith("ef21 ") for note in sweep.notes)
+    assert [c.algorithm.name for c in sweep.cells] == ["ef21"] * 3 + ["sign_sgd"]
+    assert (sweep.cells[-1].compressor, sweep.cells[-1].downlink) == (None, None)
+    assert sweep.notes == (
+        "sign_sgd x 3 compressors: 6 cells merged to 1",
+        "sign_sgd compresses nothing on the way down: downlink ignored",
+    )
 
 
 def test_a_graph_matters_to_decentralised_methods_only():
@@ -171,13 +159,9 @@ seed: 0..1
     sweep = load(text)
     assert len(sweep.cells) == left
     assert sweep.excluded == 24 - left
-    assert [note for note in sweep.notes if "matches no cell" in note] == (
-        [f"exclude {load_pattern(pattern)} matches no cell"] if left == 24 else []
-    )
-
-
-def load_pattern(pattern: str) -> str:
-    return pattern.replace("step_size", "step.value")
+    idle = [note for note in sweep.notes if "matches no cell" in note]
+    assert len(idle) == (left == 24)
+    assert all(note.startswith("exclude {") for note in idle)
 
 
 def test_set_overrides_file_and_cases():
@@ -186,6 +170,7 @@ def test_set_overrides_file_and_cases():
     assert {c.problem.params["clients"] for c in sweep.cells} == {50}
     assert len(sweep.cells) == 4
     assert sweep.name == "x"
+    assert load(BASE + "seed: 1\n", sets=["seed="]).cells[0].seed == 0
     sweep = load("problem: quadratic\nalgorithm: [gd, marina]\ncompressor: [natural, rand_k]\n",
                  sets=["problem.dim=7", "algorithm[1].p=0.25", "compressor[1].k=3",
                        "step_size.theory=2^0..2^1", "step_size.value=1e-3", "stop.bits_up=1e9"])  # fmt: skip
@@ -231,7 +216,7 @@ name: a.b-c_1
 record: {points: 400}
 accounting: paper:ef21
 resources: {mode: train, workers: 2, gpus_per_worker: 0.5, timing: exclusive}
-evaluate: {metrics: [norm]}
+evaluate: {metrics: [iterate_norm]}
 timeout: 60
 attempts: 3.0
 allow_unproven: true
@@ -268,6 +253,10 @@ def test_sources(tmp_path: Path, monkeypatch):
     monkeypatch.chdir("/")
     sweep = load(file)
     assert sweep.cells[0].problem.params["dataset"] == str((tmp_path / "data/x.txt").resolve())
+    code = "from raybench.plugins import *\n@compressor('mine')\nclass Mine:\n    pass\n"
+    (tmp_path / "mine.py").write_text(code)
+    file.write_text(BASE + "plugins: mine.py\n")
+    assert load(file).plugins == (str(tmp_path / "mine.py"),)
     (tmp_path / "t.parquet").touch()
     file.write_text(BASE + "clock: {compute: {trace: t.parquet}}\n")
     assert load(file).cells[0].clock["compute"] == {"trace": str(tmp_path / "t.parquet")}
@@ -291,22 +280,44 @@ def test_saved_text_gives_the_same_sweep(tmp_path: Path):
     assert (again.name, again.text) == (sweep.name, sweep.text)
 
 
-def test_plugin_files(tmp_path: Path):
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from raybench.core.registry import compressor, Count\n"
-        "@compressor('mine', k=Count())\nclass Mine:\n    '''Mine.'''\n"
-    )
-    file = tmp_path / "s.yaml"
-    text = BASE.replace("top_k", "mine")
-    file.write_text(text + "plugins: mine.py\n")
-    sweep = load(file)
-    assert sweep.plugins == (str(plugin),)
-    assert load(text, plugins=[str(plugin)]).cells == sweep.cells
-    plugin.write_text(plugin.read_text() + "# changed\n")
-    assert load(file).cells[0].id != sweep.cells[0].id
-    assert "no such file" in wrong(text + "plugins: [nope.py]\n")["plug-in nope.py"]
-    assert "no such file" in wrong(text + 'plugins: "\\0"\n')["plug-in \0"]
+# ------------------------------------------------------------------ keys that are mappings
+
+
+def test_a_mapping_is_multiplied_out_and_taken_apart_again():
+    sweep = load(BASE + "local: {steps: [1, 2..3], optimizer: adamw}\nparticipation: [0.5, 1]\n")
+    assert len(sweep.cells) == 3 * 2
+    assert [(c.local["steps"], c.participation) for c in sweep.cells[1:3]] == [(1, 1.0), (2, 0.5)]
+    assert {cell.config()["local"]["optimizer"] for cell in sweep.cells} == {"adamw"}
+    assert load(sweep.text).cells == sweep.cells
+
+
+def test_ids_hold_what_a_mapping_changes():
+    lines = ["", "local: {steps: 2}", "local: {steps: 2.0, optimizer: sgd}", "local: {steps: 3}"]
+    plain, *cells = (load(BASE + line).cells[0] for line in [*lines, "delay: {rounds: 2}"])
+    assert cells[0].id == cells[1].id, "a default that is written out"
+    assert len({plain.id, *(cell.id for cell in cells)}) == 4
+    assert len({plain.group, *(cell.group for cell in cells)}) == 4
+
+
+def test_a_method_that_does_not_hear_a_mapping_ignores_it():
+    sweep = load(BASE.replace("ef21", "[ef21, prox_lead]") + "local: {steps: [1, 2, 3]}\n")
+    steps = [(c.algorithm.name, c.local and c.local["steps"]) for c in sweep.cells]
+    assert steps == [*(("ef21", n) for n in (1, 2, 3)), ("prox_lead", None)]
+    assert "prox_lead x 3 locals: 3 cells merged to 1" in sweep.notes
+
+
+def test_entries_cases_set_and_patterns_may_give_a_mapping():
+    entry = BASE.replace("ef21", "[gd, {name: ef21, local: {steps: 4}}]") + "local: {steps: 2}\n"
+    assert [c.local["steps"] for c in load(entry).cells] == [2, 4]
+    cases = BASE + "local: {steps: 2}\ncases: [{local: {optimizer: adamw}}, {participation: 0.5}]\n"
+    cells = [(c.local["steps"], c.local["optimizer"], c.participation) for c in load(cases).cells]
+    assert cells == [(2, "adamw", 1.0), (2, "sgd", 0.5)]
+    (cell,) = load(cases, sets=["local.steps=9", "cases=[]"]).cells
+    assert cell.local["steps"] == 9
+    text = BASE + "local: {steps: [1, 2]}\nparticipation: [0.5, 1]\n"
+    assert len(load(text + "exclude: [{local.steps: 2}]\n").cells) == 2
+    both = "exclude: [{local: {steps: 2, optimizer: sgd}, participation: 1}]\n"
+    assert len(load(text + both).cells) == 3
 
 
 # ------------------------------------------------------------------ schema, sections
@@ -336,16 +347,13 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     assert schema["properties"]["resources"]["properties"]["mode"]["default"] == "auto"
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
     rand_k = next(e for e in entry if e.get("properties", {}).get("name") == {"const": "rand_k"})
-    assert rand_k["properties"]["k"]["default"] == "1%"
-
-
-@pytest.mark.thorough
-def test_shipped_sweeps_fit_the_schema(monkeypatch):
-    for name, value in zip(("_entries", "_ensure"), REAL):
-        monkeypatch.setattr(registry, name, value)
-    check = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
-    for file in sorted(SWEEPS.glob("*.yaml")):
-        check.validate(yaml.parse(file.read_text()))
+    assert rand_k["properties"]["mask"]["default"] == "independent"
+    for way in schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]:  # all but bare names
+        assert "local" in way["properties"]
+        assert "participation" not in way["properties"], "no entry may set it for itself"
+    case = schema["properties"]["cases"]["items"]["properties"]
+    assert {"local", "participation", "exclude"} <= set(case)
+    assert not {"checkpoint", "name", "cases"} & set(case)
 
 
 def test_stopping_rules_are_columns_of_the_curves():
@@ -357,3 +365,194 @@ def test_stopping_rules_are_columns_of_the_curves():
 def test_every_graph_can_be_made():
     for name in GRAPHS:
         assert mixing(name, 6).W.shape == (6, 6)
+
+
+# ------------------------------------------------------------------ what is said about wrong ones
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "says"),
+    [
+        ("exlude: []", "exlude", ["unknown key", "did you mean exclude?"]),
+        ("rounds: many", "rounds", ["expected an integer, not 'many'"]),
+        ("rounds: 0", "rounds", ["0 is out of range", ">= 1"]),
+        ("rounds: 1e18", "rounds", ["1000000000000000000 is out of range"]),
+        ("rounds: 1e400", "rounds", ["not inf"]),
+        ("seed: []", "seed", ["an empty list leaves no cells"]),
+        ("seed: 3..1", "seed", ["is empty", "a..b"]),
+        ("seed: 0..", "seed", ["ranges are written"]),
+        ("seed: 0..1000000000000", "seed", ["more than 100,000 values"]),
+        ("step_size: 2^0..2^1000000", "step_size", ["more than 100,000 values"]),
+        ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
+        ("seed: [0, x]", "seed[1]", ["'x'"]),
+        ('plugins: "\\0"', "plug-in \0", ["no such file"]),
+        ("name: a/b", "name", ["cannot name a folder"]),
+        ("name: 5", "name", ["expected text, not 5"]),
+        ("step_size: theory", "step_size", ["write {theory: 1}"]),
+        ("step_size: {theory: 1, value: 2}", "step_size", ["theory and value"]),
+        ("step_size: {theory: 0}", "step_size.theory", ["> 0"]),
+        ("step_size: {rule: plus}", "step_size.rule", ["unknown value 'plus'"]),
+        ("step_size: {of: ef22}", "step_size.of", ["unknown algorithm", "did you mean ef21?"]),
+        ("step_size: .inf", "step_size", ["not a finite number"]),
+        ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
+        ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
+        ("x0: normal", "x0", ["did you mean {normal: 1.0}?"]),
+        ("x0: nope.npy", "x0", ["no file nope.npy"]),
+        ("graph: rnig", "graph", ["did you mean ring?"]),
+        ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),
+        ("record: {every: 1, points: 2}", "record", ["give one of every, points and clock"]),
+        ("record: {every: [1, 2]}", "record.every", ["no axis"]),
+        ("record: 5", "record", ["expected a mapping", "every"]),
+        ("resources: {mode: trian}", "resources.mode", ["did you mean train?"]),
+        ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
+        ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
+        ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
+        ("graph: {name: ring, weigths: x}", "graph.weigths", ["did you mean weights?"]),
+        ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["allowed: iterate_norm"]),
+        ("local: {setps: 2}", "local.setps", ["did you mean steps?"]),
+        ("local: 3", "local", ["keys: steps, optimizer"]),
+        ("participation: -1", "participation", ["a number > 0"]),
+        ("checkpoint: {evry: 1}", "checkpoint.evry", ["did you mean every?"]),
+        ("prune: halvin", "prune.rule", ["did you mean halving?"]),
+        ("allow_unproven: 1", "allow_unproven", ["expected true or false"]),
+        ("exclude: [{k: 1, sed: 2}]", "exclude[0].sed", ["unknown key", "did you mean seed?"]),
+        ("exclude: [{algorithm: ef22}]", "exclude[0].algorithm", ["did you mean ef21?"]),
+        ("exclude: [{k: x}]", "exclude[0].k", ["expected an integer, not 'x'"]),
+        ("exclude: [5]", "exclude[0]", ["expected a mapping"]),
+        ("cases: 5", "cases", ["expected a list"]),
+        ("cases: [{name: x}]", "cases[0].name", ["move it to the top level"]),
+        ("cases: [{prune: halving}]", "cases[0].prune", ["move it to the top level"]),
+        ("cases: [{sed: 1}]", "cases[0].sed", ["did you mean seed?"]),
+        ("cases: [{seed: 1}, {compressor: {k: 0}}]", "cases[1].compressor.k", ["0 is out of"]),
+        ("cases: [{exclude: [{q: 1}]}]", "cases[0].exclude[0].q", ["unknown key"]),
+    ],
+)  # fmt: skip
+def test_wrong_lines(line, where, says):
+    result = wrong(BASE + line + "\n")
+    assert list(result) == [where]
+    for part in says:
+        assert part in result[where]
+
+
+@pytest.mark.parametrize(
+    ("problem", "where", "says"),
+    [
+        ("logistc", "problem", "did you mean logistic?"),
+        ("{nam: logistic}", "problem.name", "required / allowed: least_squares, logistic"),
+        ("5", "problem", "expected a problem by name"),
+        ("logistic", "problem.dataset", "required"),
+        ("none", "problem", "a problem is needed"),
+        ("{name: quadratic, dim: 1e3, shape: [3, 4]}", "problem.shape", "write shape: [[3, 4]]"),
+        ("{name: quadratic, shape: 3}", "problem.shape", "write shape: [[3]]"),
+        ("{name: quadratic, dimm: 3}", "problem.dimm", "did you mean dim?"),
+        ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
+        ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
+        ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
+        (
+            "{name: logistic, dataset: a, split: {dirichlet: [1, 0]}}",
+            "problem.split.dirichlet[1]",
+            "0 is out of range / a number > 0",
+        ),
+        ("{name: logistic, dataset: a, intercept: 1}", "problem.intercept", "true or false"),
+        ("{name: logistic, dataset: a, lambda: auto}", "problem.lambda", "{times_L: a number"),
+        ("{name: logistic, dataset: 5}", "problem.dataset", "expected text, not 5"),
+    ],
+)
+def test_wrong_problems(problem, where, says):
+    result = wrong(f"problem: {problem}\nalgorithm: gd\n")
+    assert list(result) == [where]
+    assert says in result[where]
+
+
+def test_an_algorithm_says_what_it_needs():
+    result = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
+    assert "ef21_bc needs a compressor" in result["compressor"]
+    assert "ef21_bc needs a downlink" in result["downlink"]
+    assert "a contractive one, as compressor: {name: top_k, k: 10%}" in result["compressor"]
+    assert "as downlink: {name: top_k, k: 10%}" in result["downlink"]
+
+
+def test_a_name_is_expected_in_plain_english():
+    result = wrong("problem: quadratic\nalgorithm: [gd, [ef21]]\n")
+    assert "expected an algorithm by name" in result["algorithm[1]"]
+
+
+def test_long_lists_of_names_are_cut(monkeypatch):
+    """Sixty names hide the message; the list is a command away."""
+    monkeypatch.setattr(registry, "names", lambda kind: [f"m{i:02}" for i in range(30)])
+    assert sections.choices("algorithm").endswith("m19, ...; raybench ls algorithms lists all")
+    monkeypatch.setattr(registry, "names", lambda kind: ["one", "two"])
+    assert sections.choices("problem") == "allowed: one, two"
+
+
+def test_null_is_not_offered_for_a_wrong_number():
+    assert wrong(BASE + "step_size: {theory: -1}\n")["step_size.theory"].endswith("a number > 0")
+    assert set(wrong("seed: 1\nx0: zeros\n")) == {"problem", "algorithm"}
+    assert "empty" in next(iter(wrong("# nothing\n\n").values()))
+    assert "expected keys" in next(iter(wrong("- 1\n- 2\n").values()))
+
+
+def test_every_error_at_once():
+    result = wrong(
+        """
+problem: {name: logistic, datset: a9a, clients: x}
+algorithm: [ef21, {name: marnia}, {name: marina, p: 2, step_size: {theory: -1}}]
+compressor: [{name: top_k, k: 0}, {name: rand_k, mask: comon}]
+sed: 1
+resources: {workers: 0}
+seed: no
+cases: [{rounds: 0}, {step_size: x, foo: 1}]
+"""
+    )
+    assert set(result) == {
+        "problem.datset",
+        "problem.clients",
+        "algorithm[1].name",
+        "algorithm[2].p",
+        "algorithm[2].step_size.theory",
+        "compressor[0].k",
+        "compressor[1].k",
+        "compressor[1].mask",
+        "sed",
+        "resources.workers",
+        "seed",
+        "cases[0].rounds",
+        "cases[1].step_size",
+        "cases[1].foo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "where", "says"),
+    [
+        ("problme.clients=3", "--set problme.clients=3", "did you mean problem?"),
+        ("problem.clinets=3", "problem.clinets", "did you mean clients?"),
+        ("problem.clients", "--set problem.clients", "expected key=value"),
+        ("=3", "--set =3", "expected key=value"),
+        ("compressor[1].k=3", "--set 'compressor[1].k=3'", "no entry [1]"),
+        ("algorithm.p=3", "--set algorithm.p=3", "name the entry, for example algorithm[0].p"),
+        ("seed.x=3", "--set seed.x=3", "seed is 1, not a mapping"),
+        ("seed=[1", "--set 'seed=[1', line 1, column 3", "not valid YAML"),
+        ("compressor.k=0", "compressor.k", "0 is out of range"),
+        ("compressor.k=-1", "compressor.k", "an integer >= 1, or a share of the message dimension"),
+        ("compressor.k=101%", "compressor.k", "'101%' is not a share"),
+        ("compressor.k=0%", "compressor.k", "'0%' is not a share"),
+        ("compressor.k=1.5", "compressor.k", "expected an integer, not 1.5"),
+        ("compressor.k=ten", "compressor.k", "expected an integer, not 'ten'"),
+        ("compressor.k=null", "compressor.k", "no value"),
+        ("compressor.k={a: 1}", "compressor.k", "a mapping is not allowed"),
+        ("compressor.k=false", "compressor.k", "not false"),
+    ],
+)
+def test_set_typos(option, where, says):
+    text = BASE.replace("algorithm: ef21", "algorithm: [ef21, marina]") + "seed: 1\n"
+    result = wrong(text, sets=[option])
+    assert list(result) == [where]
+    assert says in result[where]
+
+
+def test_a_grid_too_large_is_refused_before_it_is_built():
+    huge = BASE + "seed: 0..99999\nstep_size: {theory: 2^-300..2^300}\n"
+    assert "60,100,000 cells" in next(iter(wrong(huge).values()))
+    params = "{name: logistic, dataset: a, clients: 1..2000, rows: 1..2000}"
+    assert "4,000,000 combinations" in wrong(f"problem: {params}\nalgorithm: gd\n")["problem"]

@@ -1,4 +1,4 @@
-"""Content ids: what changes them and what does not."""
+"""Content ids: what changes them and what does not; and sweep files made up at random."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import json
 import lzma
 import os
 import pickle
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from cli_kit import call
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spec_plugins import dummies  # noqa: F401 (a fixture)
 
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import load
+from raybench.spec import document, load
 from raybench.spec.sections import default
 
 CONFIG = {
@@ -38,59 +36,46 @@ def only(config):
     return cell
 
 
-def shuffled(value, draw):
-    if isinstance(value, dict):
-        items = draw(st.permutations(list(value.items())))
-        return {key: shuffled(inner, draw) for key, inner in items}
-    return value
-
-
-def respelt(value, draw):
-    """Write integers as floats and the other way round where the value stays the same."""
-    if isinstance(value, dict):
-        return {key: respelt(inner, draw) for key, inner in value.items()}
-    if isinstance(value, int) and not isinstance(value, bool):
-        return draw(st.sampled_from([value, float(value), [value], f"{value}..{value}"]))
-    return value
-
-
-def written_out(config, draw):
+def written_out(config):
     """Add defaults that the config leaves to raybench."""
     out = {key: dict(v) if isinstance(v, dict) else v for key, v in config.items()}
     for kind in ("problem", "algorithm", "compressor"):
-        for name, param in registry.lookup(kind, out[kind]["name"]).params.items():
-            if (
-                name not in out[kind]
-                and param.default is not registry.REQUIRED
-                and draw(st.booleans())
-            ):
+        for name, param in registry.lookup(kind, CONFIG[kind]["name"]).params.items():
+            if name not in out[kind] and param.default is not registry.REQUIRED:
                 value = default(param)
                 out[kind][name] = [value] if param.kind == "list" and value is not None else value
-    extra = {
+    out["step_size"] |= {"rule": "nonconvex", "of": None, "schedule": "constant"}
+    return out | {
         "x0": "zeros", "downlink": None, "graph": "ring", "prox": "none", "participation": 1,
         "f_star": None, "exclude": [], "cases": [], "plugins": [], "attempts": 2,
     }  # fmt: skip
-    out.update({key: value for key, value in extra.items() if draw(st.booleans())})
-    if draw(st.booleans()):
-        out["step_size"].update(rule="nonconvex", of=None, schedule="constant")
-    return out
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_spelling_does_not_change_an_id(data):
+@pytest.mark.parametrize(
+    "spell",
+    [int, float, lambda v: [v], "{0}..{0}".format],
+    ids=["as it is", "float", "list", "range"],
+)
+def test_spelling_does_not_change_an_id(spell):
+    def other(value):
+        """Return the same in another order, its integers spelt otherwise."""
+        if isinstance(value, dict):
+            return {key: other(inner) for key, inner in reversed(value.items())}
+        return spell(value) if isinstance(value, int) else value
+
     base = only(CONFIG)
-    cell = only(shuffled(written_out(respelt(CONFIG, data.draw), data.draw), data.draw))
-    assert (cell.id, cell.group) == (base.id, base.group)
-    assert cell == base
-    assert json.dumps(cell.config(), sort_keys=True) == json.dumps(base.config(), sort_keys=True)
+    for config in (other(CONFIG), written_out(other(CONFIG))):
+        cell = only(config)
+        assert (cell.id, cell.group) == (base.id, base.group)
+        assert cell == base
+        assert cell.config() == base.config()
 
 
 @pytest.mark.parametrize(
     "change",
     [
         "problem.clients=21", "problem.lambda=2", "problem.split={dirichlet: 1}", "problem.seed=1",
-        "algorithm.p=auto", "algorithm.batch=2", "compressor.k=6", "compressor.k=5%",
+        "algorithm.p=auto", "compressor.k=6", "compressor.k=5%",
         "compressor.mask=common", "compressor=natural", "step_size.theory=8", "step_size.value=4",
         "step_size.rule=pl", "step_size.of=gd", "seed=4", "rounds=501", "stop.bits_up=1001",
         "stop.seconds=5", "x0={normal: 1}", "x0=problem", "participation=0.5",
@@ -107,7 +92,7 @@ def test_content_changes_an_id(change):
     "change",
     [
         "name=other", "record.every=5", "accounting=paper:ef21", "resources.workers=4",
-        "timeout=5", "attempts=9", "checkpoint.every=5", "allow_unproven=true", "evaluate.metrics=[norm]", "graph=star", "exclude=[{seed: 99}]",
+        "timeout=5", "attempts=9", "checkpoint.every=5", "allow_unproven=true", "evaluate.metrics=[iterate_norm]", "graph=star", "exclude=[{seed: 99}]",
     ],
 )  # fmt: skip
 def test_how_it_runs_does_not_change_an_id(change):
@@ -115,9 +100,9 @@ def test_how_it_runs_does_not_change_an_id(change):
 
 
 def test_ignored_sections_do_not_change_an_id():
-    one = only({**CONFIG, "algorithm": "gd"})
-    two = only({**CONFIG, "algorithm": "gd", "compressor": "natural", "downlink": "natural"})
-    assert one.id == two.id == only({**CONFIG, "algorithm": "gd", "compressor": None}).id
+    one = only({**CONFIG, "algorithm": "sign_sgd"})
+    for sections in ({"compressor": "natural", "downlink": "natural"}, {"compressor": None}):
+        assert only({**CONFIG, "algorithm": "sign_sgd", **sections}).id == one.id
 
 
 def test_ids_are_the_same_in_another_process_and_survive_pickle(tmp_path):
@@ -126,19 +111,13 @@ def test_ids_are_the_same_in_another_process_and_survive_pickle(tmp_path):
     assert set(cell.id) <= set("0123456789abcdef")
     assert pickle.loads(pickle.dumps(cell)) == cell
     code = (
-        "import json, sys; from spec_plugins import registered; from raybench.spec import load\n"
-        "with registered(): print(load(json.loads(sys.argv[1])).cells[0].id)"
+        "import json, sys; from raybench.spec import load\n"
+        "print(load(json.loads(sys.argv[1])).cells[0].id)"
     )
-    paths = os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])
-    out = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(CONFIG)],
-        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == cell.id
+    paths = os.pathsep.join(p for p in sys.path if p)
+    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
+    done = call(sys.executable, "-c", code, json.dumps(CONFIG), env=env, cwd=tmp_path)
+    assert done.stdout.strip() == cell.id, done.stderr
 
 
 def with_data(path):
@@ -195,3 +174,130 @@ def test_a_new_parameter_with_a_default_keeps_old_ids(monkeypatch):
     cell = only(CONFIG)
     assert cell.compressor.params["wrap"] is False
     assert cell.id == base.id
+
+
+# Made up at random --------------------------------------------------------------------------------
+
+
+def axis(*values):
+    """A scalar, or a list of some of them: what a key that may be an axis may hold."""
+    one = st.sampled_from(values)
+    return one | st.lists(one, min_size=1, max_size=3)
+
+
+def mapping(must=(), **may):
+    """A mapping with these keys, of which some are always there."""
+    return st.fixed_dictionaries(dict(must), optional=may)
+
+
+NEEDED = {
+    "problem": st.just("quadratic")
+    | mapping({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)})
+    | mapping(
+        {"name": st.just("logistic"), "dataset": axis("a9a", "w8a")},
+        split=axis("shuffled", {"dirichlet": [1, 2]}),
+    ),
+    "algorithm": st.lists(
+        st.sampled_from(["gd", "ef21", "diana", "prox_lead"])
+        | mapping(
+            {"name": st.just("marina")},
+            p=axis("auto", 0.5),
+            compressor=st.just("natural"),
+            step_size=st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
+            rounds=axis(5, 6),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    "compressor": axis("natural", "scaled_sign")
+    | mapping(
+        {"name": axis("rand_k", "top_k"), "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2")},
+        mask=axis("common", "independent", "commom"),
+    ),
+}
+CELL = NEEDED | {
+    "step_size": axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]})
+    | mapping(theory=axis(1, 2), rule=axis("pl", "paper")),
+    "seed": axis(0, "0..2", 5),
+    "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
+    "rounds": axis(3, 1e2, "2^0..2^2"),
+    "stop": mapping(bits_up=axis(1e9, 5), loss=axis(0, -1)),
+    "graph": axis("ring", "star", {"name": ["path", "complete"]}),
+    "local": mapping(steps=axis(1, "2..3"), optimizer=axis("sgd", "adamw")),
+    "participation": axis(1, "50%", 0.5),
+    "exclude": st.lists(
+        mapping(
+            {"seed": axis(0, "1..2")},
+            algorithm=axis("gd", "ef21"),
+            k=axis(1, "10%", "1..3"),
+            step=axis(1, 0.1),
+        ),
+        max_size=2,
+    ),
+}
+OTHERS = {key: values for key, values in CELL.items() if key not in NEEDED}
+SWEEPS = mapping(NEEDED, cases=st.lists(mapping(**CELL), max_size=2), **OTHERS)
+FUZZED = settings(max_examples=300, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.thorough
+@FUZZED
+@given(SWEEPS)
+def test_plausible_sweeps_load_or_say_why(given):
+    try:
+        sweep = load(given)
+    except InputError as error:
+        roots = {c.where.split(".")[0].split("[")[0] for c in error.complaints}
+        assert roots <= {*CELL, "cases", ""}
+        return
+    ids = [cell.id for cell in sweep.cells]
+    assert len(set(ids)) == len(ids) > 0
+    configs = {json.dumps(cell.config(), sort_keys=True) for cell in sweep.cells}
+    assert len(configs) == len(ids)  # what differs has different ids, and the other way round
+    groups = {
+        json.dumps(
+            {k: v for k, v in c.config().items() if k not in ("seed", "step_size")}, sort_keys=True
+        )
+        for c in sweep.cells
+    }
+    assert len(groups) == len({cell.group for cell in sweep.cells})
+    assert load(sweep.text).cells == sweep.cells
+    for cell in sweep.cells:
+        assert (cell.compressor is None) == (cell.algorithm.name == "gd")
+        assert (cell.graph is None) == (cell.algorithm.name != "prox_lead")
+
+
+WORDS = st.sampled_from(
+    [*document.every_key(), "name", "theory", "dataset", "k", "p", "ef21", "top_k", "logistic"]
+    + ["2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "x.npy", "x.y", "[0]", ""]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | WORDS
+    | st.text(max_size=6)
+    | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.thorough
+@FUZZED
+@given(
+    st.just({}) | SWEEPS,
+    st.dictionaries(WORDS, VALUES, max_size=3),
+    st.lists(st.tuples(WORDS, st.text(max_size=8)).map("=".join), max_size=2),
+)
+def test_garbage_never_raises_anything_but_an_input_error(sweep, garbage, sets):
+    try:
+        result = load({**sweep, **garbage}, sets=sets)
+    except InputError as error:
+        messages = {c.what for c in error.complaints}
+        assert messages
+        assert "" not in messages
+        return
+    assert result.cells
+    assert load(result.text).cells == result.cells

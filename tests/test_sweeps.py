@@ -1,98 +1,272 @@
-"""The sweeps that ship: each loads, says what it asks, and plans where its data is there."""
+"""The sweeps that ship and those of reproductions: they explain themselves, plan, and have the setting that they state."""
 
 from __future__ import annotations
 
+import importlib.util
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from test_spec_keys import DIGESTS
 
+import raybench
 from raybench import spec
+from raybench.core.registry import load_plugin, lookup
 from raybench.data.catalogue import EMBEDDED
+from raybench.execution.batch import Resolved
 from raybench.execution.plan import Plan, make_plan
+from raybench.reproduce import catalogue, find, judge
+from raybench.reproduce.claims import Side
+from raybench.reproduce.evidence import Evidence
+from raybench.reproduce.judge import AGREES
+from raybench.spec.cells import Sweep
 
 pytestmark = pytest.mark.thorough
 
 FOLDER = Path(__file__).parent.parent / "sweeps"
-SWEEPS = sorted(FOLDER.glob("*.yaml"))
+SHIPPED = {file.stem: file for file in sorted(FOLDER.glob("*.yaml"))}
+REPRODUCED = [name for name in sorted(catalogue()) if find(name).sweep is not None]
+FILES = {name: find(name).sweep for name in REPRODUCED} | SHIPPED
+GROUP = ["dataset", "clients", "label", "k", "step_size"]
 
 
-def plan_of(file: Path, request: pytest.FixtureRequest) -> Plan:
-    """Return the plan of a sweep; skips where it needs LIBSVM data and there is none."""
-    sweep = spec.load(file)
-    if {cell.problem.params.get("dataset") for cell in sweep.cells} - {None, *EMBEDDED}:
+@cache
+def loaded(name: str) -> Sweep:
+    return spec.load(FILES[name])
+
+
+@cache
+def planned(name: str) -> Plan:
+    return make_plan(loaded(name))
+
+
+@pytest.fixture
+def plan(request: pytest.FixtureRequest) -> Plan:
+    """The plan of a sweep; skips where it needs LIBSVM data and there is none."""
+    cells = loaded(request.param).cells
+    if {cell.problem.params.get("dataset") for cell in cells} - {None, *EMBEDDED}:
         request.getfixturevalue("data_folder")
-    return make_plan(sweep)
+    return planned(request.param)
 
 
-def values(sweep: spec.Sweep, get: Any) -> set[Any]:
-    return {get(cell) for cell in sweep.cells}
+def of(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("plan", names, ids=names, indirect=True)
 
 
-@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
-def test_a_sweep_explains_itself_and_plans_without_skipping(
-    file: Path, request: pytest.FixtureRequest
-) -> None:
-    sweep = spec.load(file)
-    assert sweep.name == file.stem
-    assert not sweep.notes, "a shipped sweep has no duplicates and no idle exclusions"
-    head = file.read_text().split("\nname:")[0]
+# What all of them keep to --------------------------------------------------------------------
+
+
+@of(*FILES)
+def test_a_sweep_plans_without_skipping(plan):
+    name = plan.sweep.name
+    assert not plan.skipped
+    assert plan.missing == (DIGESTS[name][0] if name in SHIPPED else len(plan.cells))
+    assert all(cell.step_size > 0 for cell in plan.cells)
+    assert all("rule of thumb, no theorem" in note for note in plan.notes)
+    if name in SHIPPED:
+        assert not plan.sweep.notes, "no duplicates and no idle exclusions"
+        assert len(plan.notes) == (name in ("ring", "lead"))  # methods without a server
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_sweep_asks_a_question_and_says_where_it_comes_from(name):
+    assert loaded(name).name == FILES[name].stem
+    head = FILES[name].read_text().split("\nname:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert head.splitlines()[0].endswith("?"), "the first line is the question it answers"
-    assert "2 cores" in head, "say how long it takes"
-    plan = plan_of(file, request)
-    assert plan.missing == DIGESTS[file.stem][0]
-    assert not plan.skipped
-    thumbs = [note for note in plan.notes if "rule of thumb, no theorem" in note]
-    assert len(thumbs) == (file.stem in ("ring", "lead"))  # methods without a server
-    assert list(plan.notes) == thumbs
-    assert all(cell.step_size > 0 for cell in plan.cells)
+    assert ("2 cores" if name in SHIPPED else "Source:") in head
 
 
-def test_ef21_a9a_is_booked_as_the_authors_do(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "ef21_a9a.yaml", request)
-    assert spec.load(FOLDER / "ef21_a9a.yaml").accounting.as_dict() == {
-        "value_bits": 32,
-        "index_bits": "none",
-        "count_init": True,
-    }
-    (facts,) = plan.facts.values()
-    assert (facts["d"], facts["clients"]) == (123, 20)
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_the_published_scale_is_a_sweep_too(name):
+    what = find(name)
+    full = spec.load(what.sweep, sets=what.full).cells if what.full else loaded(name).cells
+    longest = max(cell.rounds for cell in loaded(name).cells)
+    assert max(cell.rounds for cell in full) >= longest * 0.8
 
 
-def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest) -> None:
-    sweep = spec.load(FOLDER / "marina_k.yaml")
-    steps = values(sweep, lambda c: (c.step.number, c.step.rule))
-    assert steps == {(m, "nonconvex") for m in (1.0, 8.0, 64.0, 256.0)} | {
-        (1.0, "paper"),
-        (1.0, "released"),
-    }
-    assert values(sweep, lambda c: c.problem.params["dataset"]) == {"mushrooms", "a9a", "w8a"}
-    assert values(sweep, lambda c: c.seed) == {0, 1, 2}
-    plan = plan_of(FOLDER / "marina_k.yaml", request)
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_every_side_of_a_claim_means_cells_that_are_planned(name, data_folder):
+    cells = pd.DataFrame(
+        {
+            "label": cell.label,
+            "algorithm": cell.cell.algorithm.name,
+            "compressor": cell.cell.compressor.name if cell.cell.compressor else None,
+            "k": cell.k,
+            "clients": cell.cell.problem.params.get("clients"),
+            "step_multiple": cell.cell.step.number,
+        }
+        for cell in planned(name).cells
+    ).astype(object)
+    for claim in find(name).claims:
+        for side in (claim.left, claim.right):
+            where = side.where.items() if isinstance(side, Side) else ()
+            wanted = {k: v if isinstance(v, list) else [v] for k, v in where if k in cells}
+            for key, values in wanted.items():
+                rest = cells
+                for other in wanted.keys() - {key}:
+                    rest = rest[rest[other].isin(wanted[other])]
+                missing = set(values) - set(rest[key])
+                assert not missing, f"{claim.name}: no cell with {key} = {missing}"
+
+
+@pytest.mark.parametrize("name", [name for name in REPRODUCED if find(name).spread == 0])
+def test_nothing_is_drawn_where_a_file_says_so(
+    name: str, data_folder: Path, tmp_path: Path
+) -> None:
+    sets = ["seed=[0, 1]", "rounds=3", *(["step_size.theory=16"] if name == "clag_tuned" else [])]
+    raybench.sweep(find(name).sweep, tmp_path / "out", sets=sets, inline=True)
+    curves = raybench.load(tmp_path / "out", params=True)
+    numbers = ["round", "bits_up", "loss", "grad_norm_sq"]
+    one, other = (
+        curves[curves["seed"] == seed].sort_values([*GROUP, "round"], kind="stable")[numbers]
+        for seed in (0, 1)
+    )
+    assert len(one) > 10
+    assert np.array_equal(one.to_numpy(), other.to_numpy())
+
+
+# The settings that they state ---------------------------------------------------------------
+
+
+def facts(plan: Plan, cell: Resolved) -> dict[str, Any]:
+    """Return what the plan holds of a cell's problem."""
+    return plan.facts[spec.model.canonical(cell.cell.problem.config())]
+
+
+@pytest.mark.parametrize(
+    ("plan", "numbers", "share"),
+    [("marina_k", 30_000, 0.05), ("marina_diana", 8_000, 0.09)],
+    indirect=["plan"],
+)
+def test_marina_and_diana_send_alike_at_every_k(plan, numbers, share):
     for cell in plan.cells:
-        facts = plan.facts[spec.model.canonical(cell.cell.problem.config())]
-        k, p = cell.k, cell.params.get("p", 0.0)
-        assert k is not None
-        values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)
-        assert values_sent == pytest.approx(30_000, rel=0.05), cell.label
+        p = cell.params.get("p", 0.0)
+        sent = cell.cell.rounds * (p * facts(plan, cell)["d"] + (1 - p) * cell.k)
+        assert sent == pytest.approx(numbers, rel=share), cell.label
+    rules = {(c.cell.algorithm.name, c.cell.step.number, c.cell.step.rule) for c in plan.cells}
+    for name in ("marina", "diana"):
+        assert {(name, 1.0, "paper"), (name, 1.0, "released"), (name, 64.0, "nonconvex")} <= rules
+    assert ("diana", 1.0, "nonconvex") in rules
 
 
-def test_multimodal_has_a_client_per_view(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "multimodal.yaml", request)
-    (facts,) = plan.facts.values()
-    assert (facts["clients"], facts["d"]) == (2, 10 * (128 + 10))
-    assert {cell.k for cell in plan.cells if cell.params.get("batch") == 100} == {
-        None,
-        50,
-        200,
-        1000,
-    }
+@of("ef21_a9a")
+def test_ef21_is_booked_as_its_authors_do(plan):
+    how = plan.sweep.accounting
+    assert (how.value_bits, how.index_bits, how.count_init) == (32, "none", True)
 
 
-def test_vertical_has_a_feature_per_client(request: pytest.FixtureRequest) -> None:
-    plan = plan_of(FOLDER / "vertical.yaml", request)
-    (facts,) = plan.facts.values()
-    assert facts["clients"] == facts["d"] == 112
-    assert '"message_dim": 6093' in facts["constants"]
+@of("multimodal", "vertical")
+def test_clients_hold_a_view_or_a_feature_each(plan):
+    (one,) = plan.facts.values()
+    if plan.sweep.name == "vertical":
+        assert one["clients"] == one["d"] == 112
+        assert '"message_dim": 6093' in one["constants"]
+    else:
+        assert (one["clients"], one["d"]) == (2, 10 * (128 + 10))
+        sent = {cell.k for cell in plan.cells if cell.params.get("batch") == 100}
+        assert sent == {None, 50, 200, 1000}
+
+
+@of("vr_marina_diana")
+def test_minibatches_are_one_per_cent_of_a_clients_rows(plan):
+    for cell in plan.cells:
+        rows = {"mushrooms": 8124, "a9a": 32561, "w8a": 49749}[cell.cell.problem.params["dataset"]]
+        assert cell.params["batch"] == rows // facts(plan, cell)["clients"] // 100 + 1
+
+
+@of("permk_hessian_variance")
+def test_all_operators_keep_a_clients_share(plan):
+    for cell in plan.cells:
+        one = facts(plan, cell)
+        if cell.k is not None:
+            assert cell.k * one["clients"] == one["d"]
+        if cell.cell.algorithm.name == "marina":
+            assert cell.params["p"] == pytest.approx(1 / one["clients"])
+
+
+@of("multimodal_forward")
+def test_forward_compression_keeps_the_shares_of_the_source(plan):
+    shares = {c.k / 1000 for c in plan.cells if c.params.get("batch") == 100 and c.k is not None}
+    for share, parts in zip(sorted(shares), (50, 100, 500, 768), strict=True):
+        assert share == pytest.approx(parts / 768, abs=0.002)
+
+
+# Scripts --------------------------------------------------------------------------------------
+
+
+def script(name: str) -> ModuleType:
+    result = importlib.util.spec_from_file_location(
+        f"paper_{name}", FOLDER / "paper" / f"{name}.py"
+    )
+    assert result is not None
+    assert result.loader is not None
+    module = importlib.util.module_from_spec(result)
+    result.loader.exec_module(module)
+    return module
+
+
+def test_three_quadratics_have_the_gradients_and_constants_that_they_state():
+    load_plugin(FOLDER / "paper" / "three_quadratics.py")
+    problem = lookup("problem", "three_quadratics").target()
+    x = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64, requires_grad=True)
+    hessians = []
+    for i in range(3):
+        value = problem.f_i(i, x).sum()
+        (slope,) = torch.autograd.grad(value, x)
+        assert torch.allclose(slope, problem.grad_i(i, x))
+        unit = torch.eye(3, dtype=torch.float64)
+        hessians.append(problem.grad_i(i, unit).detach().numpy())
+    assert np.linalg.eigvalsh(hessians).max(-1) == pytest.approx(problem.L_i)
+    of_mean = np.linalg.eigvalsh(np.mean(hessians, axis=0))
+    assert of_mean == pytest.approx([problem.mu, problem.L, problem.L])
+
+
+def test_the_classes_of_gradient_descent_promise_what_the_theorems_say():
+    classes = script("cgd_rates").classes
+    assert classes({"name": "top_k", "k": 5}, 100)["B3"] == pytest.approx((1, 0.05))
+    natural = classes({"name": "natural"}, 100)
+    assert natural["B1"] == pytest.approx((8 / 9, 64 / 81))
+    assert natural["B2"] == natural["B3"] == pytest.approx((8 / 9, 8 / 9))
+    rand_k = {"name": "as_contractive", "of": "rand_k:k=5"}
+    assert classes(rand_k, 100)["B3"] == pytest.approx((1, 0.05))
+
+
+def test_rates_are_slopes_of_the_logarithm():
+    """Gradient descent with step 1/(2L) on one quadratic: in the end f - f* shrinks by (1 - mu/(2L))^2 a round."""
+    rates = script("cgd_rates").rates
+    problem = {"name": "quadratic", "dim": 5, "clients": 1, "mu": 0.1}
+    result = rates(problem, {"name": "identity"}, [0.5], 200)
+    mu, L = result["mu"].iloc[0], result["L"].iloc[0]
+    late = -2 * np.log1p(-mu / (2 * L))
+    assert result["rate"].to_numpy() == pytest.approx(late, rel=0.01)
+    assert (result["whole"] > result["rate"]).all()
+
+
+def test_savings_have_a_row_per_law_dimension_and_k():
+    rows = script("top_k_savings").measure(full=False)
+    uniform = rows[(rows["law"] == "uniform") & (rows["kind"] == "saving")]
+    assert uniform["saving"].to_numpy() == pytest.approx(3, rel=0.05)
+    left = rows[rows["kind"] == "residual"]
+    assert left["saving"].to_numpy() == pytest.approx((1 - left["left"]) * left["d"] / left["k"])
+
+
+@pytest.mark.parametrize(("power", "holds"), [(1, False), (1.5, False), (2, True), (2.3, False)])
+def test_another_law_of_the_savings_disagrees(power: float, holds: bool) -> None:
+    what = find("top_k_savings")
+    names = {"exponential_log_squared", "exponential_grows"}
+    laws = [claim for claim in what.claims if claim.name in names]
+    assert len(laws) == 2
+    d = np.array([100, 1000, 10_000, 100_000])
+    saving = 0.5 * np.log(d) ** power
+    rows = pd.DataFrame({"kind": "saving", "law": "exponential", "d": d, "saving": saving})
+    rows["per_log_squared"] = saving / np.log(d) ** 2
+    result = Evidence(rows, pd.DataFrame(), "made up")
+    words = {verdict.word for verdict in judge(replace(what, claims=tuple(laws)), result)}
+    assert (words == {AGREES}) == holds
