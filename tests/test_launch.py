@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, follow, launcher, stage, states
+from raybench.cluster import file, hosts, launcher, stage, states
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
@@ -76,7 +76,7 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
         ({"metadata": {"prices": {"as_off": "2026-11-01"}}}, "did you mean as_of"),
         ({"metadata": {"prices": {"as_of": "2026-13-01"}}}, "2026-13-01"),
         ({"metadata": {"idle_minute": 3}}, "idle_minutes"),
-        ({"metadata": {"idle_minutes": -1}}, "is no amount"),
+        ({"metadata": {"idle_minutes": -1}}, "-1 is less than the minimum"),
         ({"metadata": {"cpus": {"larg": 3}}}, "large"),
         (
             {"metadata": {"prices": {"as_of": "2026-11-01", "per_hour": {"head": {"list": 1}}}}},
@@ -233,20 +233,18 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
     """The last state that is reached is found by any process, and a new launch begins anew."""
     one = Launch(tmp_path / "r")
     assert one.reached("up") is None
-    assert one.state == "ordered"
+    assert one.state == "down"
     with pytest.raises(InputError, match="holds no launch"):
         Launch.of(tmp_path / "r")
-    one.begin({"name": "far"})
-    first = one.ordered()["id"]
+    one.amend(**one.begin())
+    first = one.order()["id"]
     assert one.state == "ordered"
     for state in STATES:
         one.reach(state, fact=1)
         assert Launch.of(tmp_path / "r").state == state
-    one.leave("down", "fetched")
-    assert one.state == "running"
-    one.begin({"name": "far"})
+    one.amend(**one.begin())
     assert one.state == "ordered"
-    assert one.ordered()["id"] != first
+    assert one.order()["id"] != first
     assert not (states.launches() / first).exists()
     assert [path.name for path in one.results.iterdir()] == ["launch"]
     assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
@@ -300,7 +298,7 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     facts = {"deadline": time.time() + 3600, "per_hour": 2.0, "currency": "EUR"}
     first, second, third = (Launch(tmp_path / name) for name in "abc")
     for name, record in {"one": first, "two": second, "three": third}.items():
-        record.begin({"name": name, **facts})
+        record.amend(**record.begin(), name=name, **facts)
     first.amend(began=time.time() - 1800)
     first.reach("up")
     (second.folder / "order.json").write_text('{"name": ')
@@ -395,8 +393,8 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
     mounts = {"/home/ubuntu/raybench-launch/": "dist/", "/x": "/y"}
     more = {"initialization_commands": ["true"], "file_mounts": mounts}
     rented = cluster(tmp_path, **starts, **more)
-    assert launcher.python_of(rented) == "~/v/bin/python"
-    given = ("c-1", tmp_path / "stage", "~/v/bin/python", "take it", time.time() + 7200)
+    assert rented.python == "~/v/bin/python"
+    given = ("c-1", tmp_path / "stage", "take it", time.time() + 7200)
     made = launcher.rendered(rented, *given)
     assert made["cluster_name"] == "c-1"
     there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
@@ -466,8 +464,8 @@ class Leased:
         }.items():
             (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
             (home / "bin" / name).chmod(0o755)
-        hosts = ("10.0.0.1",) if kind == "own" else ()
-        self.cluster = file.ClusterFile(Path("c"), {}, hosts=hosts, idle_minutes=minutes)
+        own = ("10.0.0.1",) if kind == "own" else ()
+        self.cluster = file.ClusterFile(Path("c"), {}, hosts=own, idle_minutes=minutes)
 
     def run(self, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command on it, as over ssh."""
@@ -587,7 +585,7 @@ def test_a_machine_of_ones_own_is_freed_and_stays(tmp_path: Path) -> None:
 class Here(Host):
     """This machine in place of a host: a shell runs what ssh would, called by us or by rsync."""
 
-    def ssh(self, *options: str) -> list[str]:
+    def ssh(self) -> list[str]:
         """A shell in place of ssh, to which a login and a command are given."""
         return ["sh", "-c", 'test "$1" != -l || shift 2; shift; eval "$*"', "sh"]
 
@@ -618,11 +616,11 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace)
-            follow.fetch(HERE, home, str(tmp_path), str(far))
+            hosts.fetch(HERE, home, str(tmp_path), str(far))
         if list(home.glob("cells/*")):
             half, cells = store.load(home), store.cells(home)
             assert set(cells["cell"]) == set(half["cell"])
-        follow.fetch(HERE, home, str(tmp_path), str(far))
+        hosts.fetch(HERE, home, str(tmp_path), str(far))
         got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
         assert not store.Store(home).repair()
@@ -654,15 +652,15 @@ def test_what_is_home_does_not_travel_again(
         return real(source, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    assert hosts.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
     assert travelled == shards[::-1]
     assert {p.name for p in home.rglob("*") if p.is_file()} == {"cells.json", "a.parquet"}
     travelled.clear()
-    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    assert hosts.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
     assert travelled == []
     (far / "plan/cells.json").write_text("PLAN/cells.json")  # as many bytes, in the same second
     (home / "cells/a.parquet").unlink()
-    follow.fetch(HERE, home, str(tmp_path), str(far))
+    hosts.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == ["plan/cells.json", "cells/a.parquet"]
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
@@ -675,14 +673,12 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     (far / "sweep.yaml").write_text("name: another\n")
     (far / "cells/a.parquet").write_text("foreign")
     for use in (
-        lambda: follow.send(HERE, home, str(far)),
-        lambda: follow.fetch(HERE, home, str(tmp_path), str(far)),
+        lambda: hosts.send(HERE, home, str(far)),
+        lambda: hosts.fetch(HERE, home, str(tmp_path), str(far)),
     ):
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
     assert not [path for path in home.rglob("*") if path.is_file()]
-    one, other = (launcher.kept_there(file.ClusterFile(Path(), {}), k) for k in ("a", "b"))
-    assert one != other, "no two launches share a folder"
 
 
 def test_what_a_job_tells(tmp_path: Path) -> None:
@@ -690,22 +686,22 @@ def test_what_a_job_tells(tmp_path: Path) -> None:
     job, home = tmp_path / "kept/job", tmp_path / "home"
     job.mkdir(parents=True)
 
-    def told() -> follow.Told:
-        said = follow.fetch(HERE, home, str(job), "")
+    def told() -> hosts.Told:
+        said = hosts.fetch(HERE, home, str(job), "")
         assert list(home.iterdir()) == []
         return said
 
-    assert told() == follow.Told()
+    assert told() == hosts.Told()
     (job / "progress.json").write_text('{"now": {}}')
     (job / "driver.pid").write_text(f"{os.getpid()}\n")
-    assert told() == follow.Told({"now": {}})
+    assert told() == hosts.Told({"now": {}})
     (job / "ended").write_text("3\n")
     assert told().code == 3
     (job / "ended").unlink()
     (job / "driver.pid").write_text(f"{2**22 + 1}\n")
     assert told().code == 137
     (job / "progress.json").write_text('{"now": ')
-    assert told() == follow.Told({}, 137)
+    assert told() == hosts.Told({}, 137)
 
 
 # -- Kubernetes --------------------------------------------------------------------------------

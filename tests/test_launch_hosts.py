@@ -35,7 +35,7 @@ cluster_name: bench
 provider: {{type: local, head_ip: HEAD, worker_ips: [WORKER]}}
 auth: {{ssh_user: root, ssh_private_key: KEY}}
 idle_timeout_minutes: 60
-metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 0.5}}
+metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 2}}
 setup_commands:
   - test -x ~/venv/bin/python || {sys.prefix}/bin/python -m venv --without-pip ~/venv
   - printf '{SITES}\\n' > ~/venv/{LIB}/leaning.pth
@@ -220,7 +220,7 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     written(tmp_path, bench, 300)
     run = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
-    wait_for(lambda: record.order() is not None and record.place("cluster.yaml").exists(), run)
+    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
     # of the first 40 s: hosts are set up, Ray is started, the sweep runs, it has ended
     seconds = random.Random(moment).uniform(moment, moment + 1) * 40 / MOMENTS
     time.sleep(seconds)
@@ -248,7 +248,7 @@ def test_a_killed_launcher_and_a_killed_host(bench: Hosts, here: Path, tmp_path:
     first = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
     wait_for(lambda: record.reached("running") is not None, first)
-    out = record.ordered()["out"]
+    out = record.order()["out"]
     wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true").stdout, first)
     first.send_signal(signal.SIGKILL)
     first.wait()

@@ -15,10 +15,10 @@ from cli_kit import cli
 
 import raybench
 from raybench import spec, store
-from raybench.cluster import begin, file, steps
-from raybench.cluster.follow import Told
-from raybench.cluster.hosts import Host, Unreachable
+from raybench.cluster import file, steps
+from raybench.cluster.hosts import Host, Told, Unreachable
 from raybench.cluster.launcher import LaunchFailed
+from raybench.cluster.price import offer
 from raybench.cluster.states import Launch
 from raybench.cluster.steps import HeadLost, NotDown, Steps
 
@@ -146,16 +146,16 @@ def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
     cluster = file.read(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
-    _, cost = begin.offer(sweep, cluster, launch.results, "", 12.0, None)
-    begin.order(launch, sweep, cluster, cost, [], "", False)
-    said = launch.ordered()
+    _, cost = offer(sweep, cluster, launch.results, "", 12.0, None)
+    steps.order(launch, sweep, cluster, cost, [], "", False)
+    said = launch.order()
     launch.amend(**{key: said[key] - 3600 * began for key in ("began", "deadline")})
     return launch
 
 
 def through(launch: Launch) -> int:
     """Take all steps, as a process that was just started does."""
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     one.submit()
     code = one.follow()
@@ -172,6 +172,7 @@ def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
     count = len(world.did)
     assert count >= 12
     want = store.load(str(launch.results))
+    kept = {launch.order()["kept"]}
     for number in range(count):
         home = world.home / f"{before}-{number}"
         home.mkdir()
@@ -187,7 +188,9 @@ def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
         assert not world.alive, number
         assert not world.leased, number
         assert len(world.jobs) <= 1, number
+        kept.add(launch.order()["kept"])
         assert store.load(str(launch.results)).equals(want), number
+    assert len(kept) == count + 1, "no two launches share a folder on the head"
 
 
 def test_down_from_every_state(world: World) -> None:
@@ -196,13 +199,13 @@ def test_down_from_every_state(world: World) -> None:
         home = world.home / str(most)
         home.mkdir()
         launch = ordered(home)
-        one = Steps(launch, say=lambda text: None)
+        one = Steps(launch)
         for step in (one.up, one.submit, one.follow)[:most]:
             step()
-        sure = Steps(launch, say=lambda text: None).down()
+        sure = Steps(launch).down()
         assert not world.alive
         assert launch.state == "down"
-        assert Steps(launch, say=lambda text: None).down() == sure
+        assert Steps(launch).down() == sure
         assert not (launch.place("stage") / "token").exists()
 
 
@@ -257,7 +260,7 @@ def test_the_follower_ends_the_cluster_when_its_hours_are_over(world: World) -> 
 def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> None:
     """After a quarter of an hour, while the provider still has it; at once where the provider has no node any more."""
     launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     one.submit()
     world.gone = ("10.0.0.1",)
@@ -268,7 +271,7 @@ def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> N
     assert not world.alive
     (world.home / "next").mkdir()
     world.gone, launch = (), ordered(world.home / "next", RENTED)
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     one.submit()
     world.gone, world.alive, world.did = ("10.0.0.1",), False, []
@@ -287,7 +290,7 @@ def test_a_follower_without_a_network_waits(world: World, monkeypatch: pytest.Mo
         raise LaunchFailed("no route to the provider")
 
     launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     one.submit()
     world.gone = ("10.0.0.1",)
@@ -317,7 +320,7 @@ def test_results_that_cannot_be_fetched_keep_a_rented_head(
 def test_a_host_that_is_gone_is_not_called_down(world: World) -> None:
     """A machine that does not answer may still run: it is named, and the launch is not down."""
     launch = ordered(world.home)
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     world.gone = ("10.0.0.2",)
     with pytest.raises(NotDown, match=r"10\.0\.0\.2"):
@@ -361,7 +364,7 @@ def test_a_provider_that_still_has_nodes(world: World, monkeypatch: pytest.Monke
     """``ray down`` that says all is well proves nothing: the provider is asked, and its nodes are named."""
     monkeypatch.setattr(steps, "GONE_SECONDS", 0.0)
     launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     nodes = ["i-123"]
     monkeypatch.setattr(steps.launcher, "alive", lambda *a: nodes)

@@ -61,9 +61,10 @@ def launch(
     `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
-    from raybench.cluster import begin
     from raybench.cluster import file as files
+    from raybench.cluster.price import offer
     from raybench.cluster.states import Launch
+    from raybench.cluster.steps import order
 
     if file == "ls":
         _list()
@@ -73,16 +74,14 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
-    nodes = files.read(cluster)
-    record = Launch(folder)
-    state = "down" if record.order() is None else record.state
-    if state not in ("fetched", "down"):
+    nodes, record = files.read(cluster), Launch(folder)
+    if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if state == "fetched":  # its cluster was kept, and its hours go on
-        max_hours = min(max_hours, (float(record.ordered()["deadline"]) - time.time()) / 3600)
+    if record.state == "fetched":  # its cluster was kept, and its hours go on
+        max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
-    plan, cost = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    plan, cost = offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
     _show_offer(plan, cost, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
@@ -93,7 +92,7 @@ def launch(
         raise InputError.of("launch", "nobody is there to say yes", "give --yes")
     if not yes and not typer.confirm("Start it?", default=False):
         raise typer.Exit(0)
-    begin.order(record, sweep, nodes, cost, flags, remote, keep, notify)
+    order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
@@ -143,69 +142,64 @@ def down(
     Exit code 1 if something is left, or may be.
     """
     from raybench.cluster.states import Launch
+    from raybench.cluster.steps import Steps
     from raybench.store import Store
 
     record = Launch.of(folder)
     with Store(record.results).held():
-        raise typer.Exit(_ended(_steps(record), fetch))
+        raise typer.Exit(_ended(Steps(record), fetch))
 
 
 def logs(folder: Which) -> None:
     """Print what a launched sweep has said on its cluster."""
     from raybench.cluster.states import Launch
+    from raybench.cluster.steps import Steps
 
-    said = _steps(Launch.of(folder)).log()
+    said = Steps(Launch.of(folder)).log()
     if not said:
         note("nothing was heard of it yet")
     print(said, end="")
 
 
 def _go_on(record: Launch, keep: bool) -> int:
-    """Take the steps that are left of a launch, as the only process that does; return the exit code."""
+    """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code.
+
+    Takes the steps that are left, as the only process that does.
+    """
+    from raybench.cluster.steps import HeadLost, Steps
     from raybench.store import Store
 
     ended = record.reached("down")
     if ended is not None:
         note(f"this launch is down: {'; '.join(ended['sure'])}")
         return 0
-    steps = _steps(record)
+    code, stays, away, lost = 1, False, False, False
     with Store(record.results).held():
-        return _to_the_end(steps, keep or bool(steps.order.get("keep")))
-
-
-def _to_the_end(steps: Steps, keep: bool) -> int:
-    """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
-    from raybench.cluster.steps import HeadLost, progress
-
-    record, code, stays, away, lost = steps.launch, 1, False, False, False
-    try:
-        with steps.pushing():
+        steps = Steps(record)
+        try:
             steps.up()
             steps.submit()
-            with progress(steps):
-                code = steps.follow()
-        stays = keep
-        _close(steps, code)
-    except KeyboardInterrupt:
-        stays = away = True
-        if record.reached("submitted") is not None:
-            note("the sweep goes on there, and its cluster ends by itself when its hours are over")
-        where = record.results
-        note(f"raybench attach {where} follows it again, raybench down {where} ends it")
-        raise
-    except HeadLost as error:
-        lost = True
-        complain([str(error)])
-    except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
-        complain([str(error)])
-    finally:
-        if stays:
-            ends = _clock(steps.order.get("deadline"))
-            note(f"the cluster stays up until raybench down {record.results}, {ends} at the latest")
-        else:
-            code = _ended(steps, lost=lost) or code
-        if not away:
-            _notify(steps, code)
+            code = steps.follow()
+            stays = keep or steps.order["keep"]
+            _close(steps, code)
+        except KeyboardInterrupt:
+            stays = away = True
+            if record.reached("submitted") is not None:
+                note("the sweep goes on there; its cluster ends by itself when its hours are over")
+            where = record.results
+            note(f"raybench attach {where} follows it again, raybench down {where} ends it")
+            raise
+        except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
+            lost = isinstance(error, HeadLost)
+            complain([str(error)])
+        finally:
+            if stays:
+                ends, end = _clock(steps.order["deadline"]), f"raybench down {record.results}"
+                note(f"the cluster stays up until {end}, {ends} at the latest")
+            else:
+                code = _ended(steps, lost=lost) or code
+            if not away:
+                _notify(steps, code)
     return code
 
 
@@ -215,12 +209,12 @@ def _notify(steps: Steps, code: int) -> None:
 
     from raybench.cluster.price import spent
 
-    facts = steps.launch.ordered()
+    facts = steps.launch.order()
     up = "" if steps.launch.state == "down" else ", its cluster is up"
-    where = facts.get("remote_out") or steps.launch.results
+    where = facts["remote_out"] or steps.launch.results
     line = f"{facts['name']}: exit code {code}, cost {spent(facts)}{up}, results in {where}"
     note(line)
-    if facts.get("notify"):
+    if facts["notify"]:
         with suppress(OSError):
             subprocess.run(facts["notify"], shell=True, input=f"{line}\n", text=True, check=False)
 
@@ -230,7 +224,7 @@ def _close(steps: Steps, code: int) -> None:
     from raybench import report, store
     from raybench.analysis import frames
 
-    folder = str(steps.order.get("remote_out") or steps.launch.results)
+    folder = str(steps.order["remote_out"] or steps.launch.results)
     if code:
         said = steps.log().rstrip().splitlines()[-12:]
         note(f"the sweep ended with exit code {code}; its last lines:", *said)
@@ -263,12 +257,6 @@ def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
     return 0
 
 
-def _steps(record: Launch) -> Steps:
-    from raybench.cluster.steps import Steps
-
-    return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
-
-
 def _show_offer(
     plan: Plan, cost: Price, cluster: ClusterFile, results: str, record: Launch
 ) -> None:
@@ -286,7 +274,7 @@ def _show_offer(
         slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
     batches = count(len(plan.batches), "batch", "batches")
     ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
-    if cluster.own_machines or "://" in results:
+    if cluster.hosts or "://" in results:
         ends += f", or {duration(cluster.lease)} after anything runs"
     else:
         ends += "; what is not fetched by then is lost"
@@ -299,7 +287,7 @@ def _show_offer(
         ("ends", ends),
         ("results", results),
     ]
-    if record.order() is not None and record.state == "fetched":
+    if record.state == "fetched":
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 
@@ -308,7 +296,7 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
     from raybench.cluster.price import money
 
-    if cluster.own_machines:
+    if cluster.hosts:
         return [("cost", "your own machines")]
     if cost.cost is None or cost.most is None:
         bare = ", ".join(n.machine or n.name for n in cluster.unpriced)

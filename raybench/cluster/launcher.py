@@ -22,9 +22,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.file import ClusterFile
+from raybench.cluster.file import THERE, ClusterFile
 from raybench.cluster.hosts import Host
-from raybench.cluster.stage import LEASE, THERE, TOKEN
+from raybench.cluster.stage import LEASE, TOKEN
 from raybench.core.errors import InputError
 
 QUIET = {
@@ -51,10 +51,6 @@ m=$((({deadline} - $(date +%s)) / 60))
 [ $m -le {most} ] || m={most}
 shutdown --no-wall -h +$((m > 1 ? m : 1))
 """
-PLAIN = {  # how Ray is started where the cluster file does not say
-    "head": "--head --port=6379 --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
-    "worker": "--address=$RAY_HEAD_IP:6379",
-}
 SSM = "resolve:ssm:"  # in place of an image's id: a name that Amazon's parameter store knows
 
 
@@ -65,29 +61,19 @@ class LaunchFailed(RuntimeError):
 # What it is given ----------------------------------------------------------------------------
 
 
-def folder_there(cluster: ClusterFile) -> str:
-    """Return where the stage lies on every host. Absolute: the head hands the path on, and expands no ``~``."""
-    return f"{cluster.home}/{THERE}"
-
-
-def kept_there(cluster: ClusterFile, launch: str) -> str:
-    """Return the folder on the head for what one launch leaves: its jobs' words, and results. No two launches share it."""
-    return f"{folder_there(cluster)}-results/{launch}"
-
-
 def token(cluster: ClusterFile) -> str:
     """Return the command by which what follows shows the launch's token, and is known as the launch's.
 
     Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables that say whose they are.
     """
-    path = f"{folder_there(cluster)}/{TOKEN}"
+    path = f"{cluster.there}/{TOKEN}"
     return f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={path}"
 
 
 def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> str:
     """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
-    kind = "own" if cluster.own_machines else "rented"
+    kind = "own" if cluster.hosts else "rented"
     words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
     return (
         f"f=$(mktemp) && echo {script} | base64 -d >$f && sh $f take {shlex.join(words)}; c=$?; rm -f $f; "
@@ -96,7 +82,7 @@ def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> st
 
 
 def rendered(
-    cluster: ClusterFile, name: str, stage: Path, python: str, take: str, deadline: float
+    cluster: ClusterFile, name: str, stage: Path, take: str, deadline: float
 ) -> dict[str, Any]:
     """Return the configuration of one launch, whose cluster is called ``name``.
 
@@ -105,25 +91,16 @@ def rendered(
     """
     config = deepcopy(dict(cluster.config))
     config["cluster_name"] = name
-    there = folder_there(cluster)
-    mounts: Mapping[str, str] = config.get("file_mounts") or {}
-    more = {to: source for to, source in mounts.items() if Path(to).name != THERE}
-    config["file_mounts"] = {**more, there: str(stage)}
-    config["initialization_commands"] = [take, *(config.get("initialization_commands") or ())]
-    ray = f"{python} -m ray.scripts.scripts"
-    for kind in PLAIN:
-        key = f"{kind}_start_ray_commands"
-        commands = config.get(key) or [f"{ray} stop", f"{ray} start {PLAIN[kind]}"]
-        config[key] = [
-            f"{LEASE} push || exit 1; {token(cluster)}; {command}" for command in commands
-        ]
-    serve = f"{LEASE} serve"
-    config["worker_start_ray_commands"].append(
-        f"setsid nohup {serve} >/dev/null 2>&1 </dev/null & sleep 0.1"
-    )
-    for node in (config.get("available_node_types") or {}).values():
-        if node.get("initialization_commands"):
+    mounts = {to: source for to, source in config["file_mounts"].items() if Path(to).name != THERE}
+    config["file_mounts"] = {**mounts, cluster.there: str(stage)}
+    for node in (config, *config["available_node_types"].values()):
+        if node is config or node.get("initialization_commands"):
             node["initialization_commands"] = [take, *node["initialization_commands"]]
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        config[key] = [f"{LEASE} push || exit 1; {token(cluster)}; {line}" for line in config[key]]
+    serve = f"setsid nohup {LEASE} serve >/dev/null 2>&1 </dev/null & sleep 0.1"
+    config["worker_start_ray_commands"].append(serve)
+    for node in config["available_node_types"].values():
         _ending_by_itself(config["provider"], node.get("node_config") or {}, cluster, deadline)
     return config
 
@@ -161,15 +138,6 @@ def image_id(parameter: str, region: str) -> str:
         raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
 
 
-def python_of(cluster: ClusterFile) -> str:
-    """Return the interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
-    for command in cluster.config.get("head_start_ray_commands") or ():
-        beside = re.search(r"([^\s;&|]*/)?ray\s+start\b", str(command))
-        if beside:
-            return f"{beside[1]}python" if beside[1] else "python3"
-    return "python3"
-
-
 # The programs --------------------------------------------------------------------------------
 
 
@@ -186,14 +154,7 @@ def down(config: Path, log: Path, env: dict[str, str]) -> None:
 def head(config: Path, env: dict[str, str], known_hosts: str) -> Host:
     """Return the head of a cluster that is up. Raises LaunchFailed where the provider knows none."""
     said = _facts(config, "head", env)
-    return reached(str(said["head"]), said["auth"], known_hosts)
-
-
-def reached(address: str, auth: Mapping[str, Any], known_hosts: str = "/dev/null") -> Host:
-    """Return a host as it is reached from here, by what a cluster file says under ``auth``."""
-    key = os.path.expanduser(str(auth.get("ssh_private_key") or ""))
-    proxy = str(auth.get("ssh_proxy_command") or "")
-    return Host(address, str(auth.get("ssh_user", "root")), key, proxy, known_hosts)
+    return Host.of(str(said["head"]), said["auth"], known_hosts)
 
 
 def alive(config: Path, env: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a launch would take: hours, and what the cluster's nodes cost meanwhile."""
+"""What a launch would take: cells, hours, and what the cluster's nodes cost meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raybench.cluster.file import OWN, ClusterFile, NodeType
 from raybench.core.errors import InputError
+from raybench.execution.costs import admit, estimate
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.run import Options
+from raybench.execution.search import Best
+from raybench.spec import Sweep
 from raybench.spec.model import Resources
+from raybench.store import Store
+from raybench.store.files import check_reachable
 
 START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; paid for, too
 
@@ -36,6 +44,41 @@ class Price:
     def most(self) -> float | None:
         """What the dearest cluster costs until it ends by itself."""
         return None if self.per_hour is None else self.per_hour * self.most_hours
+
+
+def offer(
+    sweep: Sweep,
+    cluster: ClusterFile,
+    results: Path,
+    remote: str,
+    max_hours: float,
+    max_cost: float | None,
+    retry_failed: bool = False,
+    best: Best | None = None,
+) -> tuple[Plan, Price]:
+    """Return the plan of what a results folder lacks, and its price on a cluster.
+
+    remote: the folder's URL where it is not on this machine. best: judges the steps of a sweep that searches.
+
+    The work is estimated from the first rounds of each method, here; that of a search is what it takes at most.
+    Raises InputError as planning and ``price`` do.
+    """
+    check_reachable(remote or results, processes=True)
+    store = Store(remote or results)
+    store.claim(sweep.text, write=False)
+    plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
+    admit(plan, store.folder)
+    low = high = 0.0
+    if plan.batches:
+        options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
+        tried = estimate(plan.batches, options)
+        work = {batch.name: plan.work(batch) for batch in plan.batches}
+        more = sum(work.values()) / max(sum(work[name] for name in tried), 1e-30) * plan.ahead
+        low = more * sum(e.seconds * e.spread[0] for e in tried.values())
+        high = more * sum(e.seconds * e.spread[1] for e in tried.values())
+    asked = plan.sweep.resources
+    cost = price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
+    return plan, cost
 
 
 def price(
@@ -68,7 +111,7 @@ def price(
     counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
     usual = sum(n.price * count for n, count in zip(cluster.nodes, counts) if count)
     listed = _dearest(cluster, holds)
-    start = 0.02 if cluster.own_machines else START_HOURS
+    start = 0.02 if cluster.hosts else START_HOURS
     at_once = 3600 * max(1, min(slots or 1, batches))
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
     cost = None if math.isinf(usual) else (usual * hours[0], usual * hours[1])
@@ -107,7 +150,9 @@ def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> float:
     Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
     ``max_workers`` besides the head.
     """
-    left = max(0, cluster.max_workers - sum(node.fewest for node in cluster.nodes[1:]))
+    left = max(
+        0, cluster.config.get("max_workers", 0) - sum(node.fewest for node in cluster.nodes[1:])
+    )
     price = sum(node.listed * node.fewest for node in cluster.nodes if node.fewest)
     more = [node for node, held in zip(cluster.nodes, holds) if held != 0]
     for node in sorted(more, key=lambda node: -node.listed):

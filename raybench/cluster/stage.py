@@ -19,7 +19,6 @@ from raybench.core.errors import InputError
 from raybench.data import catalogue
 from raybench.spec import Sweep
 
-THERE = "raybench-launch"  # the folder on every host, in the home of the user who runs Ray
 TOKEN, PROGRESS, ENDED, PID, LOG = "token", "progress.json", "ended", "driver.pid", "job.log"
 LEASE = 'sh "$HOME/.raybench-lease/lease.sh"'
 MOST_BYTES = 8 << 30
@@ -48,18 +47,8 @@ def job(
     folder: what it tells lies there. out: where its results go. flags: of ``raybench sweep``. python: the interpreter there.
     lease: ``push`` while it runs, or ``hold`` until its results are fetched.
     """
-    words = [
-        python,
-        "-m",
-        "raybench",
-        "sweep",
-        "sweep.yaml",
-        "--out",
-        out,
-        "--address",
-        "auto",
-        *flags,
-    ]
+    words = f"{python} -m raybench sweep sweep.yaml --address auto --out".split()
+    words += [out, *flags]
     command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in words)
     names = {"ended": ENDED, "pid": PID, "progress": PROGRESS, "log": LOG}
     leases = {"lease": f"{LEASE} {lease}", "push": f"{LEASE} push"}
