@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 UP = ["cluster.yaml", "cluster/gcp.yaml", "cluster/azure.yaml", "cluster/local.yaml"]  # `ray up`
 CLOUDS = UP[:3]
 OTHERS = ["cluster/kuberay.yaml", "cluster/slurm.sh", "cluster/sky.yaml"]
+SCRIPTS = ["cluster/slurm.sh", "raybench/cluster/lease.sh", "raybench/cluster/job.sh"]
 SPOT = {"head": False, "worker": True, "gpu": True}
 HEALTH = HEAD_ENVIRONMENT  # worst case: threshold * (period + timeout)
 
@@ -234,7 +235,7 @@ def test_skypilot_reads_the_task() -> None:
     assert task.num_nodes == 3
 
 
-@pytest.mark.parametrize("name", ["cluster/slurm.sh", "raybench/cluster/lease.sh", ".ci/run"])
+@pytest.mark.parametrize("name", [*SCRIPTS, ".ci/run"])
 def test_shell_scripts_are_clean(name: str) -> None:
     done = call(Path(sys.executable).with_name("shellcheck"), ROOT / name)
     assert done.returncode == 0, done.stdout

@@ -191,7 +191,8 @@ def test_images_are_looked_up_before_anything_is_started(
         monkeypatch.setenv(name, value)
     known = amazon.client("ssm").get_parameter(Name=KNOWN)["Parameter"]["Value"]
     cluster = file.read(str(tmp_path / "c.yaml"))
-    made = launcher.rendered(cluster, "c", tmp_path, "true", time.time() + 3600)
+    launcher.render(cluster, tmp_path, "c", "true", time.time() + 3600)
+    made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
     nodes = made["available_node_types"].values()
     assert {node["node_config"]["ImageId"] for node in nodes} == {known}
     with pytest.raises(InputError, match="ParameterNotFound"):

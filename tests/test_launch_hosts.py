@@ -185,7 +185,7 @@ def test_two_launches_after_each_other_share_nothing(
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
     run = launch(first, "--notify", "cat >said")
     record = Launch(first / "results/far")
-    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
+    wait_for(lambda: record.order() and (record.folder / "cluster.yaml").exists(), run)
     other = launch(second)  # which plans while the first one starts its cluster
     said, _ = other.communicate(timeout=300)
     assert other.returncode == 2, said
@@ -198,7 +198,7 @@ def test_two_launches_after_each_other_share_nothing(
     assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
     assert record.state == "down"
-    assert not (record.place("stage") / "token").exists()
+    assert not (record.folder / "stage/token").exists()
     run = launch(second)
     # a rank on each host: whatever they agree on crosses the link
     ranks = "ps -eo args | grep '[R]ayTrainWorker'; true"
@@ -220,7 +220,7 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     written(tmp_path, bench, 300)
     run = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
-    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
+    wait_for(lambda: record.order() and (record.folder / "cluster.yaml").exists(), run)
     # of the first 40 s: hosts are set up, Ray is started, the sweep runs, it has ended
     seconds = random.Random(moment).uniform(moment, moment + 1) * 40 / MOMENTS
     time.sleep(seconds)

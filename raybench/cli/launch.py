@@ -13,12 +13,12 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
+from raybench.cluster.states import Launch, begun, last_state
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.cluster.file import ClusterFile, NodeType
     from raybench.cluster.price import Price
-    from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
     from raybench.execution.plan import Plan
 
@@ -63,7 +63,6 @@ def launch(
     from raybench.analysis import BestSteps
     from raybench.cluster import file as files
     from raybench.cluster.price import offer
-    from raybench.cluster.states import Launch
     from raybench.cluster.steps import order
 
     if file == "ls":
@@ -99,7 +98,6 @@ def launch(
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
     from raybench.cluster.price import spent
-    from raybench.cluster.states import begun, last_state
 
     rows = []
     for key, facts in begun():
@@ -126,8 +124,6 @@ def attach(folder: Which, keep: Keep = False) -> None:
 
     Goes on from whatever state it is in: its own process may have been killed.
     """
-    from raybench.cluster.states import Launch
-
     raise typer.Exit(_go_on(Launch.of(folder), keep))
 
 
@@ -141,7 +137,6 @@ def down(
 
     Exit code 1 if something is left, or may be.
     """
-    from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
     from raybench.store import Store
 
@@ -152,7 +147,6 @@ def down(
 
 def logs(folder: Which) -> None:
     """Print what a launched sweep has said on its cluster."""
-    from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
 
     said = Steps(Launch.of(folder)).log()
@@ -299,9 +293,8 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     if cluster.hosts:
         return [("cost", "your own machines")]
     if cost.cost is None or cost.most is None:
-        bare = ", ".join(n.machine or n.name for n in cluster.unpriced)
-        where = cluster.region or "this region"
-        return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
+        bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
+        return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
     rows: list[tuple[str, object]] = [
         ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),

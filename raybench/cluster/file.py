@@ -73,9 +73,10 @@ class ClusterFile:
     priced: datetime.date | None = None
 
     @property
-    def unpriced(self) -> list[NodeType]:
-        """The nodes whose list price nobody has written down."""
-        return [node for node in self.nodes if not math.isfinite(node.listed)]
+    def unpriced(self) -> list[str]:
+        """The machines whose list price nobody has written down."""
+        bare = [node for node in self.nodes if node.most and not math.isfinite(node.listed)]
+        return list(dict.fromkeys(node.machine or node.name for node in bare))
 
     @property
     def ends_by_itself(self) -> bool:
@@ -108,9 +109,9 @@ class ClusterFile:
     def python(self) -> str:
         """The interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
         for command in self.config.get("head_start_ray_commands", ()):
-            beside = re.search(r"([^\s;&|]*/)?ray\s+start\b", str(command))
+            beside = re.search(r"([^\s;&|]*/)ray\s+start\b", command)
             if beside:
-                return f"{beside[1]}python" if beside[1] else "python3"
+                return f"{beside[1]}python".replace("~", str(Path(self.there).parent))
         return "python3"
 
 

@@ -122,11 +122,10 @@ ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what mak
 
 @dataclass(frozen=True)
 class Told:
-    """What the head told. code: the exit code of its sweep, None while that runs. shards: of cells, here."""
+    """What the head told. code: the exit code of its sweep, None while that runs."""
 
     progress: dict[str, Any] = field(default_factory=dict)
     code: int | None = None
-    shards: int = 0
 
 
 def send(host: Host, results: Path, out: str) -> None:
@@ -171,5 +170,4 @@ def fetch(host: Host, results: Path, job: str, out: str) -> Told:
                 (results / part).mkdir(exist_ok=True)
                 file.replace(results / part / file.name)
     shutil.rmtree(spare, ignore_errors=True)
-    shards = sum(1 for _ in (results / "cells").iterdir()) if out else 0
-    return Told(progress, int(end) if end.isdecimal() else None, shards)
+    return Told(progress, int(end) if end.isdecimal() else None)

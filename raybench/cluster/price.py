@@ -119,13 +119,15 @@ def price(
         if not cluster.ends_by_itself:
             what = "a machine of this provider that shuts itself down costs on until it is deleted"
             raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
-        if math.isinf(listed) or cost is None:
-            _refuse_unpriced(cluster)
-        elif cost[1] > max_cost:
+        if cluster.unpriced or cost is None:
+            place = f"{cluster.region or 'REGION'}: {{{cluster.unpriced[0]}: {{list: 1.23}}}}"
+            what = f"no price is known of {', '.join(cluster.unpriced)} in {cluster.region}"
+            fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, per_hour: {{{place}}}"
+            raise InputError.of("--max-cost", what, fix)
+        if cost[1] > max_cost:
             what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
-            raise InputError.of(
-                "--max-cost", what, "fewer cells (raybench plan shows which cost most)"
-            )
+            fix = "fewer cells (raybench plan shows which cost most)"
+            raise InputError.of("--max-cost", what, fix)
         if listed:
             max_hours = min(max_hours, max_cost / listed)
     if hours[1] > max_hours:
@@ -134,29 +136,17 @@ def price(
     return Price(seconds, slots, hours, cost, max_hours, None if math.isinf(listed) else listed)
 
 
-def _refuse_unpriced(cluster: ClusterFile) -> None:
-    """Raise InputError that says how the missing prices are given."""
-    bare = cluster.unpriced
-    names = ", ".join(dict.fromkeys(n.machine or n.name for n in bare))
-    where = f" in {cluster.region}" if cluster.region else ""
-    fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, "
-    fix += f"per_hour: {{{cluster.region or 'REGION'}: {{{bare[0].machine or 'MACHINE'}: {{list: 1.23}}}}}}"
-    raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
-
-
 def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> float:
     """Return the list price of an hour of the dearest nodes that may run, infinite where one has none.
 
     Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
     ``max_workers`` besides the head.
     """
-    left = max(
-        0, cluster.config.get("max_workers", 0) - sum(node.fewest for node in cluster.nodes[1:])
-    )
+    left = cluster.config["max_workers"] - sum(node.fewest for node in cluster.nodes[1:])
     price = sum(node.listed * node.fewest for node in cluster.nodes if node.fewest)
     more = [node for node, held in zip(cluster.nodes, holds) if held != 0]
     for node in sorted(more, key=lambda node: -node.listed):
-        added = min(node.most - node.fewest, left)
+        added = max(0, min(node.most - node.fewest, left))
         price += node.listed * added if added else 0.0
         left -= added
     return price

@@ -24,7 +24,6 @@ from raybench.core.errors import InputError
 STATES = ("up", "submitted", "running", "fetched", "down")
 NAME, ORDER = "launch", "order.json"  # NAME: of the file in the results folder
 ID = re.compile(r"[0-9a-f]{8}")
-LOG = "launcher.log"
 
 
 def launches() -> Path:
@@ -129,10 +128,6 @@ class Launch:
         """The last state that is reached; ``ordered`` before the first, ``down`` where nothing was launched."""
         order = self.order()
         return last_state(order) if order else "down"
-
-    def place(self, name: str) -> Path:
-        """Return the path of a file of this launch."""
-        return self.folder / name
 
 
 def last_state(facts: Mapping[str, Any]) -> str:

@@ -13,14 +13,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 
-import yaml
-
 from raybench.cluster import file, launcher, stage
 from raybench.cluster.file import ClusterFile
 from raybench.cluster.hosts import Host, Told, Unreachable, fetch, send
+from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
-from raybench.cluster.stage import ENDED, LEASE, LOG, PID, TOKEN
-from raybench.cluster.states import LOG as LAUNCHER_LOG
+from raybench.cluster.stage import ENDED, LEASE, LOG, PID
 from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
@@ -28,8 +26,9 @@ from raybench.runtime.progress import View
 from raybench.spec import Sweep
 from raybench.store import Store
 
+GIVEN = "given.yaml"  # in the folder of a launch: the cluster file, as it was when the launch began
 DASHBOARD_SECONDS = 120.0
-LOOK_EVERY, FETCH_EVERY = 5.0, 15.0  # seconds between two looks at the progress, and at results
+LOOK_EVERY = 10.0  # seconds between two looks at the head, which bring home what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
@@ -64,7 +63,7 @@ def order(
         facts = launch.begin()
         owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
         facts |= {"owner": owner, "deadline": time.time() + cost.most_hours * 3600}
-        launch.place("given.yaml").write_bytes(cluster.path.read_bytes())
+        (launch.folder / GIVEN).write_bytes(cluster.path.read_bytes())
     # a slash would break the Jobs API
     name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
     kept = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
@@ -72,8 +71,9 @@ def order(
     out, lease = remote_out or f"{kept}/{name}", "hold"
     if cluster.hosts or remote_out:
         lease = "push"
-    script = stage.job(f"{kept}/{job}", out, flags, cluster.python, lease)
-    stage.gather(launch.place("stage"), sweep, script)
+    command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
+    words = [f"{kept}/{job}", lease, *command, out, *flags]
+    stage.gather(launch.folder / STAGE, sweep, words)
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
@@ -86,18 +86,13 @@ class Steps:
     """The steps of one launch, which say on standard error what happens."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.order = launch, launch.order()
-        self.stage = launch.place("stage")  # what travels
-        self.config = launch.place("cluster.yaml")  # what Ray's launcher is given
-        self.log_file = launch.place(LAUNCHER_LOG)
-        # they show this launch's token to the cluster
-        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
+        self.launch, self.order, self.folder = launch, launch.order(), launch.folder
         self.job = f"{self.order['kept']}/{self.order['job']}"  # on the head: what the job tells
 
     @cached_property
     def cluster(self) -> ClusterFile:
         """The cluster file, as it was when the launch began."""
-        return file.read(str(self.launch.place("given.yaml")))
+        return file.read(str(self.folder / GIVEN))
 
     def head(self) -> Host:
         """Return the head. Raises HeadLost where the cluster was never up."""
@@ -119,13 +114,10 @@ class Steps:
         number, deadline = self.order["id"], float(self.order["deadline"])
         name = f"{self.cluster.config['cluster_name']}-{number}"
         take = launcher.taking(self.cluster, number, deadline, self.order["owner"])
-        config = launcher.rendered(self.cluster, name, self.stage, take, deadline)
-        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        launcher.render(self.cluster, self.folder, name, take, deadline)
         self._take_hosts(take)
         tell(f"starting {name} (ray up)")
-        launcher.up(self.config, self.log_file, self.env)
-        known = str(self.launch.place("known_hosts").resolve())
-        head = launcher.head(self.config, self.env, known)
+        head = launcher.up(self.folder)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         tell(f"the head is up: {head.login}")
@@ -153,7 +145,7 @@ class Steps:
         if self.launch.reached("submitted"):
             return
         head, job, there = self.head(), self.order["job"], self.cluster.there
-        head.push(self.stage, there)  # the mounts of ``ray up``, where they are older
+        head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
         head.run(f"mkdir -p {self.job} && {LEASE} push")
@@ -182,16 +174,14 @@ class Steps:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        told, heard, asked, fetched = Told(), time.monotonic(), 0.0, -FETCH_EVERY
+        told, heard, asked = Told(), time.monotonic(), 0.0
         view: View | None = None
         with ExitStack() as block:
             while told.code is None and time.time() < last:
-                remark, due = "", time.monotonic() - fetched >= FETCH_EVERY
+                remark = ""
                 try:
-                    out = self.order["out"] if due else ""
-                    told = fetch(head, self.launch.results, self.job, out)
+                    told = fetch(head, self.launch.results, self.job, self.order["out"])
                     heard, asked = time.monotonic(), 0.0
-                    fetched = heard if due else fetched
                 except Unreachable:
                     silence = time.monotonic() - heard
                     if silence > 10:
@@ -228,7 +218,7 @@ class Steps:
         """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
         if not self.cluster.hosts:
             try:
-                nodes = launcher.alive(self.config, self.env)
+                nodes = launcher.alive(self.folder)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
             if not nodes:
@@ -246,11 +236,9 @@ class Steps:
         for attempt in range(4):
             try:
                 if self.order["out"]:
-                    told = fetch(head, self.launch.results, self.job, self.order["out"])
-                    tell(f"{told.shards:,} shards are in {self.launch.results}")
-                self.launch.place(LOG).write_text(
-                    head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
-                )
+                    fetch(head, self.launch.results, self.job, self.order["out"])
+                    tell(f"all results are in {self.launch.results}")
+                (self.folder / LOG).write_text(head.run(f"tail -c 1000000 {self.job}/{LOG}; true"))
                 head.run(f"{LEASE} release", check=False)
                 return
             except Unreachable:
@@ -263,7 +251,7 @@ class Steps:
         with suppress(RuntimeError):
             if not self.launch.reached("down"):
                 return self.head().run(f"cat {self.job}/{LOG}")
-        path = self.launch.place(LOG)
+        path = self.folder / LOG
         return path.read_text() if path.exists() else ""
 
     # -- down --------------------------------------------------------------------------------
@@ -292,11 +280,11 @@ class Steps:
                         f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
                     ) from error
                 tell(f"not all results could be fetched: {error}")
-        if not self.config.exists():
+        if not (self.folder / launcher.CONFIG).exists():
             sure = ["nothing was started"]
         else:
             sure = self._machines_free(home) if self.cluster.hosts else self._nodes_gone(head)
-        shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
+        shutil.rmtree(self.folder / STAGE, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
 
@@ -338,12 +326,12 @@ class Steps:
             if head is not None:
                 head.run(f"{LEASE} end", check=False)
         try:
-            launcher.down(self.config, self.log_file, self.env)
+            launcher.down(self.folder)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
         while True:
             try:
-                left = launcher.alive(self.config, self.env)
+                left = launcher.alive(self.folder)
             except launcher.LaunchFailed as error:
                 raise NotDown(f"the provider does not say what is left: {error}") from error
             if not left:
