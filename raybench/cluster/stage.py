@@ -36,62 +36,45 @@ def gather(folder: Path, sweep: Sweep, words: Sequence[str]) -> None:
     wheel(folder)
     (folder / "constraints.txt").write_text(constraints())
     raw = yaml.parse(sweep.text, "the sweep")
-    data = _Files(folder)
-    (folder / "sweep.yaml").write_text(yaml.dump(data.moved(raw)))
-    for name in sorted(data_sets(sweep)):
+    (folder / "sweep.yaml").write_text(yaml.dump(_moved(raw, folder)))
+    (folder / "data").mkdir()
+    keys, problems = ("dataset", "test_set"), [cell.problem.params for cell in sweep.cells]
+    names = {params.get(key) for params in problems for key in keys}
+    for name in sorted(name for name in names if isinstance(name, str)):
         for file in catalogue.files_of(name):
-            data.copy(file, Path("data") / file.relative_to(catalogue.folder().absolute()))
-    (folder / "data").mkdir(exist_ok=True)
+            _copy(file, folder / "data" / file.relative_to(catalogue.folder().absolute()))
     script = Path(__file__).with_name("job.sh").read_text()
     (folder / "job.sh").write_text(f"set -- {shlex.join(words)}\n{script}")
 
 
-def data_sets(sweep: Sweep) -> set[str]:
-    """Return the data sets that a sweep's problems name."""
-    keys = ("dataset", "test_set")
-    given = {cell.problem.params.get(key) for cell in sweep.cells for key in keys}
-    return {name for name in given if isinstance(name, str)}
+def _moved(value: Any, folder: Path) -> Any:
+    """Return a document with every path of this machine in it replaced by one in ``folder``, where the file is copied.
+
+    ``Sweep.text`` has absolute paths wherever a key names a file that exists, so a text that begins with
+    a slash and exists is such a path; ``own.py:function`` is one with a function behind it.
+    """
+    if isinstance(value, Mapping):
+        return {key: _moved(part, folder) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_moved(part, folder) for part in value]
+    if not isinstance(value, str) or not value.startswith("/"):
+        return value
+    file, colon, rest = value.rpartition(".py:")
+    path, behind = (Path(file + ".py"), f":{rest}") if colon else (Path(value), "")
+    if not path.exists():
+        return value
+    place = f"files/{hashlib.sha256(str(path).encode()).hexdigest()[:8]}/{path.name}"
+    _copy(path, folder / place)
+    return place + behind
 
 
-class _Files:
-    """Copies the files that a sweep names into the stage, and names them as they lie there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.known: dict[str, str] = {}
-
-    def moved(self, value: Any) -> Any:
-        """Return a document with every path of this machine in it replaced by one beside the sweep file.
-
-        ``Sweep.text`` has absolute paths wherever a key names a file that exists, so a text that begins with
-        a slash and exists is such a path; ``own.py:function`` is one with a function behind it.
-        """
-        if isinstance(value, Mapping):
-            return {key: self.moved(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [self.moved(part) for part in value]
-        if not isinstance(value, str) or not value.startswith("/"):
-            return value
-        file, colon, rest = value.rpartition(".py:")
-        path, behind = (file + ".py", f":{rest}") if colon else (value, "")
-        if not Path(path).exists():
-            return value
-        if path not in self.known:
-            place = Path("files") / str(len(self.known)) / Path(path).name
-            self.copy(Path(path), place)
-            self.known[path] = place.as_posix()
-        return self.known[path] + behind
-
-    def copy(self, path: Path, place: Path) -> None:
-        """Copy a file or a folder to its place in the stage."""
-        target = self.folder / place
-        if target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.copytree(path, target)
-        else:
-            shutil.copy2(path, target)
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file or a folder, unless it is there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, target, dirs_exist_ok=True)
+    else:
+        shutil.copy2(path, target)
 
 
 def wheel(folder: Path) -> Path:

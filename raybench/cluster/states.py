@@ -98,16 +98,7 @@ class Launch:
 
     def order(self) -> dict[str, Any]:
         """Return what this launch is to do and has reached, nothing where there is none."""
-        if self._id() is None:
-            return {}
-        path = self.folder / ORDER
-        try:
-            return dict(json.loads(path.read_text()))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError) as error:
-            what = f"cannot read {path}: {error}"
-            raise InputError.of("DIR", what, "is the file whole?") from error
+        return {} if self._id() is None else noted(self.folder)
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
@@ -135,6 +126,17 @@ def last_state(facts: Mapping[str, Any]) -> str:
     return next((s for s in reversed(STATES) if s in facts.get("reached", {})), "ordered")
 
 
+def noted(folder: Path) -> dict[str, Any]:
+    """Return the document of a launch's folder, nothing where there is none. Raises InputError for one that is damaged."""
+    path = folder / ORDER
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError.of("DIR", f"cannot read {path}: {error}", "is the file whole?") from error
+
+
 def begun() -> list[tuple[str, dict[str, Any]]]:
     """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached).
 
@@ -143,12 +145,10 @@ def begun() -> list[tuple[str, dict[str, Any]]]:
     rows = []
     for folder in launches().glob("*"):
         try:
-            facts = dict(json.loads((folder / ORDER).read_text()))
-        except (OSError, ValueError, TypeError):
+            facts = noted(folder)
+        except InputError:
             facts = {"damaged": f"cannot read {ORDER}"}
-        if not isinstance(facts.get("began"), float):
-            facts["began"] = folder.stat().st_mtime
-        rows.append((folder.name, facts))
+        rows.append((folder.name, {"began": folder.stat().st_mtime, **facts}))
     return sorted(rows, key=lambda row: row[1]["began"])
 
 
