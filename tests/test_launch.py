@@ -14,6 +14,7 @@ import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cli_kit
 import pytest
@@ -173,34 +174,32 @@ def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
     assert made.most == pytest.approx((0.1 + 1.0 + 2 * 2) * 20)
 
 
-def test_no_limit_is_promised_where_a_machine_that_is_off_costs_on(tmp_path: Path) -> None:
-    """Azure bills it until it is deleted: --max-cost is refused."""
-    azure = file.read(str(ROOT / "cluster/azure.yaml"))
-    assert price(azure, (36, 36), 10, ONE, 20, None).cost is not None
-    with pytest.raises(InputError, match="costs on until it is deleted"):
-        price(azure, (36, 36), 10, ONE, 20, 5.0)
+TRAIN = {"mode": "train", "workers": 65}
+REFUSED = {
+    r"all nodes of c\.yaml hold 64": ("", 60, TRAIN, 20, None),
+    r"no node of c\.yaml has 32": ("", 60, {"cpus_per_worker": 32}, 2, None),
+    "max-cost: up to": ("", 3600 * 640, {}, 20, 1.0),
+    "max-hours: up to": ("", 3600 * 640, {}, 2, None),
+    # Azure bills a machine that is off until it is deleted
+    "costs on until it is deleted": ("cluster/azure.yaml", 36, {}, 20, 5.0),
+}
 
 
-def test_groups_larger_than_a_node(tmp_path: Path) -> None:
-    """A group of workers may lie on several nodes; one that all of them cannot hold is refused."""
+@pytest.mark.parametrize(("said", "given"), REFUSED.items(), ids=REFUSED)
+def test_limits_of_a_launch(tmp_path: Path, said: str, given: Any) -> None:
+    """What the cluster cannot hold, or is expected to be dearer or longer than allowed, is refused."""
+    name, seconds, asked, *limits = given
+    rented = file.read(str(ROOT / name)) if name else cluster(tmp_path)
+    with pytest.raises(InputError, match=said):
+        price(rented, (seconds / 2, seconds), 1000, Resources(**asked), *limits)
+
+
+def test_a_group_may_be_larger_than_a_node(tmp_path: Path) -> None:
+    """Its workers may lie on several nodes; a limit on cost shortens the hours."""
     rented = cluster(tmp_path)
-    group = Resources(mode="train", workers=2, gpus_per_worker=1)
-    assert price(rented, (36, 36), 10, group, 20, None).slots == 1
-    assert price(rented, (36, 36), 10, Resources(mode="train", workers=48), 20, None).slots == 1
-    with pytest.raises(InputError, match=r"all nodes of c\.yaml hold 64"):
-        price(rented, (36, 36), 10, Resources(mode="train", workers=65), 20, None)
-
-
-def test_limits_of_a_launch(tmp_path: Path) -> None:
-    """What is expected to be dearer or longer than allowed is refused; a limit on cost shortens the hours."""
-    rented = cluster(tmp_path)
-    long = (3600 * 320.0, 3600 * 640.0)
-    with pytest.raises(InputError, match="max-cost"):
-        price(rented, long, 1000, ONE, 20, 1.0)
-    with pytest.raises(InputError, match="max-hours"):
-        price(rented, long, 1000, ONE, 2, None)
-    with pytest.raises(InputError, match="no node"):
-        price(rented, (60, 60), 10, Resources(cpus_per_worker=32), 2, None)
+    for workers, gpus in ((48, 0), (2, 1)):
+        group = Resources(mode="train", workers=workers, gpus_per_worker=gpus)
+        assert price(rented, (36, 36), 10, group, 20, None).slots == 1
     assert price(rented, (36, 36), 1000, ONE, 20, 12.2).most_hours == pytest.approx(2.0)
 
 
@@ -259,16 +258,11 @@ def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
     ran, folder = tmp_path / "ran", tmp_path / "received"
     head = {"address": "h", "user": "u", "key": "", "known_hosts": ""}
     head["proxy"] = f"touch {ran}; false"
-    kept = {
-        "order.json": {"id": "0123abcd", "name": "x", "python": "p", "job": "j", "address": ""},
-        "up.json": {"at": 1.0, "head": head},
-        "submitted.json": {"at": 1.0},
-    }
-    (folder / "launch").mkdir(parents=True)
+    reached = {"up": {"at": 1.0, "head": head}, "submitted": {"at": 1.0}}
+    order = {"id": "0123abcd", "name": "x", "job": "j", "kept": "k", "reached": reached}
     for place in (folder / "launch", tmp_path / "hostile"):
-        place.mkdir(exist_ok=True)
-        for name, facts in kept.items():
-            (place / name).write_text(json.dumps(facts))
+        place.mkdir(parents=True)
+        (place / "order.json").write_text(json.dumps(order))
 
     def refused() -> None:
         for verb in ("attach", "down", "status"):
@@ -336,16 +330,11 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     assert stage.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
-def test_constraints_are_versions_alone() -> None:
-    """One name and one version a line: no addresses, no local parts; what raybench needs is among them."""
-    lines = stage.constraints().splitlines()
-    names = {line.split("==")[0] for line in lines}
-    assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= names
-    assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
-
-
 def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of this machine become paths beside the sweep file; cells keep their ids; the token is for the user alone."""
+    """Paths of this machine become paths beside the sweep file; cells keep their ids; the token is for the user alone.
+
+    Constraints are one name and one version a line, no addresses and no local parts, and name what raybench needs.
+    """
     (tmp_path / "data").mkdir()
     (tmp_path / "data/own.libsvm").write_text("1 1:1 2:3\n-1 1:2\n1 2:1\n-1 1:3 2:1\n")
     text = (
@@ -364,23 +353,12 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert (folder / "token").stat().st_mode & 0o077 == 0
     token = (folder / "token").read_text()
     assert len(token) >= 32
+    lines = (folder / "constraints.txt").read_text().splitlines()
+    assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= {line.split("==")[0] for line in lines}
+    assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
     assert (folder / "job.sh").read_text().startswith("set -- /kept/job-1 push python 'a b'\n")
     stage.gather(folder, sweep, [])
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
-
-
-def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
-    """The job's script leaves the exit code behind, its words, and the id of its process before."""
-    out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
-    command = f"{sys.executable} -m raybench sweep sweep.yaml --inline --out {out}".split()
-    stage.gather(tmp_path / "stage", spec.load(SWEEP), [str(told), "push", *command])
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    call("bash", tmp_path / "stage/job.sh", env=env, check=True)
-    assert (told / "ended").read_text() == "0\n"
-    assert int((told / "driver.pid").read_text()) > 1
-    assert "1 cell run" in (told / "job.log").read_text()
-    assert json.loads((told / "progress.json").read_text())["cells"] == 1
-    assert set(store.cells(out)["status"]) == {"ok"}
 
 
 def test_rendered_for_ray(tmp_path: Path) -> None:
@@ -512,15 +490,23 @@ def test_a_rented_host_shuts_itself_down_unless_it_is_pushed(tmp_path: Path) -> 
 
 
 def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
-    """What ``gather`` writes, run beside what the lease reads: from its start on the host lives to the deadline."""
-    host = Leased(tmp_path / "h")
+    """What ``gather`` writes, run beside what the lease reads: from its start on the host lives to the deadline.
+
+    The job leaves its exit code behind, its words, its progress, and the id of its process before.
+    """
+    host, told = Leased(tmp_path / "h"), tmp_path / "kept/job-1"
     host.take("aaaaaaaa")
     assert host.minutes == [30]
-    words = [str(tmp_path / "kept"), "hold", "true"]
+    command = f"{sys.executable} -m raybench sweep sweep.yaml --inline --out {tmp_path}/results"
+    words = [str(told), "hold", "env", f"PYTHONPATH={ROOT}", *command.split()]
     stage.gather(host.home / "raybench-launch", spec.load(SWEEP), words)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
+    assert (told / "ended").read_text() == "0\n"
+    assert int((told / "driver.pid").read_text()) > 1
+    assert "1 cell run" in (told / "job.log").read_text()
+    assert json.loads((told / "progress.json").read_text())["cells"] == 1
+    assert set(store.cells(tmp_path / "results")["status"]) == {"ok"}
     assert host.minutes[-1] == 120
-    assert (tmp_path / "kept/ended").read_text() == "0\n"
     assert host.lease("push") == 0
     assert host.minutes[-1] == 120, "its results were not fetched"
 
@@ -628,14 +614,8 @@ def test_what_is_home_does_not_travel_again(
     """What is new comes; what was removed here comes again, and what no sweep writes never does: names, links, devices."""
     far, home = tmp_path / "kept/far", tmp_path / "home"
     shards = ["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]
-    for name in [
-        *shards,
-        "plan/lock",
-        "plan/evil.json",
-        "cells/.b.tmp",
-        "cells/..c",
-        "cells/deep/d",
-    ]:
+    never = ["plan/lock", "plan/evil.json", "cells/.b.tmp", "cells/..c", "cells/deep/d"]
+    for name in shards + never:
         (far / name).parent.mkdir(parents=True, exist_ok=True)
         (far / name).write_text(name)
     (far / "cells/link.parquet").symlink_to("/etc/passwd")
@@ -712,21 +692,10 @@ def test_pods_install_what_the_file_says_to_archive(tmp_path: Path) -> None:
     file = tmp_path / "raybench.tar.xz"
     call("bash", "-c", command.replace("dist/raybench.tar.xz", str(file)), cwd=ROOT, check=True)
     assert file.stat().st_size < 900_000, "a ConfigMap holds 1 MiB"
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-    )
+    pip = f"{sys.executable} -m pip wheel -q --no-deps --no-index --no-build-isolation".split()
     call(*pip, "-w", tmp_path, f"{file}[cluster]", check=True)
     (built,) = tmp_path.glob("raybench-*.whl")
-    committed = call(
-        "git", "ls-tree", "-r", "--name-only", "HEAD", "raybench", cwd=ROOT, check=True
-    )
-    assert {name for name in committed.stdout.split() if name.endswith(".py")} <= set(
-        zipfile.ZipFile(built).namelist()
-    )
+    tree = ("git", "ls-tree", "-r", "--name-only", "HEAD", "raybench")
+    listed = call(*tree, cwd=ROOT, check=True)
+    names = {name for name in listed.stdout.split() if name.endswith(".py")}
+    assert names <= set(zipfile.ZipFile(built).namelist())
