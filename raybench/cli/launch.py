@@ -160,14 +160,12 @@ def _go_on(record: Launch, keep: bool) -> int:
 
     Takes the steps that are left, as the only process that does.
     """
-    from raybench.cluster.steps import HeadLost, Steps
+    from raybench.cluster.steps import Steps
     from raybench.store import Store
 
-    ended = record.reached("down")
-    if ended is not None:
-        note(f"this launch is down: {'; '.join(ended['sure'])}")
-        return 0
-    code, stays, away, lost = 1, False, False, False
+    if record.reached("down"):
+        return _ended(Steps(record))  # which says how it is known
+    code, stays, away = 1, False, False
     with Store(record.results).held():
         steps = Steps(record)
         try:
@@ -178,20 +176,19 @@ def _go_on(record: Launch, keep: bool) -> int:
             _close(steps, code)
         except KeyboardInterrupt:
             stays = away = True
-            if record.reached("submitted") is not None:
+            if record.reached("submitted"):
                 note("the sweep goes on there; its cluster ends by itself when its hours are over")
             where = record.results
             note(f"raybench attach {where} follows it again, raybench down {where} ends it")
             raise
         except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
-            lost = isinstance(error, HeadLost)
             complain([str(error)])
         finally:
             if stays:
                 ends, end = _clock(steps.order["deadline"]), f"raybench down {record.results}"
                 note(f"the cluster stays up until {end}, {ends} at the latest")
             else:
-                code = _ended(steps, lost=lost) or code
+                code = _ended(steps) or code
             if not away:
                 _notify(steps, code)
     return code
@@ -235,19 +232,14 @@ def _close(steps: Steps, code: int) -> None:
     out.print(pairs([("report", str(report.html(results))), ("tables", tables)], indent=0))
 
 
-def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
+def _ended(steps: Steps, fetching: bool = True) -> int:
     """End the cluster, and say how it is known that nothing is left; return the exit code."""
-    from raybench.cluster.steps import NotDown
-
-    record = steps.launch
     try:
-        sure = steps.down(fetching, lost)
-    except (NotDown, RuntimeError, OSError) as error:
+        note(*(f"down: {line}" for line in steps.down(fetching)))
+    except (RuntimeError, OSError) as error:
         complain([f"NOT DOWN: {error}"])
-        note(f"raybench down {record.results} tries again")
+        note(f"raybench down {steps.launch.results} tries again")
         return 1
-    for line in sure:
-        note(f"down: {line}")
     return 0
 
 

@@ -163,8 +163,6 @@ def fetch(host: Host, results: Path, job: str, out: str) -> Told:
         progress = dict(json.loads((spare / PROGRESS).read_text()))
     end = (spare / ENDED).read_text().strip() if (spare / ENDED).is_file() else ""
     for part in ORDER if out else ():
-        if part != "weights":
-            (results / part).mkdir(exist_ok=True)
         for file in sorted(spare.glob(f"{part}/*")):
             if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
                 (results / part).mkdir(exist_ok=True)

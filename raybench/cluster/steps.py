@@ -36,14 +36,6 @@ GONE_SECONDS = 90.0  # that a provider may take to forget a node
 OVER = 1  # exit code of a sweep whose hours are over
 
 
-class HeadLost(RuntimeError):
-    """The head does not answer, for so long that it is given up."""
-
-
-class NotDown(RuntimeError):
-    """Something of the cluster is still there; the text names it and says what to do."""
-
-
 def order(
     launch: Launch,
     sweep: Sweep,
@@ -87,6 +79,7 @@ class Steps:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.order, self.folder = launch, launch.order(), launch.folder
+        self.lost = False  # whether the head was given up
         self.job = f"{self.order['kept']}/{self.order['job']}"  # on the head: what the job tells
 
     @cached_property
@@ -95,10 +88,10 @@ class Steps:
         return file.read(str(self.folder / GIVEN))
 
     def head(self) -> Host:
-        """Return the head. Raises HeadLost where the cluster was never up."""
+        """Return the head. Raises RuntimeError where the cluster was never up."""
         up = self.launch.reached("up")
         if up is None:
-            raise HeadLost("the cluster is not up yet")
+            raise RuntimeError("the cluster is not up yet")
         return Host(**up["head"])
 
     # -- up, submitted -----------------------------------------------------------------------
@@ -166,8 +159,8 @@ class Steps:
     def follow(self) -> int:
         """Show the sweep's progress, and fetch its shards, until it ends or its hours do; return its exit code.
 
-        The progress stands in the same block as that of a sweep that runs here. Raises HeadLost where nothing is heard
-        of the head for long.
+        The progress stands in the same block as that of a sweep that runs here. Raises RuntimeError where nothing is
+        heard of the head for so long that it is given up.
         """
         over = self.launch.reached("fetched")
         if over is not None:
@@ -215,21 +208,20 @@ class Steps:
         return code
 
     def _see(self, head: Host, silence: float) -> None:
-        """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
+        """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
         if not self.cluster.hosts:
             try:
-                nodes = launcher.alive(self.folder)
+                self.lost = not launcher.alive(self.folder)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
-            if not nodes:
-                raise HeadLost(
-                    f"{head.address} is gone: the provider knows no node of this cluster"
-                )
+            if self.lost:
+                raise RuntimeError(f"{head.address} is gone: the provider knows no node of it")
         if silence > PATIENCE:
             try:
                 head.run("true", timeout=30)
             except Unreachable as error:
-                raise HeadLost(f"no answer for {silence:.0f} s: {error}") from error
+                self.lost = True
+                raise RuntimeError(f"no answer for {silence:.0f} s: {error}") from error
 
     def _come_home(self, head: Host) -> None:
         """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
@@ -256,11 +248,11 @@ class Steps:
 
     # -- down --------------------------------------------------------------------------------
 
-    def down(self, fetching: bool = True, lost: bool = False) -> list[str]:
+    def down(self, fetching: bool = True) -> list[str]:
         """Fetch what there is, end the cluster, and return how it is known that nothing is left.
 
-        lost: the head was given up. Raises NotDown where something is, or may be, left, and where a rented head holds
-        results that cannot be fetched now.
+        Raises RuntimeError, which names what is, or may be, left and says what to do, and where a rented head that was
+        not given up holds results that cannot be fetched now.
         """
         ended = self.launch.reached("down")
         if ended is not None:
@@ -273,9 +265,9 @@ class Steps:
                 self._come_home(head)
                 home = True
             except (RuntimeError, OSError) as error:
-                if self.order["lease"] == "hold" and not lost:
+                if self.order["lease"] == "hold" and not self.lost:
                     ends = time.localtime(float(self.order["deadline"]))
-                    raise NotDown(
+                    raise RuntimeError(
                         f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
                         f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
                     ) from error
@@ -312,7 +304,7 @@ class Steps:
                 left.append(f"{host.address}: processes {', '.join(still)}")
             sure.append(f"{host.address}: no process of this launch, token and key removed")
         if left:
-            raise NotDown("\n    ".join(left))
+            raise RuntimeError("\n    ".join(left))
         return sure
 
     def _nodes_gone(self, head: Host | None) -> list[str]:
@@ -333,12 +325,12 @@ class Steps:
             try:
                 left = launcher.alive(self.folder)
             except launcher.LaunchFailed as error:
-                raise NotDown(f"the provider does not say what is left: {error}") from error
+                raise RuntimeError(f"the provider does not say what is left: {error}") from error
             if not left:
                 return ["the provider knows no node of this cluster"]
             if time.monotonic() > until:
                 end = f"the provider still has {', '.join(left)}: end them in its console"
-                raise NotDown(f"{end}; {trouble}")
+                raise RuntimeError(f"{end}; {trouble}")
             time.sleep(5)
 
 
