@@ -84,7 +84,7 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
             "by region",
         ),
         ({"head_node_type": "had"}, "head_node_type"),
-        ({"provider": {}}, "provider.type"),
+        ({"provider": {}}, "provider: 'type' is a required"),
         ({"unknown_key": 1}, "unknown_key"),
     ],
 )

@@ -25,7 +25,7 @@ CLOUDS: Mapping[str, tuple[str, str, str]] = {
     "gcp": ("region", "machineType", "scheduling.provisioningModel"),
     "azure": ("location", "azure_arm_parameters.vmSize", "azure_arm_parameters.priority"),
 }
-# The JSON schema of ``metadata``. What is wrong is answered with the description of what should stand there.
+# The JSON schema of what raybench reads. What is wrong is answered with the description of what should stand there.
 BY = "by region and machine: {us-west-2: {m7i.large: {list: 0.1, spot: 0.04}}}"
 AMOUNT = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9, "description": "an amount"}
 SIZES = {"type": "object", "additionalProperties": AMOUNT, "description": "by machine: {m7i: 2}"}
@@ -34,6 +34,17 @@ REGION = {"type": "object", "additionalProperties": MACHINE, "description": BY}
 REGIONS = {"type": "object", "additionalProperties": REGION, "description": BY}
 PRICES = closed({"as_of": {}, "currency": {"type": "string"}, "per_hour": REGIONS}, ["as_of"])
 METADATA = closed({"prices": PRICES, "cpus": SIZES, "gpus": SIZES, "idle_minutes": AMOUNT})
+FILE = {
+    "type": "object",
+    "required": ["provider"],
+    "properties": {
+        "provider": {"type": "object"},
+        OWN: {**METADATA, "type": ["object", "null"]},
+    },
+    "if": {"properties": {"provider": {"properties": {"type": {"const": "local"}}}}},
+    "then": {"properties": {"provider": {"required": ["type", "head_ip", "worker_ips"]}}},
+    "else": {"required": ["head_node_type", "available_node_types"]},
+}
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ def read(path: str) -> ClusterFile:
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
-    config = _checked(file, _parsed(file))
+    config = _checked(file)
     provider, own = config["provider"], config.get(OWN) or {}
     prices = own.get("prices") or {}
     hosts: tuple[str, ...] = ()
@@ -151,52 +162,33 @@ def read(path: str) -> ClusterFile:
     )
 
 
-def _parsed(file: Path) -> dict[str, Any]:
-    """Return the keys of a file for Ray's launcher."""
-    import yaml  # the one that Ray reads it with, which knows merge keys
-
-    try:
-        parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError.of("--cluster", f"{file} is no YAML", str(error)) from error
-    except RecursionError as error:
-        raise InputError.of("--cluster", f"{file} is nested too deeply", "look at it") from error
-    config = parts[0] if len(parts) == 1 else None
-    provider = config.get("provider") if isinstance(config, dict) else None
-    if not isinstance(config, dict) or not isinstance(provider, dict) or "type" not in provider:
-        fix = "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
-        raise InputError.of("--cluster", f"{file} has no provider.type", fix)
-    place, needs = config, {"head_node_type", "available_node_types"}
-    if provider["type"] == "local":
-        place, needs = provider, {"head_ip", "worker_ips"}
-    if absent := ", ".join(sorted(needs - place.keys())):
-        raise InputError.of("--cluster", f"{file} has no {absent}", "name the machines there")
-    return config
-
-
-def _checked(file: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys with Ray's defaults beside them, where Ray's own schema and that of ``metadata`` take them."""
+def _checked(file: Path) -> dict[str, Any]:
+    """Return the keys of a file with Ray's defaults beside them, where our schema and Ray's own take them."""
     import jsonschema
+    import yaml  # the one that Ray reads it with, which knows merge keys
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
     try:
+        parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
+        given: Any = parts[0] if len(parts) == 1 else None
+        jsonschema.validate(given, FILE)
+        json.dumps(given.get(OWN), default=str, allow_nan=False)  # the schema lets .nan pass
         config: dict[str, Any] = prepare_config(deepcopy(given))
         validate_config(config)
-        own = {OWN: config.get(OWN) or {}}
-        jsonschema.validate(own, {"properties": {OWN: METADATA}})
-        json.dumps(own, default=str, allow_nan=False)  # the schema lets .nan pass
     except jsonschema.ValidationError as error:
-        at, fix = ".".join(map(str, error.absolute_path)), error.schema.get("description", "")
+        at = ".".join(map(str, error.absolute_path)) or "the file"
+        usual = (
+            "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
+        )
+        fix = error.schema.get("description", usual)
         if error.validator == "additionalProperties" and "properties" in error.schema:
             names = error.schema["properties"]
             fix = nearest(next(str(key) for key in error.instance if key not in names), names)
-        raise InputError.of(
-            "--cluster", f"{file}: {at or 'the file'}: {error.message}", fix
-        ) from error
-    except Exception as error:  # whatever Ray raises, of many classes
+        raise InputError.of("--cluster", f"{file}: {at}: {error.message}", fix) from error
+    except Exception as error:  # of YAML, and whatever Ray raises, of many classes
         what = f"{file} is not what `ray up` takes"
-        raise InputError.of("--cluster", what, str(error).split("\n")[0]) from error
+        raise InputError.of("--cluster", what, " ".join(str(error).split())) from error
     # they stand among those of head and workers now, where Ray would put them once more
     return {**config, "setup_commands": []}
 
