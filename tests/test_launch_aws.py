@@ -9,12 +9,11 @@ import base64
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from cluster_kit import free_port
+from cluster_kit import free_port, wait_for
 
 from raybench.cluster import file, launcher
 from raybench.core.errors import InputError
@@ -70,11 +69,7 @@ class Amazon:
 
     def killed(self, run: subprocess.Popen[str], moment: str) -> None:
         """Kill a command at a moment, and see that what it had started ends with it, a ``ray up`` above all."""
-        until = time.monotonic() + 200
-        while not MOMENTS[moment](self):
-            assert run.poll() is None, run.communicate()[0]
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for(lambda: MOMENTS[moment](self), run, 200)
         children = psutil.Process(run.pid).children(recursive=True)
         run.send_signal(signal.SIGKILL)
         run.wait()
@@ -117,12 +112,7 @@ def amazon(tmp_path: Path) -> Iterator[Amazon]:
         env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with suppress(OSError):
-                urllib.request.urlopen(env["AWS_ENDPOINT_URL"], timeout=5).close()
-                break
-            time.sleep(0.2)
+        wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, server, 60)
         yield Amazon(env, tmp_path)
     finally:
         server.kill()
