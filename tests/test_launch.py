@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -410,15 +411,18 @@ def test_mistakes_start_nothing(tmp_path: Path, given: list[str], said: str) -> 
     assert not (tmp_path / "results/far/launch").exists()
 
 
-def test_a_dry_run_says_what_it_takes(tmp_path: Path) -> None:
-    """Cells, nodes, time, cost with the day of the prices, and when it ends; nothing is written."""
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CLOUD))
+@pytest.mark.parametrize(("as_of", "old"), [(datetime.date.today(), 0), ("2025-06-01", 1)])
+def test_a_dry_run_says_what_it_takes(tmp_path: Path, as_of: object, old: int) -> None:
+    """Cells, nodes, time, cost with the day of the prices, of old ones that they are, and the end; nothing is written."""
+    prices = {**CLOUD["metadata"]["prices"], "as_of": as_of}
+    cluster(tmp_path, metadata={**CLOUD["metadata"], "prices": prices})
     (tmp_path / "s.yaml").write_text(SWEEP)
     done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--dry-run", cwd=tmp_path)
     assert done.code == 0, done.err
     size = "up to 4 worker (large, spot) of 16 CPUs"
-    for text in ("1 cell to run", size, "prices of 2026-11-01", "USD", "12 hours"):
+    for text in ("1 cell to run", size, f"prices of {as_of}", "USD", "12 hours"):
         assert text in done.out, text
+    assert done.out.count("days old") == old
     assert not (tmp_path / "results").exists()
 
 
@@ -662,22 +666,22 @@ def test_what_a_job_tells(tmp_path: Path) -> None:
     job, home = tmp_path / "kept/job", tmp_path / "home"
     job.mkdir(parents=True)
 
-    def told() -> hosts.Told:
+    def told() -> Any:
         said = hosts.fetch(HERE, home, str(job), "")
         assert list(home.iterdir()) == []
         return said
 
-    assert told() == hosts.Told()
+    assert told() == ({}, None)
     (job / "progress.json").write_text('{"now": {}}')
     (job / "driver.pid").write_text(f"{os.getpid()}\n")
-    assert told() == hosts.Told({"now": {}})
+    assert told() == ({"now": {}}, None)
     (job / "ended").write_text("3\n")
-    assert told().code == 3
+    assert told()[1] == 3
     (job / "ended").unlink()
     (job / "driver.pid").write_text(f"{2**22 + 1}\n")
-    assert told().code == 137
+    assert told()[1] == 137
     (job / "progress.json").write_text('{"now": ')
-    assert told() == hosts.Told({}, 137)
+    assert told() == ({}, 137)
 
 
 # -- Kubernetes --------------------------------------------------------------------------------

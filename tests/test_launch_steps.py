@@ -16,7 +16,7 @@ from cli_kit import cli
 import raybench
 from raybench import spec, store
 from raybench.cluster import file, steps
-from raybench.cluster.hosts import Host, Told, Unreachable
+from raybench.cluster.hosts import Host, Unreachable
 from raybench.cluster.launcher import LaunchFailed
 from raybench.cluster.price import offer
 from raybench.cluster.states import Launch
@@ -110,7 +110,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             made.leased.pop(address, None)
             made.alive = False
 
-    def fetched(host: Host, results: Path, job: str, out: str) -> Told:
+    def fetched(host: Host, results: Path, job: str, out: str) -> Any:
         def copy() -> None:
             for name in ("plan", "curves", "cells"):
                 (results / name).mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             raise Unreachable(f"{host.address}: gone")
         made.step("fetch", copy)
         said = {"name": "far", "cells": 2, "rounds": 10.0, "before": 0, "stage": "running"}
-        return Told({**said, "seconds": 1.0, "now": {}}, made.ends)
+        return {**said, "seconds": 1.0, "now": {}}, made.ends
 
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(steps, "fetch", fetched)

@@ -280,6 +280,9 @@ def _show_offer(
 
 def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
+    from datetime import date
+
+    from raybench.cluster.file import OLD_DAYS
     from raybench.cluster.price import money
 
     if cluster.hosts:
@@ -294,8 +297,9 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     ]
     if not cluster.ends_by_itself:
         rows[1] = ("", "without a limit if this machine is lost: see docs/cluster.md, What ends it")
-    if cluster.old:
-        rows.append(("", f"these prices are {cluster.old} days old: look at the provider's"))
+    days = (date.today() - cluster.priced).days if cluster.priced else 0
+    if days > OLD_DAYS:
+        rows.append(("", f"these prices are {days} days old: look at the provider's"))
     return rows
 
 

@@ -92,18 +92,12 @@ class ClusterFile:
     @property
     def ends_by_itself(self) -> bool:
         """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
-        return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")
+        return self.config["provider"]["type"] in ("local", "aws", "gcp")
 
     @property
     def lease(self) -> int:
         """Seconds after which a host ends that nobody pushes; a rented one lets nobody in for the last five minutes."""
         return max(20 if self.hosts else 600, math.ceil(60 * self.idle_minutes))
-
-    @property
-    def old(self) -> int:
-        """Days since the prices were asked for, 0 as long as they count as new."""
-        days = (datetime.datetime.now().date() - self.priced).days if self.priced else 0
-        return days if days > OLD_DAYS else 0
 
     @property
     def there(self) -> str:

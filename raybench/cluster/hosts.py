@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +120,6 @@ SHARD = re.compile(
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
 
 
-@dataclass(frozen=True)
-class Told:
-    """What the head told. code: the exit code of its sweep, None while that runs."""
-
-    progress: dict[str, Any] = field(default_factory=dict)
-    code: int | None = None
-
-
 def send(host: Host, results: Path, out: str) -> None:
     """Copy what the folder here holds already to the head, whose driver then goes on from it.
 
@@ -139,10 +131,10 @@ def send(host: Host, results: Path, out: str) -> None:
     host.push(results, out, *(f"--exclude={name}" for name in apart))
 
 
-def fetch(host: Host, results: Path, job: str, out: str) -> Told:
+def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
     """Copy what is new on the head into the folder here, and return what a job's folder there tells of it.
 
-    out: the folder there, empty where results go elsewhere. Files travel into a folder that nobody reads, and appear by
+    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go elsewhere. Files travel into a folder that nobody reads, and appear by
     a rename, cells last. rsync looks for the end of the job first, so that all is there when it is told, and for cells
     before curves: those of each cell were written before it. Raises Unreachable, RuntimeError and OSError.
     """
@@ -161,11 +153,16 @@ def fetch(host: Host, results: Path, job: str, out: str) -> Told:
     progress: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):
         progress = dict(json.loads((spare / PROGRESS).read_text()))
-    end = (spare / ENDED).read_text().strip() if (spare / ENDED).is_file() else ""
+    code = exit_code((spare / ENDED).read_text()) if (spare / ENDED).is_file() else None
     for part in ORDER if out else ():
         for file in sorted(spare.glob(f"{part}/*")):
             if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
                 (results / part).mkdir(exist_ok=True)
                 file.replace(results / part / file.name)
     shutil.rmtree(spare, ignore_errors=True)
-    return Told(progress, int(end) if end.isdecimal() else None)
+    return progress, code
+
+
+def exit_code(text: str) -> int | None:
+    """Return what a job left behind at its end, None of one that runs."""
+    return int(text) if text.strip().isdecimal() else None

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from raybench.cluster import file, launcher, stage
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.hosts import Host, Told, Unreachable, fetch, send
+from raybench.cluster.hosts import Host, Unreachable, exit_code, fetch, send
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
 from raybench.cluster.stage import ENDED, LEASE, LOG, PID
@@ -167,13 +167,15 @@ class Steps:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        told, heard, asked = Told(), time.monotonic(), 0.0
+        said: dict[str, Any] = {}
+        code: int | None = None
         view: View | None = None
+        heard, asked = time.monotonic(), 0.0
         with ExitStack() as block:
-            while told.code is None and time.time() < last:
+            while code is None and time.time() < last:
                 remark = ""
                 try:
-                    told = fetch(head, self.launch.results, self.job, self.order["out"])
+                    said, code = fetch(head, self.launch.results, self.job, self.order["out"])
                     heard, asked = time.monotonic(), 0.0
                 except Unreachable:
                     silence = time.monotonic() - heard
@@ -185,9 +187,8 @@ class Steps:
                 except (RuntimeError, OSError) as error:
                     remark = str(error)  # a full disk here does not end the sweep there
                     with suppress(Unreachable):
-                        end = head.run(f"cat {self.job}/{ENDED} 2>/dev/null; true", timeout=30)
-                        told = replace(told, code=int(end) if end.strip().isdecimal() else None)
-                said = told.progress
+                        end = f"cat {self.job}/{ENDED} 2>/dev/null; true"
+                        code = exit_code(head.run(end, timeout=30))
                 if said and view is None:
                     view = View(said["name"], said["cells"], said["rounds"], said["before"])
                     block.enter_context(view)
@@ -196,9 +197,8 @@ class Steps:
                     view.began = time.monotonic() - said["seconds"]  # when the driver did
                     words = remark or said["stage"], said.get("silent", ())
                     view.update(Progress(**said["now"]), *words)
-                if told.code is None:
+                if code is None:
                     time.sleep(LOOK_EVERY)
-        code = told.code
         if code is None:
             tell("the hours of this launch are over")
             self._stop_job(head)
