@@ -176,10 +176,8 @@ def _go_on(record: Launch, keep: bool) -> int:
             _close(steps, code)
         except KeyboardInterrupt:
             stays = away = True
-            if record.reached("submitted"):
-                note("the sweep goes on there; its cluster ends by itself when its hours are over")
-            where = record.results
-            note(f"raybench attach {where} follows it again, raybench down {where} ends it")
+            goes = "the sweep goes on there: " if record.reached("submitted") else ""
+            note(f"{goes}raybench attach {record.results} follows it again")
             raise
         except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
             complain([str(error)])
@@ -305,9 +303,8 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
 
 def _node(node: NodeType) -> str:
     """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
-    parts = [] if node.cpus is None else [count(int(node.cpus), "CPU")]
-    parts += [count(int(node.gpus), "GPU")] if node.gpus else []
-    size = f" of {' and '.join(parts)}" if parts and (node.cpus or node.gpus) else ""
+    sizes = [(node.cpus or 0, "CPU"), (node.gpus, "GPU")]
+    size = " and ".join(count(int(amount), word) for amount, word in sizes if amount)
     kind = ", ".join([node.machine] * bool(node.machine) + ["spot"] * node.spot)
-    kind = f" ({kind})" if kind else ""
-    return f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}{kind}{size}"
+    text = f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}"
+    return text + f" ({kind})" * bool(kind) + f" of {size}" * bool(size)

@@ -192,7 +192,8 @@ class Steps:
                 if said and view is None:
                     view = View(said["name"], said["cells"], said["rounds"], said["before"])
                     block.enter_context(view)
-                    self.launch.reach("running")
+                    if not self.launch.reached("running"):
+                        self.launch.reach("running")
                 if said and view is not None:
                     view.began = time.monotonic() - said["seconds"]  # when the driver did
                     words = remark or said["stage"], said.get("silent", ())
