@@ -164,6 +164,10 @@ def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Pat
         assert price(rented, (36, 36), 10, ONE, 20, None).cost is None
         with pytest.raises(InputError, match=r"per_hour: \{(us-west-2|eu-north-1): \{.*list: 1.23"):
             price(rented, (36, 36), 10, ONE, 20, 5.0)
+    own = yaml.safe_load(yaml.safe_dump(CLOUD["metadata"]))
+    del own["prices"]["per_hour"]["us-west-2"]["large"]["list"]
+    with pytest.raises(InputError, match="no price is known of large in us-west-2"):
+        price(cluster(tmp_path, metadata=own), (36, 36), 10, ONE, 20, 5.0)
 
 
 def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
