@@ -303,7 +303,9 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (second.folder / "order.json").write_text('{"name": ')
     key, third_key = (record.folder.name for record in (second, third))
     shutil.rmtree(third.results)
+    Launch(tmp_path / "d").begin()  # killed before anything was ordered
     said = cli("launch", "ls", cwd=tmp_path).out
+    assert said.count("ordered") == 1
     assert re.search(r"one +up +at most 1\.00 EUR +20\d\d-\d\d-\d\d \d\d:\d\d", said)
     assert re.search(rf"{key} .*damaged|{key} .*cannot read", said)
     assert re.search(rf"{third_key} +three +ordered", said)

@@ -148,7 +148,8 @@ def begun() -> list[tuple[str, dict[str, Any]]]:
             facts = noted(folder)
         except InputError:
             facts = {"damaged": f"cannot read {ORDER}"}
-        rows.append((folder.name, {"began": folder.stat().st_mtime, **facts}))
+        if facts:  # else it was killed before anything was ordered
+            rows.append((folder.name, {"began": folder.stat().st_mtime, **facts}))
     return sorted(rows, key=lambda row: row[1]["began"])
 
 
