@@ -18,11 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cli_kit import call
+
+from raybench.cluster.hosts import Host, Unreachable
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "ip", "unshare", "mount")
 NET = "10.213.7"
@@ -77,6 +81,21 @@ def write_token(file: Path) -> Path:
     return file
 
 
+def wait_for(
+    true: Callable[[], object],
+    process: subprocess.Popen[Any] | None = None,
+    seconds: float = 400,
+    log: Path | None = None,
+) -> None:
+    """Wait until a thing is true, and fail where the process that should make it so has ended: with what it said."""
+    until = time.monotonic() + seconds
+    while not true():
+        if process is not None and process.poll() is not None:
+            raise AssertionError(log.read_text()[-3000:] if log else process.communicate()[0])
+        assert time.monotonic() < until, log.read_text()[-3000:] if log else "in vain"
+        time.sleep(0.1)
+
+
 @contextmanager
 def head(*flags: str, **variables: str) -> Iterator[int]:
     """Yield the port of a running head; all its processes end with it, and no other Ray of this machine."""
@@ -89,10 +108,7 @@ def head(*flags: str, **variables: str) -> Iterator[int]:
             command += [f"--temp-dir={short}/r", *flags]
             process = subprocess.Popen(command, env=without_token(**variables), **streams)
         try:
-            until = time.monotonic() + 120
-            while "Ray runtime started" not in log.read_text() and time.monotonic() < until:
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.25)
+            wait_for(lambda: "Ray runtime started" in log.read_text(), process, 120, log)
             yield port
         finally:
             process.send_signal(signal.SIGTERM)
@@ -144,12 +160,8 @@ class Hosts:
         for k in range(1, self.count + 1):
             self._start(k)
         for k in range(1, self.count + 1):
-            for _ in range(100):
-                if self.run(k, "true", check=False).returncode == 0:
-                    break
-                time.sleep(0.1)
-            else:
-                raise RuntimeError((self.folder / f"{k}.log").read_text())
+            answers = partial(self.run, k, "true; echo yes", check=False)
+            wait_for(answers, self._inits[k], 60, self.folder / f"{k}.log")
 
     def _start(self, k: int) -> None:
         space, root = f"rb-host-{k}", self.folder / str(k)
@@ -172,14 +184,12 @@ class Hosts:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean, start_new_session=True,
             )  # fmt: skip
 
-    def run(
-        self, k: int, command: str, check: bool = True, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command on host k by ssh."""
-        options = ("StrictHostKeyChecking=no", "LogLevel=ERROR", "UserKnownHostsFile=/dev/null")
-        flags = [f"-o{option}" for option in (*options, "BatchMode=yes", "ConnectTimeout=5")]
-        ssh = ("ssh", "-i", self.key, *flags, f"root@{self.address(k)}", command)
-        return call(*ssh, check=check, timeout=timeout, stdin=subprocess.DEVNULL)
+    def run(self, k: int, command: str, check: bool = True, timeout: float = 60) -> str:
+        """Run a command on host k by ssh, and return what it printed; nothing where it fails and need not succeed."""
+        host = Host(self.address(k), "root", str(self.key))
+        with contextlib.suppress(*[] if check else [Unreachable]):
+            return host.run(command, check=check, timeout=timeout)
+        return ""
 
     def lose(self, k: int) -> None:
         """Let host k vanish without notice: its link first, so that no process says good-bye; then all processes."""

@@ -14,14 +14,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_kit import call
-from cluster_kit import free_port, head
+from cluster_kit import free_port, head, wait_for
 
 pytestmark = pytest.mark.thorough
 
@@ -72,11 +71,14 @@ def mentioning(word: str) -> list[str]:
     return result
 
 
-def vanish(word: str, seconds: float = 150) -> None:
-    until = time.monotonic() + seconds
-    while (left := mentioning(word)) and time.monotonic() < until:
-        time.sleep(0.5)
-    assert not left, left
+def vanish(word: str) -> None:
+    wait_for(lambda: not mentioning(word), seconds=150)
+
+
+def at_home(home: Path) -> dict[str, str]:
+    """Return this environment with another home, this checkout, and nothing of Ray's or Slurm's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": KERNELS}
 
 
 @pytest.fixture
@@ -89,13 +91,9 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
     for tool in tools.iterdir():
         tool.chmod(0o755)
     number = str(os.getpid())  # a job id that no other run of this test on this machine has
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     yield {
-        **kept,
+        **at_home(tmp_path),
         "PATH": f"{tools}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-        "NUMBA_CACHE_DIR": KERNELS,
         "DIARY": str(tmp_path / "diary"),
         "RAYBENCH_VENV": str(VENV),
         "RAYBENCH_HEAD_IP": "127.0.0.1",
@@ -146,11 +144,7 @@ def test_a_job_whose_time_is_up_can_be_submitted_again(
     command = [SCRIPT, sweep_file(tmp_path, 20_000), "--out", out]
     with log.open("w") as stream:
         work = subprocess.Popen(command, env=slurm, stdout=stream, stderr=stream)
-        until = time.monotonic() + 240
-        while not list(out.glob("cells/*.parquet")) and time.monotonic() < until:
-            assert work.poll() is None, log.read_text()[-3000:]
-            time.sleep(0.05)
-        assert list(out.glob("cells/*.parquet")), log.read_text()[-3000:]
+        wait_for(lambda: list(out.glob("cells/*.parquet")), work, 240, log)
         work.send_signal(signal.SIGTERM)  # Slurm's, two minutes before the end
         assert work.wait(timeout=100) in (130, 143), log.read_text()[-3000:]
     assert not list((tmp_path / ".raybench").glob("*"))
@@ -198,12 +192,8 @@ def test_a_task_of_skypilot_beside_its_own_ray(neighbour: int, short: Path, tmp_
     (tmp_path / "raybench-venv").symlink_to(VENV)
     (tmp_path / "raybench-launch").mkdir()
     sweep_file(tmp_path / "raybench-launch", 50)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env = {
-        **kept,
-        "HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-        "NUMBA_CACHE_DIR": KERNELS,
+        **at_home(tmp_path),
         "SWEEP": "tiny.yaml",
         "RAY_AUTH_TOKEN": "a" * 64,
         "RAY_TMPDIR": str(short / "r"),

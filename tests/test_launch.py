@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cli_kit
 import pytest
@@ -23,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, follow, launcher, stage, states
+from raybench.cluster import file, hosts, launcher, stage, states
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
@@ -76,14 +78,14 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
         ({"metadata": {"prices": {"as_off": "2026-11-01"}}}, "did you mean as_of"),
         ({"metadata": {"prices": {"as_of": "2026-13-01"}}}, "2026-13-01"),
         ({"metadata": {"idle_minute": 3}}, "idle_minutes"),
-        ({"metadata": {"idle_minutes": -1}}, "is no amount"),
+        ({"metadata": {"idle_minutes": -1}}, "-1 is less than the minimum"),
         ({"metadata": {"cpus": {"larg": 3}}}, "large"),
         (
             {"metadata": {"prices": {"as_of": "2026-11-01", "per_hour": {"head": {"list": 1}}}}},
             "by region",
         ),
         ({"head_node_type": "had"}, "head_node_type"),
-        ({"provider": {}}, "provider.type"),
+        ({"provider": {}}, "provider: 'type' is a required"),
         ({"unknown_key": 1}, "unknown_key"),
     ],
 )
@@ -162,6 +164,10 @@ def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Pat
         assert price(rented, (36, 36), 10, ONE, 20, None).cost is None
         with pytest.raises(InputError, match=r"per_hour: \{(us-west-2|eu-north-1): \{.*list: 1.23"):
             price(rented, (36, 36), 10, ONE, 20, 5.0)
+    own = yaml.safe_load(yaml.safe_dump(CLOUD["metadata"]))
+    del own["prices"]["per_hour"]["us-west-2"]["large"]["list"]
+    with pytest.raises(InputError, match="no price is known of large in us-west-2"):
+        price(cluster(tmp_path, metadata=own), (36, 36), 10, ONE, 20, 5.0)
 
 
 def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
@@ -173,34 +179,32 @@ def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
     assert made.most == pytest.approx((0.1 + 1.0 + 2 * 2) * 20)
 
 
-def test_no_limit_is_promised_where_a_machine_that_is_off_costs_on(tmp_path: Path) -> None:
-    """Azure bills it until it is deleted: --max-cost is refused."""
-    azure = file.read(str(ROOT / "cluster/azure.yaml"))
-    assert price(azure, (36, 36), 10, ONE, 20, None).cost is not None
-    with pytest.raises(InputError, match="costs on until it is deleted"):
-        price(azure, (36, 36), 10, ONE, 20, 5.0)
+TRAIN = {"mode": "train", "workers": 65}
+REFUSED = {
+    r"all nodes of c\.yaml hold 64": ("", 60, TRAIN, 20, None),
+    r"no node of c\.yaml has 32": ("", 60, {"cpus_per_worker": 32}, 2, None),
+    "max-cost: up to": ("", 3600 * 640, {}, 20, 1.0),
+    "max-hours: up to": ("", 3600 * 640, {}, 2, None),
+    # Azure bills a machine that is off until it is deleted
+    "costs on until it is deleted": ("cluster/azure.yaml", 36, {}, 20, 5.0),
+}
 
 
-def test_groups_larger_than_a_node(tmp_path: Path) -> None:
-    """A group of workers may lie on several nodes; one that all of them cannot hold is refused."""
+@pytest.mark.parametrize(("said", "given"), REFUSED.items(), ids=REFUSED)
+def test_limits_of_a_launch(tmp_path: Path, said: str, given: Any) -> None:
+    """What the cluster cannot hold, or is expected to be dearer or longer than allowed, is refused."""
+    name, seconds, asked, *limits = given
+    rented = file.read(str(ROOT / name)) if name else cluster(tmp_path)
+    with pytest.raises(InputError, match=said):
+        price(rented, (seconds / 2, seconds), 1000, Resources(**asked), *limits)
+
+
+def test_a_group_may_be_larger_than_a_node(tmp_path: Path) -> None:
+    """Its workers may lie on several nodes; a limit on cost shortens the hours."""
     rented = cluster(tmp_path)
-    group = Resources(mode="train", workers=2, gpus_per_worker=1)
-    assert price(rented, (36, 36), 10, group, 20, None).slots == 1
-    assert price(rented, (36, 36), 10, Resources(mode="train", workers=48), 20, None).slots == 1
-    with pytest.raises(InputError, match=r"all nodes of c\.yaml hold 64"):
-        price(rented, (36, 36), 10, Resources(mode="train", workers=65), 20, None)
-
-
-def test_limits_of_a_launch(tmp_path: Path) -> None:
-    """What is expected to be dearer or longer than allowed is refused; a limit on cost shortens the hours."""
-    rented = cluster(tmp_path)
-    long = (3600 * 320.0, 3600 * 640.0)
-    with pytest.raises(InputError, match="max-cost"):
-        price(rented, long, 1000, ONE, 20, 1.0)
-    with pytest.raises(InputError, match="max-hours"):
-        price(rented, long, 1000, ONE, 2, None)
-    with pytest.raises(InputError, match="no node"):
-        price(rented, (60, 60), 10, Resources(cpus_per_worker=32), 2, None)
+    for workers, gpus in ((48, 0), (2, 1)):
+        group = Resources(mode="train", workers=workers, gpus_per_worker=gpus)
+        assert price(rented, (36, 36), 10, group, 20, None).slots == 1
     assert price(rented, (36, 36), 1000, ONE, 20, 12.2).most_hours == pytest.approx(2.0)
 
 
@@ -233,20 +237,18 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
     """The last state that is reached is found by any process, and a new launch begins anew."""
     one = Launch(tmp_path / "r")
     assert one.reached("up") is None
-    assert one.state == "ordered"
+    assert one.state == "down"
     with pytest.raises(InputError, match="holds no launch"):
         Launch.of(tmp_path / "r")
-    one.begin({"name": "far"})
-    first = one.ordered()["id"]
+    one.amend(**one.begin())
+    first = one.order()["id"]
     assert one.state == "ordered"
     for state in STATES:
         one.reach(state, fact=1)
         assert Launch.of(tmp_path / "r").state == state
-    one.leave("down", "fetched")
-    assert one.state == "running"
-    one.begin({"name": "far"})
+    one.amend(**one.begin())
     assert one.state == "ordered"
-    assert one.ordered()["id"] != first
+    assert one.order()["id"] != first
     assert not (states.launches() / first).exists()
     assert [path.name for path in one.results.iterdir()] == ["launch"]
     assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
@@ -261,16 +263,11 @@ def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
     ran, folder = tmp_path / "ran", tmp_path / "received"
     head = {"address": "h", "user": "u", "key": "", "known_hosts": ""}
     head["proxy"] = f"touch {ran}; false"
-    kept = {
-        "order.json": {"id": "0123abcd", "name": "x", "python": "p", "job": "j", "address": ""},
-        "up.json": {"at": 1.0, "head": head},
-        "submitted.json": {"at": 1.0},
-    }
-    (folder / "launch").mkdir(parents=True)
+    reached = {"up": {"at": 1.0, "head": head}, "submitted": {"at": 1.0}}
+    order = {"id": "0123abcd", "name": "x", "job": "j", "kept": "k", "reached": reached}
     for place in (folder / "launch", tmp_path / "hostile"):
-        place.mkdir(exist_ok=True)
-        for name, facts in kept.items():
-            (place / name).write_text(json.dumps(facts))
+        place.mkdir(parents=True)
+        (place / "order.json").write_text(json.dumps(order))
 
     def refused() -> None:
         for verb in ("attach", "down", "status"):
@@ -300,13 +297,15 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     facts = {"deadline": time.time() + 3600, "per_hour": 2.0, "currency": "EUR"}
     first, second, third = (Launch(tmp_path / name) for name in "abc")
     for name, record in {"one": first, "two": second, "three": third}.items():
-        record.begin({"name": name, **facts})
+        record.amend(**record.begin(), name=name, **facts)
     first.amend(began=time.time() - 1800)
     first.reach("up")
     (second.folder / "order.json").write_text('{"name": ')
     key, third_key = (record.folder.name for record in (second, third))
     shutil.rmtree(third.results)
+    Launch(tmp_path / "d").begin()  # killed before anything was ordered
     said = cli("launch", "ls", cwd=tmp_path).out
+    assert said.count("ordered") == 1
     assert re.search(r"one +up +at most 1\.00 EUR +20\d\d-\d\d-\d\d \d\d:\d\d", said)
     assert re.search(rf"{key} .*damaged|{key} .*cannot read", said)
     assert re.search(rf"{third_key} +three +ordered", said)
@@ -338,16 +337,11 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     assert stage.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
-def test_constraints_are_versions_alone() -> None:
-    """One name and one version a line: no addresses, no local parts; what raybench needs is among them."""
-    lines = stage.constraints().splitlines()
-    names = {line.split("==")[0] for line in lines}
-    assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= names
-    assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
-
-
 def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of this machine become paths beside the sweep file; cells keep their ids; the token is for the user alone."""
+    """Paths of this machine become paths beside the sweep file; cells keep their ids; the token is for the user alone.
+
+    Constraints are one name and one version a line, no addresses and no local parts, and name what raybench needs.
+    """
     (tmp_path / "data").mkdir()
     (tmp_path / "data/own.libsvm").write_text("1 1:1 2:3\n-1 1:2\n1 2:1\n-1 1:3 2:1\n")
     text = (
@@ -355,9 +349,9 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    job = stage.job("/kept/job-1", "/there/far", ("--fail-fast",), "~/v/bin/python", "push")
     folder = tmp_path / "stage"
-    assert stage.gather(folder, sweep, job) > 0
+    stage.gather(folder, sweep, ["/kept/job-1", "push", "python", "a b"])
+    assert list(folder.glob("files/*/own.libsvm"))
     moved = (folder / "sweep.yaml").read_text()
     assert str(tmp_path) not in moved
     assert str(ROOT) not in moved
@@ -366,27 +360,12 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert (folder / "token").stat().st_mode & 0o077 == 0
     token = (folder / "token").read_text()
     assert len(token) >= 32
-    script = (folder / "job.sh").read_text()
-    assert "--fail-fast" in script
-    assert "~/v/bin/python -m raybench" in script
-    stage.gather(folder, sweep, stage.job("/kept/job-2", "/there/far"))
+    lines = (folder / "constraints.txt").read_text().splitlines()
+    assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= {line.split("==")[0] for line in lines}
+    assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
+    assert (folder / "job.sh").read_text().startswith("set -- /kept/job-1 push python 'a b'\n")
+    stage.gather(folder, sweep, [])
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
-
-
-def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
-    """The job's script leaves the exit code behind, its words, and the id of its process before."""
-    out, told = str(tmp_path / "results"), tmp_path / "kept/job-1"
-    job = stage.job(str(told), out, ("--inline",), sys.executable)
-    stage.gather(tmp_path / "stage", spec.load(SWEEP), job)
-    script = tmp_path / "stage/job.sh"
-    script.write_text(script.read_text().replace(" --address auto", ""))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    call("bash", script, env=env, check=True)
-    assert (told / "ended").read_text() == "0\n"
-    assert int((told / "driver.pid").read_text()) > 1
-    assert "1 cell run" in (told / "job.log").read_text()
-    assert json.loads((told / "progress.json").read_text())["cells"] == 1
-    assert set(store.cells(out)["status"]) == {"ok"}
 
 
 def test_rendered_for_ray(tmp_path: Path) -> None:
@@ -395,9 +374,9 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
     mounts = {"/home/ubuntu/raybench-launch/": "dist/", "/x": "/y"}
     more = {"initialization_commands": ["true"], "file_mounts": mounts}
     rented = cluster(tmp_path, **starts, **more)
-    assert launcher.python_of(rented) == "~/v/bin/python"
-    given = ("c-1", tmp_path / "stage", "~/v/bin/python", "take it", time.time() + 7200)
-    made = launcher.rendered(rented, *given)
+    assert rented.python == "/home/ubuntu/v/bin/python"
+    launcher.render(rented, tmp_path, "c-1", "take it", time.time() + 7200)
+    made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
     assert made["cluster_name"] == "c-1"
     there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
     assert made["file_mounts"] == {"/x": "/y", **there}
@@ -438,15 +417,18 @@ def test_mistakes_start_nothing(tmp_path: Path, given: list[str], said: str) -> 
     assert not (tmp_path / "results/far/launch").exists()
 
 
-def test_a_dry_run_says_what_it_takes(tmp_path: Path) -> None:
-    """Cells, nodes, time, cost with the day of the prices, and when it ends; nothing is written."""
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CLOUD))
+@pytest.mark.parametrize(("as_of", "old"), [(datetime.date.today(), 0), ("2025-06-01", 1)])
+def test_a_dry_run_says_what_it_takes(tmp_path: Path, as_of: object, old: int) -> None:
+    """Cells, nodes, time, cost with the day of the prices, of old ones that they are, and the end; nothing is written."""
+    prices = {**CLOUD["metadata"]["prices"], "as_of": as_of}
+    cluster(tmp_path, metadata={**CLOUD["metadata"], "prices": prices})
     (tmp_path / "s.yaml").write_text(SWEEP)
     done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--dry-run", cwd=tmp_path)
     assert done.code == 0, done.err
     size = "up to 4 worker (large, spot) of 16 CPUs"
-    for text in ("1 cell to run", size, "prices of 2026-11-01", "USD", "12 hours"):
+    for text in ("1 cell to run", size, f"prices of {as_of}", "USD", "12 hours"):
         assert text in done.out, text
+    assert done.out.count("days old") == old
     assert not (tmp_path / "results").exists()
 
 
@@ -466,8 +448,8 @@ class Leased:
         }.items():
             (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
             (home / "bin" / name).chmod(0o755)
-        hosts = ("10.0.0.1",) if kind == "own" else ()
-        self.cluster = file.ClusterFile(Path("c"), {}, hosts=hosts, idle_minutes=minutes)
+        own = ("10.0.0.1",) if kind == "own" else ()
+        self.cluster = file.ClusterFile(Path("c"), {}, hosts=own, idle_minutes=minutes)
 
     def run(self, command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command on it, as over ssh."""
@@ -518,15 +500,23 @@ def test_a_rented_host_shuts_itself_down_unless_it_is_pushed(tmp_path: Path) -> 
 
 
 def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
-    """What ``gather`` writes, run beside what the lease reads: from its start on the host lives to the deadline."""
-    host = Leased(tmp_path / "h")
+    """What ``gather`` writes, run beside what the lease reads: from its start on the host lives to the deadline.
+
+    The job leaves its exit code behind, its words, its progress, and the id of its process before.
+    """
+    host, told = Leased(tmp_path / "h"), tmp_path / "kept/job-1"
     host.take("aaaaaaaa")
     assert host.minutes == [30]
-    job = stage.job(str(tmp_path / "kept"), str(tmp_path / "out"), (), "true", "hold")
-    stage.gather(host.home / "raybench-launch", spec.load(SWEEP), job)
+    command = f"{sys.executable} -m raybench sweep sweep.yaml --inline --out {tmp_path}/results"
+    words = [str(told), "hold", "env", f"PYTHONPATH={ROOT}", *command.split()]
+    stage.gather(host.home / "raybench-launch", spec.load(SWEEP), words)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
+    assert (told / "ended").read_text() == "0\n"
+    assert int((told / "driver.pid").read_text()) > 1
+    assert "1 cell run" in (told / "job.log").read_text()
+    assert json.loads((told / "progress.json").read_text())["cells"] == 1
+    assert set(store.cells(tmp_path / "results")["status"]) == {"ok"}
     assert host.minutes[-1] == 120
-    assert (tmp_path / "kept/ended").read_text() == "0\n"
     assert host.lease("push") == 0
     assert host.minutes[-1] == 120, "its results were not fetched"
 
@@ -587,7 +577,7 @@ def test_a_machine_of_ones_own_is_freed_and_stays(tmp_path: Path) -> None:
 class Here(Host):
     """This machine in place of a host: a shell runs what ssh would, called by us or by rsync."""
 
-    def ssh(self, *options: str) -> list[str]:
+    def ssh(self) -> list[str]:
         """A shell in place of ssh, to which a login and a command are given."""
         return ["sh", "-c", 'test "$1" != -l || shift 2; shift; eval "$*"', "sh"]
 
@@ -618,11 +608,11 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace)
-            follow.fetch(HERE, home, str(tmp_path), str(far))
+            hosts.fetch(HERE, home, str(tmp_path), str(far))
         if list(home.glob("cells/*")):
             half, cells = store.load(home), store.cells(home)
             assert set(cells["cell"]) == set(half["cell"])
-        follow.fetch(HERE, home, str(tmp_path), str(far))
+        hosts.fetch(HERE, home, str(tmp_path), str(far))
         got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
         assert not store.Store(home).repair()
@@ -634,14 +624,8 @@ def test_what_is_home_does_not_travel_again(
     """What is new comes; what was removed here comes again, and what no sweep writes never does: names, links, devices."""
     far, home = tmp_path / "kept/far", tmp_path / "home"
     shards = ["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]
-    for name in [
-        *shards,
-        "plan/lock",
-        "plan/evil.json",
-        "cells/.b.tmp",
-        "cells/..c",
-        "cells/deep/d",
-    ]:
+    never = ["plan/lock", "plan/evil.json", "cells/.b.tmp", "cells/..c", "cells/deep/d"]
+    for name in shards + never:
         (far / name).parent.mkdir(parents=True, exist_ok=True)
         (far / name).write_text(name)
     (far / "cells/link.parquet").symlink_to("/etc/passwd")
@@ -654,15 +638,15 @@ def test_what_is_home_does_not_travel_again(
         return real(source, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    hosts.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == shards[::-1]
     assert {p.name for p in home.rglob("*") if p.is_file()} == {"cells.json", "a.parquet"}
     travelled.clear()
-    assert follow.fetch(HERE, home, str(tmp_path), str(far)).shards == 1
+    hosts.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == []
     (far / "plan/cells.json").write_text("PLAN/cells.json")  # as many bytes, in the same second
     (home / "cells/a.parquet").unlink()
-    follow.fetch(HERE, home, str(tmp_path), str(far))
+    hosts.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == ["plan/cells.json", "cells/a.parquet"]
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
@@ -675,14 +659,12 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     (far / "sweep.yaml").write_text("name: another\n")
     (far / "cells/a.parquet").write_text("foreign")
     for use in (
-        lambda: follow.send(HERE, home, str(far)),
-        lambda: follow.fetch(HERE, home, str(tmp_path), str(far)),
+        lambda: hosts.send(HERE, home, str(far)),
+        lambda: hosts.fetch(HERE, home, str(tmp_path), str(far)),
     ):
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
     assert not [path for path in home.rglob("*") if path.is_file()]
-    one, other = (launcher.kept_there(file.ClusterFile(Path(), {}), k) for k in ("a", "b"))
-    assert one != other, "no two launches share a folder"
 
 
 def test_what_a_job_tells(tmp_path: Path) -> None:
@@ -690,22 +672,22 @@ def test_what_a_job_tells(tmp_path: Path) -> None:
     job, home = tmp_path / "kept/job", tmp_path / "home"
     job.mkdir(parents=True)
 
-    def told() -> follow.Told:
-        said = follow.fetch(HERE, home, str(job), "")
+    def told() -> Any:
+        said = hosts.fetch(HERE, home, str(job), "")
         assert list(home.iterdir()) == []
         return said
 
-    assert told() == follow.Told()
+    assert told() == ({}, None)
     (job / "progress.json").write_text('{"now": {}}')
     (job / "driver.pid").write_text(f"{os.getpid()}\n")
-    assert told() == follow.Told({"now": {}})
+    assert told() == ({"now": {}}, None)
     (job / "ended").write_text("3\n")
-    assert told().code == 3
+    assert told()[1] == 3
     (job / "ended").unlink()
     (job / "driver.pid").write_text(f"{2**22 + 1}\n")
-    assert told().code == 137
+    assert told()[1] == 137
     (job / "progress.json").write_text('{"now": ')
-    assert told() == follow.Told({}, 137)
+    assert told() == ({}, 137)
 
 
 # -- Kubernetes --------------------------------------------------------------------------------
@@ -720,21 +702,10 @@ def test_pods_install_what_the_file_says_to_archive(tmp_path: Path) -> None:
     file = tmp_path / "raybench.tar.xz"
     call("bash", "-c", command.replace("dist/raybench.tar.xz", str(file)), cwd=ROOT, check=True)
     assert file.stat().st_size < 900_000, "a ConfigMap holds 1 MiB"
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-    )
+    pip = f"{sys.executable} -m pip wheel -q --no-deps --no-index --no-build-isolation".split()
     call(*pip, "-w", tmp_path, f"{file}[cluster]", check=True)
     (built,) = tmp_path.glob("raybench-*.whl")
-    committed = call(
-        "git", "ls-tree", "-r", "--name-only", "HEAD", "raybench", cwd=ROOT, check=True
-    )
-    assert {name for name in committed.stdout.split() if name.endswith(".py")} <= set(
-        zipfile.ZipFile(built).namelist()
-    )
+    tree = ("git", "ls-tree", "-r", "--name-only", "HEAD", "raybench")
+    listed = call(*tree, cwd=ROOT, check=True)
+    names = {name for name in listed.stdout.split() if name.endswith(".py")}
+    assert names <= set(zipfile.ZipFile(built).namelist())

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import cluster_kit
 import pytest
-from cluster_kit import Hosts
+from cluster_kit import Hosts, wait_for
 
 from raybench import store
 from raybench.cluster.states import Launch
@@ -35,7 +35,7 @@ cluster_name: bench
 provider: {{type: local, head_ip: HEAD, worker_ips: [WORKER]}}
 auth: {{ssh_user: root, ssh_private_key: KEY}}
 idle_timeout_minutes: 60
-metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 0.5}}
+metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 2}}
 setup_commands:
   - test -x ~/venv/bin/python || {sys.prefix}/bin/python -m venv --without-pip ~/venv
   - printf '{SITES}\\n' > ~/venv/{LIB}/leaning.pth
@@ -136,23 +136,11 @@ def all_there(folder: Path, same: Path | None = None) -> None:
 def free(bench: Hosts, *which: int, results: bool = False) -> None:
     """Check that hosts run nothing of the launch, and hold no secret of it and no results."""
     for k in which:
-        assert bench.run(k, RAY).stdout == ""
-        there = set(bench.run(k, "ls -A ~").stdout.split())
+        assert bench.run(k, RAY) == ""
+        there = set(bench.run(k, "ls -A ~").split())
         assert not there & {"raybench-launch", ".raybench-lease", "ray_bootstrap_key.pem"}
         if not results:
-            assert bench.run(k, "ls -A ~/raybench-launch-results; true").stdout == ""
-
-
-def wait_for(
-    true: Callable[[], object], process: subprocess.Popen[str] | None, seconds: float = 400
-) -> None:
-    """Wait until a thing is true, and fail where the process that should make it so has ended."""
-    until = time.monotonic() + seconds
-    while not true():
-        if process is not None and process.poll() is not None:
-            raise AssertionError(process.communicate()[0])
-        assert time.monotonic() < until, "in vain"
-        time.sleep(0.3)
+            assert bench.run(k, "ls -A ~/raybench-launch-results; true") == ""
 
 
 def test_a_sweep_without_results_ends_its_cluster(bench: Hosts, tmp_path: Path) -> None:
@@ -185,7 +173,7 @@ def test_two_launches_after_each_other_share_nothing(
     (second / "far.yaml").write_text(text.replace("[gd, ef21, diana]", "[gd, ef21]"))
     run = launch(first, "--notify", "cat >said")
     record = Launch(first / "results/far")
-    wait_for(lambda: record.order() and record.place("cluster.yaml").exists(), run)
+    wait_for(lambda: record.order() and (record.folder / "cluster.yaml").exists(), run)
     other = launch(second)  # which plans while the first one starts its cluster
     said, _ = other.communicate(timeout=300)
     assert other.returncode == 2, said
@@ -198,11 +186,11 @@ def test_two_launches_after_each_other_share_nothing(
     assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
     assert record.state == "down"
-    assert not (record.place("stage") / "token").exists()
+    assert not (record.folder / "stage/token").exists()
     run = launch(second)
     # a rank on each host: whatever they agree on crosses the link
     ranks = "ps -eo args | grep '[R]ayTrainWorker'; true"
-    wait_for(lambda: all(bench.run(k, ranks).stdout for k in (1, 2)), run)
+    wait_for(lambda: all(bench.run(k, ranks) for k in (1, 2)), run)
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
     all_there(second)
@@ -220,7 +208,7 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     written(tmp_path, bench, 300)
     run = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
-    wait_for(lambda: record.order() is not None and record.place("cluster.yaml").exists(), run)
+    wait_for(lambda: record.order() and (record.folder / "cluster.yaml").exists(), run)
     # of the first 40 s: hosts are set up, Ray is started, the sweep runs, it has ended
     seconds = random.Random(moment).uniform(moment, moment + 1) * 40 / MOMENTS
     time.sleep(seconds)
@@ -228,9 +216,9 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     run.wait()
     print(f"killed {seconds:.1f} s after ray up began, in the state {record.state}")
     leased = "test -e ~/.raybench-lease && echo yes; true"
-    assert "yes" in bench.run(1, leased).stdout or record.state == "fetched"
+    assert "yes" in bench.run(1, leased) or record.state == "fetched"
     asked = (leased, RAY)
-    wait_for(lambda: not any(bench.run(k, a).stdout for k in (1, 2) for a in asked), None, 420)
+    wait_for(lambda: not any(bench.run(k, a) for k in (1, 2) for a in asked), None, 420)
     free(bench, 1, 2, results=True)
     again = launched(tmp_path, "attach", "results/far")
     said, _ = again.communicate(timeout=400)
@@ -248,8 +236,8 @@ def test_a_killed_launcher_and_a_killed_host(bench: Hosts, here: Path, tmp_path:
     first = launch(tmp_path)
     record = Launch(tmp_path / "results/far")
     wait_for(lambda: record.reached("running") is not None, first)
-    out = record.ordered()["out"]
-    wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true").stdout, first)
+    out = record.order()["out"]
+    wait_for(lambda: bench.run(1, f"ls {out}/cells/ 2>/dev/null; true"), first)
     first.send_signal(signal.SIGKILL)
     first.wait()
     bench.lose(2)

@@ -15,12 +15,12 @@ from cli_kit import cli
 
 import raybench
 from raybench import spec, store
-from raybench.cluster import begin, file, steps
-from raybench.cluster.follow import Told
+from raybench.cluster import file, steps
 from raybench.cluster.hosts import Host, Unreachable
 from raybench.cluster.launcher import LaunchFailed
+from raybench.cluster.price import offer
 from raybench.cluster.states import Launch
-from raybench.cluster.steps import HeadLost, NotDown, Steps
+from raybench.cluster.steps import Steps
 
 pytestmark = pytest.mark.thorough
 
@@ -110,7 +110,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             made.leased.pop(address, None)
             made.alive = False
 
-    def fetched(host: Host, results: Path, job: str, out: str) -> Told:
+    def fetched(host: Host, results: Path, job: str, out: str) -> Any:
         def copy() -> None:
             for name in ("plan", "curves", "cells"):
                 (results / name).mkdir(parents=True, exist_ok=True)
@@ -124,14 +124,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             raise Unreachable(f"{host.address}: gone")
         made.step("fetch", copy)
         said = {"name": "far", "cells": 2, "rounds": 10.0, "before": 0, "stage": "running"}
-        return Told({**said, "seconds": 1.0, "now": {}}, made.ends, 1)
+        return {**said, "seconds": 1.0, "now": {}}, made.ends
 
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(steps, "fetch", fetched)
     monkeypatch.setattr(Host, "push", lambda *a: made.step("push"))
     up, down = (partial(setattr, made, "alive", on) for on in (True, False))
-    monkeypatch.setattr(steps.launcher, "up", lambda *a: made.step("ray up", up))
-    monkeypatch.setattr(steps.launcher, "head", lambda *a: made.step("head", lambda: host))
+    monkeypatch.setattr(steps.launcher, "up", lambda *a: made.step("ray up", up) or host)
     monkeypatch.setattr(steps.launcher, "down", lambda *a: made.step("ray down", down))
     monkeypatch.setattr(steps.launcher, "alive", lambda *a: ["i-1"] if made.alive else [])
 
@@ -146,21 +145,34 @@ def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
     cluster = file.read(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
-    _, cost = begin.offer(sweep, cluster, launch.results, "", 12.0, None)
-    begin.order(launch, sweep, cluster, cost, [], "", False)
-    said = launch.ordered()
+    _, cost = offer(sweep, cluster, launch.results, "", 12.0, None)
+    steps.order(launch, sweep, cluster, cost, [], "", False)
+    said = launch.order()
     launch.amend(**{key: said[key] - 3600 * began for key in ("began", "deadline")})
     return launch
 
 
 def through(launch: Launch) -> int:
     """Take all steps, as a process that was just started does."""
-    one = Steps(launch, say=lambda text: None)
+    one = Steps(launch)
     one.up()
     one.submit()
     code = one.follow()
     one.down()
     return code
+
+
+@pytest.mark.parametrize(
+    ("given", "home", "lease"), [(OWN, "me", "push"), (RENTED, "ubuntu", "hold")]
+)
+def test_an_order_is_what_the_job_runs(world: World, given: Any, home: str, lease: str) -> None:
+    """The sweep goes into a folder of this launch alone; a rented head is held until its results are fetched."""
+    launch = ordered(world.home, given)
+    order = launch.order()
+    kept = f"/home/{home}/raybench-launch-results/{order['id']}"
+    command = f"python3 -m raybench sweep sweep.yaml --address auto --out {kept}/far"
+    script = (launch.folder / "stage/job.sh").read_text()
+    assert script.startswith(f"set -- {kept}/{order['job']} {lease} {command}\n")
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -172,6 +184,7 @@ def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
     count = len(world.did)
     assert count >= 12
     want = store.load(str(launch.results))
+    kept = {launch.order()["kept"]}
     for number in range(count):
         home = world.home / f"{before}-{number}"
         home.mkdir()
@@ -187,7 +200,24 @@ def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
         assert not world.alive, number
         assert not world.leased, number
         assert len(world.jobs) <= 1, number
+        kept.add(launch.order()["kept"])
         assert store.load(str(launch.results)).equals(want), number
+    assert len(kept) == count + 1, "no two launches share a folder on the head"
+
+
+def under_way(home: Path, given: Any = RENTED) -> Launch:
+    """Return a launch whose sweep was submitted."""
+    home.mkdir(exist_ok=True)
+    launch = ordered(home, given)
+    one = Steps(launch)
+    one.up()
+    one.submit()
+    return launch
+
+
+def attached(launch: Launch) -> Any:
+    """Call ``raybench attach`` on a launch."""
+    return cli("attach", str(launch.results))
 
 
 def test_down_from_every_state(world: World) -> None:
@@ -196,81 +226,62 @@ def test_down_from_every_state(world: World) -> None:
         home = world.home / str(most)
         home.mkdir()
         launch = ordered(home)
-        one = Steps(launch, say=lambda text: None)
+        one = Steps(launch)
         for step in (one.up, one.submit, one.follow)[:most]:
             step()
-        sure = Steps(launch, say=lambda text: None).down()
+        sure = Steps(launch).down()
         assert not world.alive
         assert launch.state == "down"
-        assert Steps(launch, say=lambda text: None).down() == sure
-        assert not (launch.place("stage") / "token").exists()
+        assert Steps(launch).down() == sure
+        assert not (launch.folder / "stage/token").exists()
 
 
-def attached(launch: Launch) -> Any:
-    """Call ``raybench attach`` on a launch."""
-    return cli("attach", str(launch.results))
+def fail(*a: Any) -> None:
+    """Fail as Ray's launcher does."""
+    raise LaunchFailed("no such image")
 
 
-@pytest.mark.parametrize("code", [0, 2])
+ENDS = {
+    "no results": ({"empty": True}, {}, 0, "no cell has ended well"),
+    "a failed sweep": ({"empty": True, "ends": 2}, {}, 2, "no cell has ended well"),
+    "its hours": ({"ends": None}, {}, 1, "the hours of this launch are over"),
+    "no table": ({}, {"raybench.report.table": "not callable"}, 1, "error"),
+    "no start": ({"alive": True}, {"raybench.cluster.launcher.up": fail}, 1, "no such image"),
+}
+
+
+@pytest.mark.parametrize(("set_up", "broken", "code", "told"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("given", [OWN, RENTED], ids=["own", "rented"])
-def test_a_sweep_that_ends_without_results_ends_its_cluster(
-    world: World, code: int, given: Any
+def test_whatever_happens_the_cluster_ends(
+    world: World, given: Any, set_up: Any, broken: Any, code: int, told: str, monkeypatch: Any
 ) -> None:
-    """There is nothing to print a table of, and the cluster is down all the same."""
-    world.empty, world.ends = True, code
-    launch = ordered(world.home, given)
-    said = attached(launch)
-    assert said.code == code
-    assert "no cell has ended well" in said.err
+    """A sweep without results, one that runs for ever, a table that cannot be made, a head that was never known."""
+    for name, value in set_up.items():
+        setattr(world, name, value)
+    for name, value in broken.items():
+        monkeypatch.setattr(name, value)
+    launch = ordered(world.home, given, began=11.999 if world.ends is None else 0.0)
+    with contextlib.suppress(TypeError):  # of the table
+        said = attached(launch)
+        assert said.code == code
+        assert told in said.err
+    assert ("fetch" in world.did) == (told != "no such image"), "what there is comes home"
     assert launch.state == "down"
     assert not world.alive
-
-
-def test_a_table_that_cannot_be_made_does_not_keep_the_cluster(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is raised after the sweep's end, the cluster ends."""
-
-    def broken(*a: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("raybench.report.table", broken)
-    launch = ordered(world.home)
-    with contextlib.suppress(ZeroDivisionError):
-        attached(launch)
-    assert launch.state == "down"
-    assert not world.alive
-
-
-def test_the_follower_ends_the_cluster_when_its_hours_are_over(world: World) -> None:
-    """Shortly before the deadline the sweep is stopped, what there is comes home, and the cluster ends."""
-    world.ends = None  # it would run for ever
-    launch = ordered(world.home, RENTED, began=11.999)
-    said = attached(launch)
-    assert said.code == 1
-    assert "the hours of this launch are over" in said.err
-    assert "fetch" in world.did
-    assert launch.state == "down"
-    assert not world.alive
+    assert not world.leased
 
 
 def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> None:
     """After a quarter of an hour, while the provider still has it; at once where the provider has no node any more."""
-    launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
-    one.up()
-    one.submit()
+    launch = under_way(world.home)
     world.gone = ("10.0.0.1",)
     said = attached(launch)
     assert said.code == 1
-    assert re.search(r"no answer for 9\d\d s", said.err)
+    assert re.search(r"no answer for (9|10)\d\d s", said.err)
     assert launch.state == "down"
     assert not world.alive
-    (world.home / "next").mkdir()
-    world.gone, launch = (), ordered(world.home / "next", RENTED)
-    one = Steps(launch, say=lambda text: None)
-    one.up()
-    one.submit()
+    world.gone = ()
+    launch = under_way(world.home / "next")
     world.gone, world.alive, world.did = ("10.0.0.1",), False, []
     assert "is gone: the provider knows no node" in attached(launch).err
     assert world.did.count("look") == 1 + 4, "one, and four to bring home what there is"
@@ -286,24 +297,21 @@ def test_a_follower_without_a_network_waits(world: World, monkeypatch: pytest.Mo
             world.gone = ()
         raise LaunchFailed("no route to the provider")
 
-    launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
-    one.up()
-    one.submit()
+    launch = under_way(world.home)
     world.gone = ("10.0.0.1",)
     monkeypatch.setattr(steps.launcher, "alive", cut)
-    assert one.follow() == 0
+    assert Steps(launch).follow() == 0
 
 
 def test_results_that_cannot_be_fetched_keep_a_rented_head(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk here does not cost the results there: the head stays until its deadline, unless it is told."""
-    launch = ordered(world.home, RENTED)
 
     def full(*a: Any) -> int:
         raise OSError(28, "No space left on device")
 
+    launch = under_way(world.home)
     with monkeypatch.context() as patched:
         patched.setattr(steps, "fetch", full)
         said = attached(launch)
@@ -314,17 +322,22 @@ def test_results_that_cannot_be_fetched_keep_a_rented_head(
     assert not world.alive
 
 
-def test_a_host_that_is_gone_is_not_called_down(world: World) -> None:
-    """A machine that does not answer may still run: it is named, and the launch is not down."""
-    launch = ordered(world.home)
-    one = Steps(launch, say=lambda text: None)
-    one.up()
+def test_what_may_be_left_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does not answer may still run; a provider that still has nodes is asked, whatever ``ray down`` said."""
+    monkeypatch.setattr(steps, "GONE_SECONDS", 0.0)
+    launch = under_way(world.home, OWN)
     world.gone = ("10.0.0.2",)
-    with pytest.raises(NotDown, match=r"10\.0\.0\.2"):
-        one.down()
+    with pytest.raises(RuntimeError, match=r"10\.0\.0\.2"):
+        Steps(launch).down()
     assert launch.state != "down"
     world.gone = ()
-    assert any("10.0.0.2" in line for line in one.down())
+    assert any("10.0.0.2" in line for line in Steps(launch).down())
+    launch, nodes = under_way(world.home / "rented"), ["i-123"]
+    monkeypatch.setattr(steps.launcher, "alive", lambda *a: nodes)
+    with pytest.raises(RuntimeError, match="i-123"):
+        Steps(launch).down()
+    nodes.clear()
+    assert Steps(launch).down() == ["the provider knows no node of this cluster"]
 
 
 def test_a_machine_that_is_taken_frees_the_others(world: World) -> None:
@@ -337,35 +350,3 @@ def test_a_machine_that_is_taken_frees_the_others(world: World) -> None:
     assert not world.leased
     assert launch.state == "down"
     assert "ray up" not in world.did
-
-
-def test_a_cluster_that_does_not_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed start the cluster is ended, although its head was never known."""
-
-    def fail(*a: Any) -> None:
-        world.alive = True
-        raise LaunchFailed("no such image")
-
-    monkeypatch.setattr(steps.launcher, "up", fail)
-    launch = ordered(world.home, RENTED)
-    said = attached(launch)
-    assert said.code == 1
-    assert "no such image" in said.err
-    with pytest.raises(HeadLost):
-        Steps(launch).head()
-    assert "ray down" in world.did
-    assert launch.state == "down"
-
-
-def test_a_provider_that_still_has_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``ray down`` that says all is well proves nothing: the provider is asked, and its nodes are named."""
-    monkeypatch.setattr(steps, "GONE_SECONDS", 0.0)
-    launch = ordered(world.home, RENTED)
-    one = Steps(launch, say=lambda text: None)
-    one.up()
-    nodes = ["i-123"]
-    monkeypatch.setattr(steps.launcher, "alive", lambda *a: nodes)
-    with pytest.raises(NotDown, match="i-123"):
-        one.down()
-    nodes.clear()
-    assert one.down() == ["the provider knows no node of this cluster"]

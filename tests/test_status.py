@@ -65,7 +65,7 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     """Its states and what to do next, before anything was fetched and afterwards; nothing once it is down."""
     launch = Launch(tmp_path)
     assert cli("status", tmp_path).code == 2
-    launch.begin({"cluster": "x"})
+    launch.amend(**launch.begin())
     said = cli("status", tmp_path)
     assert said.code == 0
     assert fields(said.out)["launch"] == "ordered, not up yet"

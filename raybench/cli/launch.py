@@ -13,12 +13,12 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
+from raybench.cluster.states import Launch, begun, last_state
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.cluster.file import ClusterFile, NodeType
     from raybench.cluster.price import Price
-    from raybench.cluster.states import Launch
     from raybench.cluster.steps import Steps
     from raybench.execution.plan import Plan
 
@@ -61,9 +61,9 @@ def launch(
     `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
-    from raybench.cluster import begin
     from raybench.cluster import file as files
-    from raybench.cluster.states import Launch
+    from raybench.cluster.price import offer
+    from raybench.cluster.steps import order
 
     if file == "ls":
         _list()
@@ -73,16 +73,14 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
-    nodes = files.read(cluster)
-    record = Launch(folder)
-    state = "down" if record.order() is None else record.state
-    if state not in ("fetched", "down"):
+    nodes, record = files.read(cluster), Launch(folder)
+    if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if state == "fetched":  # its cluster was kept, and its hours go on
-        max_hours = min(max_hours, (float(record.ordered()["deadline"]) - time.time()) / 3600)
+    if record.state == "fetched":  # its cluster was kept, and its hours go on
+        max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
     best = BestSteps(remote or folder)
-    plan, cost = begin.offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
+    plan, cost = offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
     _show_offer(plan, cost, nodes, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
@@ -93,14 +91,13 @@ def launch(
         raise InputError.of("launch", "nobody is there to say yes", "give --yes")
     if not yes and not typer.confirm("Start it?", default=False):
         raise typer.Exit(0)
-    begin.order(record, sweep, nodes, cost, flags, remote, keep, notify)
+    order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
 
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
     from raybench.cluster.price import spent
-    from raybench.cluster.states import begun, last_state
 
     rows = []
     for key, facts in begun():
@@ -127,8 +124,6 @@ def attach(folder: Which, keep: Keep = False) -> None:
 
     Goes on from whatever state it is in: its own process may have been killed.
     """
-    from raybench.cluster.states import Launch
-
     raise typer.Exit(_go_on(Launch.of(folder), keep))
 
 
@@ -142,70 +137,58 @@ def down(
 
     Exit code 1 if something is left, or may be.
     """
-    from raybench.cluster.states import Launch
+    from raybench.cluster.steps import Steps
     from raybench.store import Store
 
     record = Launch.of(folder)
     with Store(record.results).held():
-        raise typer.Exit(_ended(_steps(record), fetch))
+        raise typer.Exit(_ended(Steps(record), fetch))
 
 
 def logs(folder: Which) -> None:
     """Print what a launched sweep has said on its cluster."""
-    from raybench.cluster.states import Launch
+    from raybench.cluster.steps import Steps
 
-    said = _steps(Launch.of(folder)).log()
+    said = Steps(Launch.of(folder)).log()
     if not said:
         note("nothing was heard of it yet")
     print(said, end="")
 
 
 def _go_on(record: Launch, keep: bool) -> int:
-    """Take the steps that are left of a launch, as the only process that does; return the exit code."""
+    """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code.
+
+    Takes the steps that are left, as the only process that does.
+    """
+    from raybench.cluster.steps import Steps
     from raybench.store import Store
 
-    ended = record.reached("down")
-    if ended is not None:
-        note(f"this launch is down: {'; '.join(ended['sure'])}")
-        return 0
-    steps = _steps(record)
+    if record.reached("down"):
+        return _ended(Steps(record))  # which says how it is known
+    code, stays, away = 1, False, False
     with Store(record.results).held():
-        return _to_the_end(steps, keep or bool(steps.order.get("keep")))
-
-
-def _to_the_end(steps: Steps, keep: bool) -> int:
-    """Start, submit, follow, and end the cluster whatever happens, unless it is told to stay; return the exit code."""
-    from raybench.cluster.steps import HeadLost, progress
-
-    record, code, stays, away, lost = steps.launch, 1, False, False, False
-    try:
-        with steps.pushing():
+        steps = Steps(record)
+        try:
             steps.up()
             steps.submit()
-            with progress(steps):
-                code = steps.follow()
-        stays = keep
-        _close(steps, code)
-    except KeyboardInterrupt:
-        stays = away = True
-        if record.reached("submitted") is not None:
-            note("the sweep goes on there, and its cluster ends by itself when its hours are over")
-        where = record.results
-        note(f"raybench attach {where} follows it again, raybench down {where} ends it")
-        raise
-    except HeadLost as error:
-        lost = True
-        complain([str(error)])
-    except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
-        complain([str(error)])
-    finally:
-        if stays:
-            ends = _clock(steps.order.get("deadline"))
-            note(f"the cluster stays up until raybench down {record.results}, {ends} at the latest")
-        else:
-            code = _ended(steps, lost=lost) or code
-        if not away:
-            _notify(steps, code)
+            code = steps.follow()
+            stays = keep or steps.order["keep"]
+            _close(steps, code)
+        except KeyboardInterrupt:
+            stays = away = True
+            goes = "the sweep goes on there: " if record.reached("submitted") else ""
+            note(f"{goes}raybench attach {record.results} follows it again")
+            raise
+        except (RuntimeError, OSError) as error:  # of ssh, of Ray's launcher, of the Jobs API
+            complain([str(error)])
+        finally:
+            if stays:
+                ends, end = _clock(steps.order["deadline"]), f"raybench down {record.results}"
+                note(f"the cluster stays up until {end}, {ends} at the latest")
+            else:
+                code = _ended(steps) or code
+            if not away:
+                _notify(steps, code)
     return code
 
 
@@ -215,12 +198,12 @@ def _notify(steps: Steps, code: int) -> None:
 
     from raybench.cluster.price import spent
 
-    facts = steps.launch.ordered()
+    facts = steps.launch.order()
     up = "" if steps.launch.state == "down" else ", its cluster is up"
-    where = facts.get("remote_out") or steps.launch.results
+    where = facts["remote_out"] or steps.launch.results
     line = f"{facts['name']}: exit code {code}, cost {spent(facts)}{up}, results in {where}"
     note(line)
-    if facts.get("notify"):
+    if facts["notify"]:
         with suppress(OSError):
             subprocess.run(facts["notify"], shell=True, input=f"{line}\n", text=True, check=False)
 
@@ -230,7 +213,7 @@ def _close(steps: Steps, code: int) -> None:
     from raybench import report, store
     from raybench.analysis import frames
 
-    folder = str(steps.order.get("remote_out") or steps.launch.results)
+    folder = str(steps.order["remote_out"] or steps.launch.results)
     if code:
         said = steps.log().rstrip().splitlines()[-12:]
         note(f"the sweep ended with exit code {code}; its last lines:", *said)
@@ -247,26 +230,15 @@ def _close(steps: Steps, code: int) -> None:
     out.print(pairs([("report", str(report.html(results))), ("tables", tables)], indent=0))
 
 
-def _ended(steps: Steps, fetching: bool = True, lost: bool = False) -> int:
+def _ended(steps: Steps, fetching: bool = True) -> int:
     """End the cluster, and say how it is known that nothing is left; return the exit code."""
-    from raybench.cluster.steps import NotDown
-
-    record = steps.launch
     try:
-        sure = steps.down(fetching, lost)
-    except (NotDown, RuntimeError, OSError) as error:
+        note(*(f"down: {line}" for line in steps.down(fetching)))
+    except (RuntimeError, OSError) as error:
         complain([f"NOT DOWN: {error}"])
-        note(f"raybench down {record.results} tries again")
+        note(f"raybench down {steps.launch.results} tries again")
         return 1
-    for line in sure:
-        note(f"down: {line}")
     return 0
-
-
-def _steps(record: Launch) -> Steps:
-    from raybench.cluster.steps import Steps
-
-    return Steps(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _show_offer(
@@ -286,7 +258,7 @@ def _show_offer(
         slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
     batches = count(len(plan.batches), "batch", "batches")
     ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
-    if cluster.own_machines or "://" in results:
+    if cluster.hosts or "://" in results:
         ends += f", or {duration(cluster.lease)} after anything runs"
     else:
         ends += "; what is not fetched by then is lost"
@@ -299,21 +271,23 @@ def _show_offer(
         ("ends", ends),
         ("results", results),
     ]
-    if record.order() is not None and record.state == "fetched":
+    if record.state == "fetched":
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 
 
 def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
+    from datetime import date
+
+    from raybench.cluster.file import OLD_DAYS
     from raybench.cluster.price import money
 
-    if cluster.own_machines:
+    if cluster.hosts:
         return [("cost", "your own machines")]
     if cost.cost is None or cost.most is None:
-        bare = ", ".join(n.machine or n.name for n in cluster.unpriced)
-        where = cluster.region or "this region"
-        return [("cost", f"unknown: no price of {bare} in {where} (metadata.prices)")]
+        bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
+        return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
     rows: list[tuple[str, object]] = [
         ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),
@@ -321,16 +295,16 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     ]
     if not cluster.ends_by_itself:
         rows[1] = ("", "without a limit if this machine is lost: see docs/cluster.md, What ends it")
-    if cluster.old:
-        rows.append(("", f"these prices are {cluster.old} days old: look at the provider's"))
+    days = (date.today() - cluster.priced).days if cluster.priced else 0
+    if days > OLD_DAYS:
+        rows.append(("", f"these prices are {days} days old: look at the provider's"))
     return rows
 
 
 def _node(node: NodeType) -> str:
     """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
-    parts = [] if node.cpus is None else [count(int(node.cpus), "CPU")]
-    parts += [count(int(node.gpus), "GPU")] if node.gpus else []
-    size = f" of {' and '.join(parts)}" if parts and (node.cpus or node.gpus) else ""
+    sizes = [(node.cpus or 0, "CPU"), (node.gpus, "GPU")]
+    size = " and ".join(count(int(amount), word) for amount, word in sizes if amount)
     kind = ", ".join([node.machine] * bool(node.machine) + ["spot"] * node.spot)
-    kind = f" ({kind})" if kind else ""
-    return f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}{kind}{size}"
+    text = f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}"
+    return text + f" ({kind})" * bool(kind) + f" of {size}" * bool(size)

@@ -328,7 +328,7 @@ def status(folder: shared.Folder, json: shared.Json = False) -> None:
     except InputError:
         from raybench.cluster.states import Launch
 
-        if "://" in folder or Launch(folder).order() is None:  # raises where it was begun elsewhere
+        if "://" in folder or not Launch(folder).order():  # raises where it was begun elsewhere
             raise
         lines = launch_lines(folder)
         Screen().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
@@ -347,7 +347,7 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
 
     begun = Launch(folder)
     try:
-        if "://" in folder or begun.order() is None:
+        if "://" in folder or not begun.order():
             return []
     except InputError as error:  # begun elsewhere; what the folder holds can be read all the same
         return [("launch", error.complaints[0].what), ("", error.complaints[0].fix)]

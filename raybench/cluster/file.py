@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raybench.core.errors import InputError, nearest
+from raybench.spec.keys import closed
 
 OWN = "metadata"  # Ray reads nothing there
-OWN_KEYS = ("prices", "cpus", "gpus", "home", "idle_minutes")
-PRICE_KEYS, KINDS = ("as_of", "currency", "per_hour"), ("list", "spot")
-BY = "by region and machine: {us-west-2: {m7i.large: {list: 0.1, spot: 0.04}}}"
+THERE = "raybench-launch"  # the folder of what travels, in the home of the user who runs Ray
 OLD_DAYS = 90  # of prices, which are then said to be old
 # Where a provider says where its machines are, and nodes which machine they are and whether it may be taken away.
 CLOUDS: Mapping[str, tuple[str, str, str]] = {
     "aws": ("region", "InstanceType", "InstanceMarketOptions.MarketType"),
     "gcp": ("region", "machineType", "scheduling.provisioningModel"),
     "azure": ("location", "azure_arm_parameters.vmSize", "azure_arm_parameters.priority"),
+}
+# The JSON schema of what raybench reads. What is wrong is answered with the description of what should stand there.
+BY = "by region and machine: {us-west-2: {m7i.large: {list: 0.1, spot: 0.04}}}"
+AMOUNT = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9, "description": "an amount"}
+SIZES = {"type": "object", "additionalProperties": AMOUNT, "description": "by machine: {m7i: 2}"}
+MACHINE = {**closed({"list": AMOUNT, "spot": AMOUNT}), "description": BY}
+REGION = {"type": "object", "additionalProperties": MACHINE, "description": BY}
+REGIONS = {"type": "object", "additionalProperties": REGION, "description": BY}
+PRICES = closed({"as_of": {}, "currency": {"type": "string"}, "per_hour": REGIONS}, ["as_of"])
+METADATA = closed({"prices": PRICES, "cpus": SIZES, "gpus": SIZES, "idle_minutes": AMOUNT})
+FILE = {
+    "type": "object",
+    "required": ["provider"],
+    "properties": {
+        "provider": {"type": "object"},
+        OWN: {**METADATA, "type": ["object", "null"]},
+    },
+    "if": {"properties": {"provider": {"properties": {"type": {"const": "local"}}}}},
+    "then": {"properties": {"provider": {"required": ["type", "head_ip", "worker_ips"]}}},
+    "else": {"required": ["head_node_type", "available_node_types"]},
 }
 
 
@@ -47,7 +68,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """A cluster file as read: Ray's part as it stands, and what raybench knows of the nodes, the head first.
+    """A cluster file as read: Ray's part with Ray's defaults, and what raybench knows of the nodes, the head first.
 
     hosts: the addresses of the user's own machines, which are there before and after, and cost nothing (provider
     ``local``); empty where machines are rented. priced: the day of the prices, None without.
@@ -58,30 +79,20 @@ class ClusterFile:
     nodes: tuple[NodeType, ...] = ()
     hosts: tuple[str, ...] = ()
     region: str = ""
-    home: str = ""
     idle_minutes: float = 60.0
     currency: str = "USD"
     priced: datetime.date | None = None
 
     @property
-    def own_machines(self) -> bool:
-        """Whether the machines are the user's own."""
-        return bool(self.hosts)
-
-    @property
-    def unpriced(self) -> list[NodeType]:
-        """The nodes whose list price nobody has written down."""
-        return [node for node in self.nodes if math.isinf(node.listed)]
-
-    @property
-    def max_workers(self) -> int:
-        """How many nodes there are at most, over all types, the head not counted."""
-        return len(self.hosts) - 1 if self.hosts else int(self.config.get("max_workers", 2))
+    def unpriced(self) -> list[str]:
+        """The machines whose list price nobody has written down."""
+        bare = [node for node in self.nodes if node.most and not math.isfinite(node.listed)]
+        return list(dict.fromkeys(node.machine or node.name for node in bare))
 
     @property
     def ends_by_itself(self) -> bool:
         """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
-        return bool(self.hosts) or self.config.get("provider", {}).get("type") in ("aws", "gcp")
+        return self.config["provider"]["type"] in ("local", "aws", "gcp")
 
     @property
     def lease(self) -> int:
@@ -89,10 +100,24 @@ class ClusterFile:
         return max(20 if self.hosts else 600, math.ceil(60 * self.idle_minutes))
 
     @property
-    def old(self) -> int:
-        """Days since the prices were asked for, 0 as long as they count as new."""
-        days = (datetime.datetime.now().date() - self.priced).days if self.priced else 0
-        return days if days > OLD_DAYS else 0
+    def there(self) -> str:
+        """The folder on every host of what travels, as ``file_mounts`` names it, or in the home of ``auth.ssh_user``.
+
+        Absolute: the head hands the path on, and expands no ``~``.
+        """
+        mounts = [to for to in self.config.get("file_mounts", ()) if Path(to).name == THERE]
+        user = str(self.config.get("auth", {}).get("ssh_user", "root"))
+        home = "/root" if user == "root" else f"/home/{user}"
+        return str(Path(next((to for to in mounts if to.startswith("/")), f"{home}/{THERE}")))
+
+    @property
+    def python(self) -> str:
+        """The interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
+        for command in self.config.get("head_start_ray_commands", ()):
+            beside = re.search(r"([^\s;&|]*/)ray\s+start\b", command)
+            if beside:
+                return f"{beside[1]}python".replace("~", str(Path(self.there).parent))
+        return "python3"
 
 
 def read(path: str) -> ClusterFile:
@@ -104,77 +129,75 @@ def read(path: str) -> ClusterFile:
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
-    config = _parsed(file)
-    own = config.get(OWN) or {}
-    _allowed(OWN, own, OWN_KEYS)
-    _valid(path, config)
+    config = _checked(file)
+    provider, own = config["provider"], config.get(OWN) or {}
     prices = own.get("prices") or {}
-    _allowed(f"{OWN}.prices", prices, PRICE_KEYS)
-    user = str((config.get("auth") or {}).get("ssh_user", "root"))
-    provider: Mapping[str, Any] = config["provider"]
-    hosts = tuple(map(str, (provider.get("head_ip", ""), *(provider.get("worker_ips") or ()))))
-    local = provider["type"] == "local"
-    if local and not hosts[0]:
-        raise InputError.of("provider", "no head_ip", "name the machines: head_ip and worker_ips")
+    hosts: tuple[str, ...] = ()
+    if provider["type"] == "local":
+        hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"])))
+        counts = {"head": 1, "worker": len(hosts) - 1}
+        cpus, gpus = (_sizes(own, key, counts) for key in ("cpus", "gpus"))
+        nodes = tuple(
+            NodeType(name, n, cpus.get(name), gpus.get(name, 0.0), 0.0, 0.0, fewest=n)
+            for name, n in counts.items()
+            if n
+        )
+    else:
+        nodes = _rented(config, own, prices.get("per_hour") or {})
     return ClusterFile(
         file,
         config,
-        _own_machines(own, hosts) if local else _rented(config, own, prices.get("per_hour") or {}),
-        hosts if local else (),
+        nodes,
+        hosts,
         str(provider.get(CLOUDS.get(provider["type"], ("",))[0], "")),
-        str(own.get("home") or ("/root" if user == "root" else f"/home/{user}")),
-        _number(f"{OWN}.idle_minutes", own.get("idle_minutes", 60.0)),
-        str(prices.get("currency", "USD")),
-        _day(prices.get("as_of")) if prices else None,
+        own.get("idle_minutes", 60.0),
+        prices.get("currency", "USD"),
+        _day(prices["as_of"]) if prices else None,
     )
 
 
-def _parsed(file: Path) -> dict[str, Any]:
-    """Return the keys of a file for Ray's launcher."""
+def _checked(file: Path) -> dict[str, Any]:
+    """Return the keys of a file with Ray's defaults beside them, where our schema and Ray's own take them."""
+    import jsonschema
     import yaml  # the one that Ray reads it with, which knows merge keys
+    from ray.autoscaler._private.util import prepare_config, validate_config
 
+    logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
     try:
         parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError.of("--cluster", f"{file} is no YAML", str(error)) from error
-    except RecursionError as error:
-        raise InputError.of("--cluster", f"{file} is nested too deeply", "look at it") from error
-    config = parts[0] if len(parts) == 1 else None
-    provider = config.get("provider") if isinstance(config, dict) else None
-    if not isinstance(config, dict) or not isinstance(provider, dict) or "type" not in provider:
-        fix = "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
-        raise InputError.of("--cluster", f"{file} has no provider.type", fix)
-    return config
-
-
-def _own_machines(own: Mapping[str, Any], hosts: tuple[str, ...]) -> tuple[NodeType, ...]:
-    cpus, gpus = (_sizes(own, key, ("head", "worker")) for key in ("cpus", "gpus"))
-    counts = {"head": 1, "worker": len(hosts) - 1}
-    return tuple(
-        NodeType(name, n, cpus.get(name), gpus.get(name, 0.0), 0.0, 0.0, fewest=n)
-        for name, n in counts.items()
-        if n
-    )
+        given: Any = parts[0] if len(parts) == 1 else None
+        jsonschema.validate(given, FILE)
+        json.dumps(given.get(OWN), default=str, allow_nan=False)  # the schema lets .nan pass
+        config: dict[str, Any] = prepare_config(deepcopy(given))
+        validate_config(config)
+    except jsonschema.ValidationError as error:
+        at = ".".join(map(str, error.absolute_path)) or "the file"
+        usual = (
+            "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
+        )
+        fix = error.schema.get("description", usual)
+        if error.validator == "additionalProperties" and "properties" in error.schema:
+            names = error.schema["properties"]
+            fix = nearest(next(str(key) for key in error.instance if key not in names), names)
+        raise InputError.of("--cluster", f"{file}: {at}: {error.message}", fix) from error
+    except Exception as error:  # of YAML, and whatever Ray raises, of many classes
+        what = f"{file} is not what `ray up` takes"
+        raise InputError.of("--cluster", what, " ".join(str(error).split())) from error
+    # they stand among those of head and workers now, where Ray would put them once more
+    return {**config, "setup_commands": []}
 
 
 def _rented(
     config: Mapping[str, Any], own: Mapping[str, Any], costs: Mapping[str, Any]
 ) -> tuple[NodeType, ...]:
     """Return the types of a cloud's machines, the head first."""
-    types: Mapping[str, Any] = config.get("available_node_types") or {}
-    head = str(config.get("head_node_type", ""))
-    if head not in types:
-        what = f"head_node_type {head!r} is none of available_node_types"
-        raise InputError.of("head_node_type", what, nearest(head, types))
-    place, machine_at, spot_at = CLOUDS.get(str(config["provider"]["type"]), ("", "", ""))
-    prices = {
-        region: _by_machine(f"{OWN}.prices.per_hour.{region}", of) for region, of in costs.items()
-    }
-    here = prices.get(str(config["provider"].get(place, "")), {})
+    types: Mapping[str, Any] = config["available_node_types"]
+    provider, head, bound = config["provider"], config["head_node_type"], config["max_workers"]
+    place, machine_at, spot_at = CLOUDS.get(provider["type"], ("", "", ""))
+    here = costs.get(str(provider.get(place, "")), {})
     machines = {name: str(_at(said.get("node_config"), machine_at)) for name, said in types.items()}
-    names = {*machines.values(), *(machine for of in prices.values() for machine in of)}
+    names = {*machines.values(), *(machine for region in costs.values() for machine in region)}
     cpus, gpus = (_sizes(own, key, names) for key in ("cpus", "gpus"))
-    bound = int(config.get("max_workers", 2))
 
     def kind(name: str) -> NodeType:
         said, machine = types[name], machines[name]
@@ -182,17 +205,21 @@ def _rented(
         spot = str(_at(said.get("node_config"), spot_at)).lower() == "spot"
         listed = price.get("list", math.inf)
         usual = price.get("spot", listed) if spot else listed
-        most = 1 if name == head else min(bound, int(said.get("max_workers", bound)))
-        fewest = 1 if name == head else min(most, int(said.get("min_workers", 0)))
+        most = 1 if name == head else min(bound, said["max_workers"])
+        fewest = 1 if name == head else min(most, said["min_workers"])
         cpu, gpu = size.get("CPU", cpus.get(machine)), size.get("GPU", gpus.get(machine, 0.0))
         return NodeType(name, most, cpu, gpu, usual, listed, machine, spot, fewest)
 
     return tuple(kind(name) for name in sorted(types, key=lambda name: name != head))
 
 
-def _sizes(own: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, float]:
+def _sizes(own: Mapping[str, Any], key: str, names: Collection[str]) -> Mapping[str, float]:
     """Return CPUs or GPUs by machine, or by head and worker where they are the user's own."""
-    return _numbers(f"{OWN}.{key}", own.get(key) or {}, tuple(sorted(names)))
+    sizes: Mapping[str, float] = own.get(key) or {}
+    for name in sizes:
+        if name not in names:
+            raise InputError.of(f"{OWN}.{key}.{name}", "unknown key", nearest(str(name), names))
+    return sizes
 
 
 def _at(value: Any, path: str) -> Any:
@@ -200,50 +227,6 @@ def _at(value: Any, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key, "") if isinstance(value, Mapping) else ""
     return value
-
-
-def _valid(path: str, config: Mapping[str, Any]) -> None:
-    """Raise InputError where Ray's own schema refuses the file."""
-    import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
-    try:
-        validate_config(prepare_config(deepcopy(dict(config))))
-    except jsonschema.ValidationError as error:
-        at = ".".join(str(part) for part in error.absolute_path) or "the file"
-        raise InputError.of("--cluster", f"{path}: {at}: {error.message}", "") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{path} is not what `ray up` takes"
-        raise InputError.of("--cluster", what, str(error).split("\n")[0]) from error
-
-
-def _by_machine(where: str, machines: object) -> dict[str, dict[str, float]]:
-    """Return the prices of a region's machines."""
-    if not isinstance(machines, Mapping) or not all(
-        isinstance(m, Mapping) for m in machines.values()
-    ):
-        raise InputError.of(where, f"{machines!r} has no machines", f"prices go {BY}")
-    return {str(name): _numbers(f"{where}.{name}", m, KINDS) for name, m in machines.items()}
-
-
-def _allowed(where: str, part: object, names: tuple[str, ...]) -> None:
-    if not isinstance(part, Mapping):
-        raise InputError.of(where, f"{part!r} has no keys", f"allowed: {', '.join(names)}")
-    for key in part:
-        if key not in names:
-            raise InputError.of(f"{where}.{key}", "unknown key", nearest(str(key), names))
-
-
-def _numbers(where: str, part: Mapping[str, object], names: tuple[str, ...]) -> dict[str, float]:
-    _allowed(where, part, names)
-    return {name: _number(f"{where}.{name}", value) for name, value in part.items()}
-
-
-def _number(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise InputError.of(where, f"{value!r} is no amount", "a number, 0 or more")
-    return float(value)
 
 
 def _day(value: object) -> datetime.date:

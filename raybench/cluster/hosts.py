@@ -1,12 +1,20 @@
-"""Hosts by ssh: run a command, copy files there."""
+"""Hosts by ssh: run a command, copy files there, and bring home what a sweep tells and its results, by one rsync."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
 
 CONNECT_SECONDS = 10
 
@@ -19,7 +27,9 @@ class Unreachable(RuntimeError):
 class Host:
     """A host: its address, whom to log in as, the private key's file, and a command that leads there.
 
-    A command runs in a plain shell of the host, which reads no profile.
+    A command runs in a plain shell of the host, which reads no profile. The first key that a host shows is written into
+    known_hosts and must not change while the launch lasts: hosts of a cloud are new every time, and their keys are known
+    to nobody beforehand.
     """
 
     address: str
@@ -28,24 +38,26 @@ class Host:
     proxy: str = ""
     known_hosts: str = "/dev/null"
 
+    @classmethod
+    def of(cls, address: str, auth: Mapping[str, Any], known_hosts: str = "/dev/null") -> Host:
+        """Return a host as it is reached from here, by what a cluster file says under ``auth``."""
+        key = os.path.expanduser(auth.get("ssh_private_key", ""))
+        proxy = auth.get("ssh_proxy_command", "")
+        return cls(address, auth.get("ssh_user", "root"), key, proxy, known_hosts)
+
     @property
     def login(self) -> str:
         """``user@address``."""
         return f"{self.user}@{self.address}"
 
-    def ssh(self, *options: str) -> list[str]:
-        """Return the command line of ssh up to the command.
-
-        The first key that a host of this launch shows is kept and must not change while the launch lasts: hosts of a
-        cloud are new every time, and their keys are known to nobody beforehand.
-        """
-        keep = "no" if self.known_hosts == "/dev/null" else "accept-new"
+    def ssh(self) -> list[str]:
+        """Return the command line of ssh up to the login."""
         words = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "LogLevel=ERROR"]
         words += ["ServerAliveInterval=5", "ServerAliveCountMax=4"]
-        words += [f"StrictHostKeyChecking={keep}", f"UserKnownHostsFile={self.known_hosts}"]
+        words += ["StrictHostKeyChecking=accept-new", f"UserKnownHostsFile={self.known_hosts}"]
         words += [f"ProxyCommand={self.proxy}"] if self.proxy else []
         key = ["-i", self.key, "-o", "IdentitiesOnly=yes"] if self.key else []
-        return ["ssh", *key, *(part for word in words for part in ("-o", word)), *options]
+        return ["ssh", *key, *(f"-o{word}" for word in words)]
 
     def run(self, command: str, *, timeout: float = 120, check: bool = True) -> str:
         """Run a command on the host and return what it printed.
@@ -68,17 +80,10 @@ class Host:
 
     def push(self, here: Path, there: str, *options: str) -> None:
         """Copy a folder to the host. Raises Unreachable and RuntimeError as ``run`` does."""
-        self._rsync("-a", *options, f"{here}/", f"{self.login}:{there}/")
+        self.rsync("-a", *options, f"{here}/", f"{self.login}:{there}/")
 
-    def pull(self, there: Sequence[str], here: Path, *options: str) -> None:
-        """Copy files and folders of the host into a folder, times and no more of what they are, and none that is absent.
-
-        Raises Unreachable and RuntimeError as ``run`` does.
-        """
-        sources = [f"{self.login}:{path}" for path in there]
-        self._rsync("-rt", "--ignore-missing-args", *options, *sources, f"{here}/")
-
-    def _rsync(self, *words: str) -> None:
+    def rsync(self, *words: str) -> None:
+        """Call rsync with ssh as for this host. Raises Unreachable and RuntimeError as ``run`` does."""
         # paths on the host are for rsync alone, so that no shell of the host reads them
         call = ["rsync", "--protect-args", "--timeout=60", "-e", shlex.join(self.ssh()), *words]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
@@ -94,3 +99,70 @@ def last_line(text: str) -> str:
     """Return the last line that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
+
+
+# What a sweep on the head tells, and its results ---------------------------------------------------
+
+OURS = (  # what a launch has sent to has the mark beside it
+    "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
+    "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
+)
+# What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
+LOOK = """\
+{lease} push >/dev/null 2>&1
+if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
+  sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
+fi
+{ours} && rsync"""
+SHARD = re.compile(
+    r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
+)
+ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
+
+
+def send(host: Host, results: Path, out: str) -> None:
+    """Copy what the folder here holds already to the head, whose driver then goes on from it.
+
+    Raises RuntimeError where the head's folder holds a sweep of somebody else.
+    """
+    host.run(f"{OURS.format(out=out)} && mkdir -p {out} && touch {out}/../launch")
+    # the sweep's text has paths of each machine, and the locks are each machine's own
+    apart = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
+    host.push(results, out, *(f"--exclude={name}" for name in apart))
+
+
+def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
+    """Copy what is new on the head into the folder here, and return what a job's folder there tells of it.
+
+    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go elsewhere. Files travel into a folder that nobody reads, and appear by
+    a rename, cells last. rsync looks for the end of the job first, so that all is there when it is told, and for cells
+    before curves: those of each cell were written before it. Raises Unreachable, RuntimeError and OSError.
+    """
+    spare = results / "tmp"
+    shutil.rmtree(spare, ignore_errors=True)
+    spare.mkdir(parents=True)
+    ours = OURS.format(out=out) if out else "true"
+    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID, ours=ours)
+    there = [f"{job}/{ENDED}", f"{job}/{PROGRESS}"]
+    there += [f"{out}/{part}" for part in reversed(ORDER) if out]
+    host.rsync(
+        "-rt", "--ignore-missing-args", "--no-inc-recursive", "--modify-window=-1",
+        f"--compare-dest={results.absolute()}", "--exclude=.*", "--exclude=lock*", f"--rsync-path={look}",
+        *(f"{host.login}:{path}" for path in there), f"{spare}/",
+    )  # fmt: skip
+    progress: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        progress = dict(json.loads((spare / PROGRESS).read_text()))
+    code = exit_code((spare / ENDED).read_text()) if (spare / ENDED).is_file() else None
+    for part in ORDER if out else ():
+        for file in sorted(spare.glob(f"{part}/*")):
+            if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
+                (results / part).mkdir(exist_ok=True)
+                file.replace(results / part / file.name)
+    shutil.rmtree(spare, ignore_errors=True)
+    return progress, code
+
+
+def exit_code(text: str) -> int | None:
+    """Return what a job left behind at its end, None of one that runs."""
+    return int(text) if text.strip().isdecimal() else None

@@ -1,6 +1,6 @@
-"""Ray's launcher: what it is given for one launch, and ``ray up``, ``ray down`` and its provider as programs.
+"""Ray's launcher: what it is given for one launch, and ``ray up``, ``ray down`` and its provider as one program.
 
-Programs of their own, because Ray reads its settings when it is loaded, changes signal handlers, and prints much.
+A program of its own, because Ray reads its settings when it is loaded, changes signal handlers, and prints much.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.file import ClusterFile
+import yaml
+
+from raybench.cluster.file import THERE, ClusterFile
 from raybench.cluster.hosts import Host
-from raybench.cluster.stage import LEASE, THERE, TOKEN
+from raybench.cluster.stage import LEASE, TOKEN
 from raybench.core.errors import InputError
 
 QUIET = {
@@ -32,29 +34,29 @@ QUIET = {
     "RAY_UP_enable_autoscaler_v2": "0",  # with it, a local provider starts no workers
     "PYTHONWARNINGS": "ignore",
 }
-FACTS = """
+PROGRAM = """
 import json, sys, yaml
 from ray.autoscaler import sdk
 from ray.autoscaler._private.providers import _get_node_provider
-config = sdk.bootstrap_config(yaml.safe_load(open(sys.argv[1])), no_config_cache=True)
-said = {"auth": config["auth"]}
-if sys.argv[2] == "head":
-    said["head"] = sdk.get_head_node_ip(sys.argv[1])
+verb, path, facts = *sys.argv[1:], None
+if verb == "up":
+    config = sdk.create_or_update_cluster(path, no_config_cache=True)
+    facts = {"head": sdk.get_head_node_ip(path), "auth": config["auth"]}
+elif verb == "down":
+    sdk.teardown_cluster(path)
 else:
+    config = sdk.bootstrap_config(yaml.safe_load(open(path)), no_config_cache=True)
     provider = _get_node_provider(config["provider"], config["cluster_name"])
-    said["alive"] = [str(node) for node in provider.non_terminated_nodes({})]
-print("raybench:" + json.dumps(said))
+    facts = [str(node) for node in provider.non_terminated_nodes({})]
+print("raybench:" + json.dumps(facts))
 """
+CONFIG, STAGE, LOG = "cluster.yaml", "stage", "launcher.log"  # in the folder of a launch
 SUBMIT = "-m ray.scripts.scripts job submit --address http://127.0.0.1:8265 --no-wait"
 BOOT = """#!/bin/sh
 m=$((({deadline} - $(date +%s)) / 60))
 [ $m -le {most} ] || m={most}
 shutdown --no-wall -h +$((m > 1 ? m : 1))
 """
-PLAIN = {  # how Ray is started where the cluster file does not say
-    "head": "--head --port=6379 --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
-    "worker": "--address=$RAY_HEAD_IP:6379",
-}
 SSM = "resolve:ssm:"  # in place of an image's id: a name that Amazon's parameter store knows
 
 
@@ -65,29 +67,19 @@ class LaunchFailed(RuntimeError):
 # What it is given ----------------------------------------------------------------------------
 
 
-def folder_there(cluster: ClusterFile) -> str:
-    """Return where the stage lies on every host. Absolute: the head hands the path on, and expands no ``~``."""
-    return f"{cluster.home}/{THERE}"
-
-
-def kept_there(cluster: ClusterFile, launch: str) -> str:
-    """Return the folder on the head for what one launch leaves: its jobs' words, and results. No two launches share it."""
-    return f"{folder_there(cluster)}-results/{launch}"
-
-
 def token(cluster: ClusterFile) -> str:
     """Return the command by which what follows shows the launch's token, and is known as the launch's.
 
     Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables that say whose they are.
     """
-    path = f"{folder_there(cluster)}/{TOKEN}"
+    path = f"{cluster.there}/{TOKEN}"
     return f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={path}"
 
 
 def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> str:
     """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
-    kind = "own" if cluster.own_machines else "rented"
+    kind = "own" if cluster.hosts else "rented"
     words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
     return (
         f"f=$(mktemp) && echo {script} | base64 -d >$f && sh $f take {shlex.join(words)}; c=$?; rm -f $f; "
@@ -95,37 +87,26 @@ def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> st
     )
 
 
-def rendered(
-    cluster: ClusterFile, name: str, stage: Path, python: str, take: str, deadline: float
-) -> dict[str, Any]:
-    """Return the configuration of one launch, whose cluster is called ``name``.
+def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: float) -> None:
+    """Write the configuration of one launch, whose cluster is called ``name``, into the launch's folder.
 
     The first command of every node takes its lease, and a machine of Amazon's has one from its first second on. Every
     start of Ray pushes the lease, and asks for the token: without its file it fails, instead of making an open cluster.
     """
     config = deepcopy(dict(cluster.config))
     config["cluster_name"] = name
-    there = folder_there(cluster)
-    mounts: Mapping[str, str] = config.get("file_mounts") or {}
-    more = {to: source for to, source in mounts.items() if Path(to).name != THERE}
-    config["file_mounts"] = {**more, there: str(stage)}
-    config["initialization_commands"] = [take, *(config.get("initialization_commands") or ())]
-    ray = f"{python} -m ray.scripts.scripts"
-    for kind in PLAIN:
-        key = f"{kind}_start_ray_commands"
-        commands = config.get(key) or [f"{ray} stop", f"{ray} start {PLAIN[kind]}"]
-        config[key] = [
-            f"{LEASE} push || exit 1; {token(cluster)}; {command}" for command in commands
-        ]
-    serve = f"{LEASE} serve"
-    config["worker_start_ray_commands"].append(
-        f"setsid nohup {serve} >/dev/null 2>&1 </dev/null & sleep 0.1"
-    )
-    for node in (config.get("available_node_types") or {}).values():
-        if node.get("initialization_commands"):
+    mounts = {to: source for to, source in config["file_mounts"].items() if Path(to).name != THERE}
+    config["file_mounts"] = {**mounts, cluster.there: str(folder / STAGE)}
+    for node in (config, *config["available_node_types"].values()):
+        if node is config or node.get("initialization_commands"):
             node["initialization_commands"] = [take, *node["initialization_commands"]]
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        config[key] = [f"{LEASE} push || exit 1; {token(cluster)}; {line}" for line in config[key]]
+    serve = f"setsid nohup {LEASE} serve >/dev/null 2>&1 </dev/null & sleep 0.1"
+    config["worker_start_ray_commands"].append(serve)
+    for node in config["available_node_types"].values():
         _ending_by_itself(config["provider"], node.get("node_config") or {}, cluster, deadline)
-    return config
+    (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
 
 
 def _ending_by_itself(
@@ -161,76 +142,44 @@ def image_id(parameter: str, region: str) -> str:
         raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
 
 
-def python_of(cluster: ClusterFile) -> str:
-    """Return the interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
-    for command in cluster.config.get("head_start_ray_commands") or ():
-        beside = re.search(r"([^\s;&|]*/)?ray\s+start\b", str(command))
-        if beside:
-            return f"{beside[1]}python" if beside[1] else "python3"
-    return "python3"
+# The program ---------------------------------------------------------------------------------
 
 
-# The programs --------------------------------------------------------------------------------
+def up(folder: Path) -> Host:
+    """Start or repair the cluster of a launch's folder, and return its head. Raises LaunchFailed."""
+    facts = _ray("up", folder)
+    return Host.of(facts["head"], facts["auth"], str((folder / "known_hosts").resolve()))
 
 
-def up(config: Path, log: Path, env: dict[str, str]) -> None:
-    """Start or repair the cluster of a rendered file. Raises LaunchFailed."""
-    _ray(["up", "-y", "--no-config-cache", str(config)], log, env)
-
-
-def down(config: Path, log: Path, env: dict[str, str]) -> None:
+def down(folder: Path) -> None:
     """Ask Ray to end the cluster. That it says so proves nothing: see ``alive``. Raises LaunchFailed."""
-    _ray(["down", "-y", str(config)], log, env)
+    _ray("down", folder)
 
 
-def head(config: Path, env: dict[str, str], known_hosts: str) -> Host:
-    """Return the head of a cluster that is up. Raises LaunchFailed where the provider knows none."""
-    said = _facts(config, "head", env)
-    return reached(str(said["head"]), said["auth"], known_hosts)
-
-
-def reached(address: str, auth: Mapping[str, Any], known_hosts: str = "/dev/null") -> Host:
-    """Return a host as it is reached from here, by what a cluster file says under ``auth``."""
-    key = os.path.expanduser(str(auth.get("ssh_private_key") or ""))
-    proxy = str(auth.get("ssh_proxy_command") or "")
-    return Host(address, str(auth.get("ssh_user", "root")), key, proxy, known_hosts)
-
-
-def alive(config: Path, env: dict[str, str]) -> list[str]:
+def alive(folder: Path) -> list[str]:
     """Return the nodes of the cluster that the provider says are there. Raises LaunchFailed."""
-    return list(_facts(config, "alive", env)["alive"])
+    return list(_ray("alive", folder))
 
 
-def _facts(config: Path, what: str, env: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", FACTS, str(config), what],
-        capture_output=True, text=True, env={**os.environ, **QUIET, **env}, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("raybench:")]
-    if done.returncode or not lines:
-        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise LaunchFailed(said[-1] if said else "the provider does not answer")
-    facts: dict[str, Any] = json.loads(lines[-1].removeprefix("raybench:"))
-    return facts
+def _ray(verb: str, folder: Path) -> Any:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / STAGE / TOKEN)}
+    with (folder / LOG).open("ab") as out:
+        began = out.tell()
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, verb, str(folder / CONFIG)],
+            stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **QUIET, **token}, check=False,
+            preexec_fn=_die_with_parent,
+        )  # fmt: skip
+    said = (folder / LOG).read_bytes()[began:].decode(errors="replace")
+    if done.returncode:
+        raise LaunchFailed(f"ray {verb}: {told(said)}\n    all of it: {folder / LOG}")
+    return json.loads(said.rsplit("raybench:", 1)[1].splitlines()[0])
 
 
 def _die_with_parent() -> None:
     """Let this process be killed when its parent is (Linux): an orphaned ``ray up`` would meet the next one."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _ray(args: list[str], log: Path, env: dict[str, str]) -> None:
-    with log.open("ab") as out:
-        began = out.tell()
-        done = subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", *args],
-            stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **QUIET, **env}, check=False,
-            preexec_fn=_die_with_parent,
-        )  # fmt: skip
-    if done.returncode:
-        said = log.read_bytes()[began:].decode(errors="replace")
-        raise LaunchFailed(f"ray {args[0]}: {told(said)}\n    all of it: {log}")
 
 
 def told(log: str) -> str:

@@ -1,4 +1,4 @@
-"""What a launch would take: hours, and what the cluster's nodes cost meanwhile."""
+"""What a launch would take: cells, hours, and what the cluster's nodes cost meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raybench.cluster.file import OWN, ClusterFile, NodeType
 from raybench.core.errors import InputError
+from raybench.execution.costs import admit, estimate
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.run import Options
+from raybench.execution.search import Best
+from raybench.spec import Sweep
 from raybench.spec.model import Resources
+from raybench.store import Store
+from raybench.store.files import check_reachable
 
 START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; paid for, too
 
@@ -36,6 +44,41 @@ class Price:
     def most(self) -> float | None:
         """What the dearest cluster costs until it ends by itself."""
         return None if self.per_hour is None else self.per_hour * self.most_hours
+
+
+def offer(
+    sweep: Sweep,
+    cluster: ClusterFile,
+    results: Path,
+    remote: str,
+    max_hours: float,
+    max_cost: float | None,
+    retry_failed: bool = False,
+    best: Best | None = None,
+) -> tuple[Plan, Price]:
+    """Return the plan of what a results folder lacks, and its price on a cluster.
+
+    remote: the folder's URL where it is not on this machine. best: judges the steps of a sweep that searches.
+
+    The work is estimated from the first rounds of each method, here; that of a search is what it takes at most.
+    Raises InputError as planning and ``price`` do.
+    """
+    check_reachable(remote or results, processes=True)
+    store = Store(remote or results)
+    store.claim(sweep.text, write=False)
+    plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
+    admit(plan, store.folder)
+    low = high = 0.0
+    if plan.batches:
+        options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
+        tried = estimate(plan.batches, options)
+        work = {batch.name: plan.work(batch) for batch in plan.batches}
+        more = sum(work.values()) / max(sum(work[name] for name in tried), 1e-30) * plan.ahead
+        low = more * sum(e.seconds * e.spread[0] for e in tried.values())
+        high = more * sum(e.seconds * e.spread[1] for e in tried.values())
+    asked = plan.sweep.resources
+    cost = price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
+    return plan, cost
 
 
 def price(
@@ -68,7 +111,7 @@ def price(
     counts = [n.most if f != 0 else n.fewest for n, f in zip(cluster.nodes, fits)]
     usual = sum(n.price * count for n, count in zip(cluster.nodes, counts) if count)
     listed = _dearest(cluster, holds)
-    start = 0.02 if cluster.own_machines else START_HOURS
+    start = 0.02 if cluster.hosts else START_HOURS
     at_once = 3600 * max(1, min(slots or 1, batches))
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
     cost = None if math.isinf(usual) else (usual * hours[0], usual * hours[1])
@@ -76,13 +119,15 @@ def price(
         if not cluster.ends_by_itself:
             what = "a machine of this provider that shuts itself down costs on until it is deleted"
             raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
-        if math.isinf(listed) or cost is None:
-            _refuse_unpriced(cluster)
-        elif cost[1] > max_cost:
+        if cluster.unpriced or cost is None:
+            place = f"{cluster.region or 'REGION'}: {{{cluster.unpriced[0]}: {{list: 1.23}}}}"
+            what = f"no price is known of {', '.join(cluster.unpriced)} in {cluster.region}"
+            fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, per_hour: {{{place}}}"
+            raise InputError.of("--max-cost", what, fix)
+        if cost[1] > max_cost:
             what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
-            raise InputError.of(
-                "--max-cost", what, "fewer cells (raybench plan shows which cost most)"
-            )
+            fix = "fewer cells (raybench plan shows which cost most)"
+            raise InputError.of("--max-cost", what, fix)
         if listed:
             max_hours = min(max_hours, max_cost / listed)
     if hours[1] > max_hours:
@@ -91,27 +136,17 @@ def price(
     return Price(seconds, slots, hours, cost, max_hours, None if math.isinf(listed) else listed)
 
 
-def _refuse_unpriced(cluster: ClusterFile) -> None:
-    """Raise InputError that says how the missing prices are given."""
-    bare = cluster.unpriced
-    names = ", ".join(dict.fromkeys(n.machine or n.name for n in bare))
-    where = f" in {cluster.region}" if cluster.region else ""
-    fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, "
-    fix += f"per_hour: {{{cluster.region or 'REGION'}: {{{bare[0].machine or 'MACHINE'}: {{list: 1.23}}}}}}"
-    raise InputError.of("--max-cost", f"no price is known of {names}{where}", fix)
-
-
 def _dearest(cluster: ClusterFile, holds: Sequence[float | None]) -> float:
     """Return the list price of an hour of the dearest nodes that may run, infinite where one has none.
 
     Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
     ``max_workers`` besides the head.
     """
-    left = max(0, cluster.max_workers - sum(node.fewest for node in cluster.nodes[1:]))
+    left = cluster.config["max_workers"] - sum(node.fewest for node in cluster.nodes[1:])
     price = sum(node.listed * node.fewest for node in cluster.nodes if node.fewest)
     more = [node for node, held in zip(cluster.nodes, holds) if held != 0]
     for node in sorted(more, key=lambda node: -node.listed):
-        added = min(node.most - node.fewest, left)
+        added = max(0, min(node.most - node.fewest, left))
         price += node.listed * added if added else 0.0
         left -= added
     return price

@@ -24,7 +24,6 @@ from raybench.core.errors import InputError
 STATES = ("up", "submitted", "running", "fetched", "down")
 NAME, ORDER = "launch", "order.json"  # NAME: of the file in the results folder
 ID = re.compile(r"[0-9a-f]{8}")
-LOG = "launcher.log"
 
 
 def launches() -> Path:
@@ -49,7 +48,7 @@ class Launch:
         Raises InputError where there is none.
         """
         launch = cls(name)
-        if launch.order() is not None:
+        if launch.order():
             return launch
         for key, order in reversed(begun()):
             if str(name) in (key, order.get("name")) and "results" in order:
@@ -85,8 +84,8 @@ class Launch:
             return None
         return text if ID.fullmatch(text) else ""
 
-    def begin(self, order: Mapping[str, Any]) -> None:
-        """Forget an earlier launch that is down, and note what this one is to do."""
+    def begin(self) -> dict[str, Any]:
+        """Forget an earlier launch that is down, and return the first facts of a new one, to be noted by ``amend``."""
         if self._id() is not None:
             shutil.rmtree(self.folder)
         name = uuid.uuid4().hex[:8]
@@ -95,63 +94,47 @@ class Launch:
         self.results.mkdir(parents=True, exist_ok=True)
         write_private(self.results / NAME, name)
         results = str(self.results.absolute())
-        facts = {"id": name, "results": results, "began": time.time(), "reached": {}}
-        self._note({**facts, **order})
+        return {"id": name, "results": results, "began": time.time(), "reached": {}}
 
-    def order(self) -> dict[str, Any] | None:
-        """Return what this launch is to do and has reached, None where there is none."""
-        if self._id() is None:  # nothing was launched yet
-            return None
-        path = self.folder / ORDER
-        try:
-            return dict(json.loads(path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as error:
-            what = f"cannot read {path}: {error}"
-            raise InputError.of("DIR", what, "is the file whole?") from error
-
-    def ordered(self) -> dict[str, Any]:
-        """Return what this launch is to do and has reached. Raises InputError where there is none."""
-        return Launch.of(self.results).order() or {}
+    def order(self) -> dict[str, Any]:
+        """Return what this launch is to do and has reached, nothing where there is none."""
+        return {} if self._id() is None else noted(self.folder)
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
-        self._note({**self.ordered(), **facts})
+        write_private(self.folder / ORDER, json.dumps({**self.order(), **facts}, indent=1))
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
         assert state in STATES
-        self.amend(
-            reached={**self.ordered().get("reached", {}), state: {"at": time.time(), **facts}}
-        )
-
-    def leave(self, *states: str) -> None:
-        """Forget states, as when a job is submitted anew."""
-        reached = self.ordered().get("reached", {})
-        self.amend(reached={state: reached[state] for state in reached if state not in states})
+        self.amend(reached={**self.order()["reached"], state: {"at": time.time(), **facts}})
 
     def reached(self, state: str) -> dict[str, Any] | None:
         """Return the facts of a state, None where it is not reached."""
-        facts: dict[str, Any] | None = (self.order() or {}).get("reached", {}).get(state)
+        facts: dict[str, Any] | None = self.order().get("reached", {}).get(state)
         return facts
 
     @property
     def state(self) -> str:
-        """The last state that is reached; ``ordered`` before the first."""
-        return last_state(self.order() or {})
-
-    def place(self, name: str) -> Path:
-        """Return the path of a file of this launch."""
-        return self.folder / name
-
-    def _note(self, facts: Mapping[str, Any]) -> None:
-        write_private(self.folder / ORDER, json.dumps(facts, indent=1))
+        """The last state that is reached; ``ordered`` before the first, ``down`` where nothing was launched."""
+        order = self.order()
+        return last_state(order) if order else "down"
 
 
 def last_state(facts: Mapping[str, Any]) -> str:
     """Return the last state of a launch's document; ``ordered`` before the first."""
     return next((s for s in reversed(STATES) if s in facts.get("reached", {})), "ordered")
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    """Return the document of a launch's folder, nothing where there is none. Raises InputError for one that is damaged."""
+    path = folder / ORDER
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError.of("DIR", f"cannot read {path}: {error}", "is the file whole?") from error
 
 
 def begun() -> list[tuple[str, dict[str, Any]]]:
@@ -162,12 +145,11 @@ def begun() -> list[tuple[str, dict[str, Any]]]:
     rows = []
     for folder in launches().glob("*"):
         try:
-            facts = dict(json.loads((folder / ORDER).read_text()))
-        except (OSError, ValueError, TypeError):
+            facts = noted(folder)
+        except InputError:
             facts = {"damaged": f"cannot read {ORDER}"}
-        if not isinstance(facts.get("began"), float):
-            facts["began"] = folder.stat().st_mtime
-        rows.append((folder.name, facts))
+        if facts:  # else it was killed before anything was ordered
+            rows.append((folder.name, {"began": folder.stat().st_mtime, **facts}))
     return sorted(rows, key=lambda row: row[1]["began"])
 
 

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import getpass
+import re
 import shutil
-import threading
+import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from raybench.cluster import file, launcher
+from raybench.cluster import file, launcher, stage
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.follow import Told, fetch, send
-from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.stage import ENDED, LEASE, LOG, PID, TOKEN
-from raybench.cluster.states import LOG as LAUNCHER_LOG
+from raybench.cluster.hosts import Host, Unreachable, exit_code, fetch, send
+from raybench.cluster.launcher import STAGE
+from raybench.cluster.price import Price
+from raybench.cluster.stage import ENDED, LEASE, LOG, PID
 from raybench.cluster.states import Launch
 from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
+from raybench.spec import Sweep
+from raybench.store import Store
 
+GIVEN = "given.yaml"  # in the folder of a launch: the cluster file, as it was when the launch began
 DASHBOARD_SECONDS = 120.0
-PUSH_EVERY = 10.0
-LOOK_EVERY, FETCH_EVERY = 5.0, 15.0  # seconds between two looks at the progress, and at results
+LOOK_EVERY = 10.0  # seconds between two looks at the head, which bring home what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
@@ -35,87 +36,84 @@ GONE_SECONDS = 90.0  # that a provider may take to forget a node
 OVER = 1  # exit code of a sweep whose hours are over
 
 
-class HeadLost(RuntimeError):
-    """The head does not answer, for so long that it is given up."""
+def order(
+    launch: Launch,
+    sweep: Sweep,
+    cluster: ClusterFile,
+    cost: Price,
+    flags: Sequence[str],
+    remote_out: str,
+    keep: bool,
+    notify: str = "",
+) -> None:
+    """Write down what a launch is to do, and gather what travels. A cluster that is kept takes the next job.
+
+    It ends at the hour that was said when it was started.
+    """
+    facts = launch.order()
+    if launch.state == "down":
+        facts = launch.begin()
+        owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
+        facts |= {"owner": owner, "deadline": time.time() + cost.most_hours * 3600}
+        (launch.folder / GIVEN).write_bytes(cluster.path.read_bytes())
+    # a slash would break the Jobs API
+    name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
+    kept = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
+    job = f"raybench-{name}-{facts['id']}-{int(time.time())}"
+    out, lease = remote_out or f"{kept}/{name}", "hold"
+    if cluster.hosts or remote_out:
+        lease = "push"
+    command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
+    words = [f"{kept}/{job}", lease, *command, out, *flags]
+    stage.gather(launch.folder / STAGE, sweep, words)
+    Store(launch.results).claim(sweep.text)
+    facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
+    facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
+    facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
+    up = facts["reached"].get("up")
+    launch.amend(**{**facts, "reached": {"up": up} if up else {}})  # last: there is a launch now
 
 
-class NotDown(RuntimeError):
-    """Something of the cluster is still there; the text names it and says what to do."""
-
-
-@dataclass
 class Steps:
-    """The steps of one launch. say: told what happens; show: given the sweep's progress and a remark."""
+    """The steps of one launch, which say on standard error what happens."""
 
-    launch: Launch
-    say: Callable[[str], None] = print
-    show: Callable[[dict[str, Any], str], None] = field(default=lambda progress, remark: None)
-
-    @cached_property
-    def order(self) -> dict[str, Any]:
-        """What this launch is to do."""
-        return self.launch.ordered()
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.order, self.folder = launch, launch.order(), launch.folder
+        self.lost = False  # whether the head was given up
+        self.job = f"{self.order['kept']}/{self.order['job']}"  # on the head: what the job tells
 
     @cached_property
     def cluster(self) -> ClusterFile:
         """The cluster file, as it was when the launch began."""
-        return file.read(str(self.launch.place("given.yaml")))
-
-    @property
-    def stage(self) -> Path:
-        """The folder of what travels, here."""
-        return self.launch.place("stage")
-
-    @property
-    def config(self) -> Path:
-        """What Ray's launcher is given."""
-        return self.launch.place("cluster.yaml")
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables that show this launch's token to the cluster."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.stage / TOKEN)}
-
-    @property
-    def job(self) -> str:
-        """The folder on the head of what the job tells."""
-        return f"{self.order['kept']}/{self.order['job']}"
-
-    def reached(self, state: str) -> bool:
-        """Whether a state was reached."""
-        return self.launch.reached(state) is not None
+        return file.read(str(self.folder / GIVEN))
 
     def head(self) -> Host:
-        """Return the head. Raises HeadLost where the cluster was never up."""
+        """Return the head. Raises RuntimeError where the cluster was never up."""
         up = self.launch.reached("up")
         if up is None:
-            raise HeadLost("the cluster is not up yet")
+            raise RuntimeError("the cluster is not up yet")
         return Host(**up["head"])
 
     # -- up, submitted -----------------------------------------------------------------------
 
     def up(self) -> None:
         """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
-        if self.reached("submitted"):
+        if self.launch.reached("submitted"):
             return  # whoever follows finds out
-        if self.reached("up"):
-            with suppress(Unreachable, RuntimeError):
+        if self.launch.reached("up"):
+            with suppress(RuntimeError):
                 self.head().run(f"{LEASE} push", timeout=30)
                 return
-        order, deadline = self.order, float(self.order["deadline"])
-        name = f"{self.cluster.config.get('cluster_name', 'raybench')}-{order['id']}"
-        take = launcher.taking(self.cluster, order["id"], deadline, order["owner"])
-        given = (name, self.stage, str(order["python"]), take, deadline)
-        config = launcher.rendered(self.cluster, *given)
-        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        number, deadline = self.order["id"], float(self.order["deadline"])
+        name = f"{self.cluster.config['cluster_name']}-{number}"
+        take = launcher.taking(self.cluster, number, deadline, self.order["owner"])
+        launcher.render(self.cluster, self.folder, name, take, deadline)
         self._take_hosts(take)
-        self.say(f"starting {name} (ray up)")
-        launcher.up(self.config, self.launch.place(LAUNCHER_LOG), self.env)
-        known = str(self.launch.place("known_hosts").resolve())
-        head = launcher.head(self.config, self.env, known)
+        tell(f"starting {name} (ray up)")
+        head = launcher.up(self.folder)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
-        self.say(f"the head is up: {head.login}")
+        tell(f"the head is up: {head.login}")
 
     def _take_hosts(self, take: str) -> None:
         """Lease the user's own machines, all or none. Raises InputError where one is taken, or Ray runs there."""
@@ -124,7 +122,7 @@ class Steps:
             try:
                 host.run(take)
                 taken.append(host)
-            except (Unreachable, RuntimeError) as error:
+            except RuntimeError as error:
                 for one in taken:
                     with suppress(Unreachable):
                         one.run(f"{LEASE} end", check=False)
@@ -132,37 +130,19 @@ class Steps:
                 fix = "wait, or give other machines; each is reached by ssh without a password"
                 raise InputError.of("--cluster", str(error), fix) from error
 
-    @contextmanager
-    def pushing(self) -> Iterator[None]:
-        """Push the leases of the user's own machines meanwhile: to set one up may take longer than a lease lasts."""
-        over = threading.Event()
-
-        def push() -> None:
-            while not over.wait(PUSH_EVERY):
-                for host in self._machines():
-                    with suppress(Unreachable):
-                        host.run(f"{LEASE} push", timeout=30, check=False)
-
-        threading.Thread(target=push, daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-
     def _machines(self) -> list[Host]:
-        auth = self.cluster.config.get("auth") or {}
-        return [launcher.reached(address, auth) for address in self.cluster.hosts]
+        return [Host.of(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
-        if self.reached("submitted"):
+        if self.launch.reached("submitted"):
             return
-        head, job, there = self.head(), self.order["job"], launcher.folder_there(self.cluster)
-        head.push(self.stage, there)  # the mounts of ``ray up``, where they are older
+        head, job, there = self.head(), self.order["job"], self.cluster.there
+        head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
         head.run(f"mkdir -p {self.job} && {LEASE} push")
-        python = f"{launcher.token(self.cluster)}; {self.order['python']}"
+        python = f"{launcher.token(self.cluster)}; {self.cluster.python}"
         ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
         until = time.monotonic() + DASHBOARD_SECONDS
         while True:
@@ -172,47 +152,56 @@ class Steps:
             if time.monotonic() > until:  # the dashboard of a new head comes up last
                 raise launcher.LaunchFailed(f"the sweep could not be submitted: {said[-300:]}")
         self.launch.reach("submitted", job=job)
-        self.say(f"submitted as {job}")
+        tell(f"submitted as {job}")
 
     # -- running, fetched --------------------------------------------------------------------
 
     def follow(self) -> int:
         """Show the sweep's progress, and fetch its shards, until it ends or its hours do; return its exit code.
 
-        Raises HeadLost where nothing is heard of the head for long.
+        The progress stands in the same block as that of a sweep that runs here. Raises RuntimeError where nothing is
+        heard of the head for so long that it is given up.
         """
         over = self.launch.reached("fetched")
         if over is not None:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        told, heard, asked, fetched = Told(), time.monotonic(), 0.0, -FETCH_EVERY
-        while told.code is None and time.time() < last:
-            remark, due = "", time.monotonic() - fetched >= FETCH_EVERY
-            try:
-                told = fetch(head, self.launch.results, self.job, self.order["out"] if due else "")
-                heard, asked = time.monotonic(), 0.0
-                fetched = heard if due else fetched
-                if told.progress and not self.reached("running"):
-                    self.launch.reach("running")
-            except Unreachable:
-                silence = time.monotonic() - heard
-                if silence > 10:
-                    remark = f"the head is silent for {silence:.0f} s"
-                if silence - asked > ASK_PROVIDER:
-                    asked = silence
-                    self._see(head, silence)
-            except (RuntimeError, OSError) as error:
-                remark = str(error)  # a full disk here does not end the sweep there
-                with suppress(Unreachable):
-                    end = head.run(f"cat {self.job}/{ENDED} 2>/dev/null; true", timeout=30).strip()
-                    told = replace(told, code=int(end) if end.isdecimal() else None)
-            self.show(told.progress, remark)
-            if told.code is None:
-                time.sleep(LOOK_EVERY)
-        code = told.code
+        said: dict[str, Any] = {}
+        code: int | None = None
+        view: View | None = None
+        heard, asked = time.monotonic(), 0.0
+        with ExitStack() as block:
+            while code is None and time.time() < last:
+                remark = ""
+                try:
+                    said, code = fetch(head, self.launch.results, self.job, self.order["out"])
+                    heard, asked = time.monotonic(), 0.0
+                except Unreachable:
+                    silence = time.monotonic() - heard
+                    if silence > 10:
+                        remark = f"the head is silent for {silence:.0f} s"
+                    if silence - asked > ASK_PROVIDER:
+                        asked = silence
+                        self._see(head, silence)
+                except (RuntimeError, OSError) as error:
+                    remark = str(error)  # a full disk here does not end the sweep there
+                    with suppress(Unreachable):
+                        end = f"cat {self.job}/{ENDED} 2>/dev/null; true"
+                        code = exit_code(head.run(end, timeout=30))
+                if said and view is None:
+                    view = View(said["name"], said["cells"], said["rounds"], said["before"])
+                    block.enter_context(view)
+                    if not self.launch.reached("running"):
+                        self.launch.reach("running")
+                if said and view is not None:
+                    view.began = time.monotonic() - said["seconds"]  # when the driver did
+                    words = remark or said["stage"], said.get("silent", ())
+                    view.update(Progress(**said["now"]), *words)
+                if code is None:
+                    time.sleep(LOOK_EVERY)
         if code is None:
-            self.say("the hours of this launch are over")
+            tell("the hours of this launch are over")
             self._stop_job(head)
             code = OVER
         self._come_home(head)
@@ -220,32 +209,29 @@ class Steps:
         return code
 
     def _see(self, head: Host, silence: float) -> None:
-        """Raise HeadLost where the head has gone, or has said nothing for so long that nobody should wait for it."""
-        if not self.cluster.own_machines:
+        """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
+        if not self.cluster.hosts:
             try:
-                nodes = launcher.alive(self.config, self.env)
+                self.lost = not launcher.alive(self.folder)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
-            if not nodes:
-                raise HeadLost(
-                    f"{head.address} is gone: the provider knows no node of this cluster"
-                )
+            if self.lost:
+                raise RuntimeError(f"{head.address} is gone: the provider knows no node of it")
         if silence > PATIENCE:
             try:
                 head.run("true", timeout=30)
             except Unreachable as error:
-                raise HeadLost(f"no answer for {silence:.0f} s: {error}") from error
+                self.lost = True
+                raise RuntimeError(f"no answer for {silence:.0f} s: {error}") from error
 
     def _come_home(self, head: Host) -> None:
         """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
         for attempt in range(4):
             try:
                 if self.order["out"]:
-                    told = fetch(head, self.launch.results, self.job, self.order["out"])
-                    self.say(f"{told.shards:,} shards are in {self.launch.results}")
-                self.launch.place(LOG).write_text(
-                    head.run(f"tail -c 1000000 {self.job}/{LOG}; true")
-                )
+                    fetch(head, self.launch.results, self.job, self.order["out"])
+                    tell(f"all results are in {self.launch.results}")
+                (self.folder / LOG).write_text(head.run(f"tail -c 1000000 {self.job}/{LOG}; true"))
                 head.run(f"{LEASE} release", check=False)
                 return
             except Unreachable:
@@ -255,51 +241,49 @@ class Steps:
 
     def log(self) -> str:
         """Return the job's log: as it is on the head, or as it was when it was fetched."""
-        with suppress(Unreachable, RuntimeError):
-            if not self.reached("down"):
+        with suppress(RuntimeError):
+            if not self.launch.reached("down"):
                 return self.head().run(f"cat {self.job}/{LOG}")
-        path = self.launch.place(LOG)
+        path = self.folder / LOG
         return path.read_text() if path.exists() else ""
 
     # -- down --------------------------------------------------------------------------------
 
-    def down(self, fetching: bool = True, lost: bool = False) -> list[str]:
+    def down(self, fetching: bool = True) -> list[str]:
         """Fetch what there is, end the cluster, and return how it is known that nothing is left.
 
-        lost: the head was given up. Raises NotDown where something is, or may be, left, and where a rented head holds
-        results that cannot be fetched now.
+        Raises RuntimeError, which names what is, or may be, left and says what to do, and where a rented head that was
+        not given up holds results that cannot be fetched now.
         """
         ended = self.launch.reached("down")
         if ended is not None:
             return list(ended["sure"])
-        head = self.head() if self.reached("up") else None
-        home = self.reached("fetched") or not self.reached("submitted")
+        head = self.head() if self.launch.reached("up") else None
+        home = bool(self.launch.reached("fetched") or not self.launch.reached("submitted"))
         if head is not None and fetching and not home:
             self._stop_job(head)
             try:
                 self._come_home(head)
                 home = True
-            except (Unreachable, RuntimeError, OSError) as error:
-                if self.order["lease"] == "hold" and not lost:
+            except (RuntimeError, OSError) as error:
+                if self.order["lease"] == "hold" and not self.lost:
                     ends = time.localtime(float(self.order["deadline"]))
-                    raise NotDown(
+                    raise RuntimeError(
                         f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
                         f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
                     ) from error
-                self.say(f"not all results could be fetched: {error}")
-        if not self.config.exists():
+                tell(f"not all results could be fetched: {error}")
+        if not (self.folder / launcher.CONFIG).exists():
             sure = ["nothing was started"]
         else:
-            sure = (
-                self._machines_free(home) if self.cluster.own_machines else self._nodes_gone(head)
-            )
-        shutil.rmtree(self.stage, ignore_errors=True)  # the token and the data among it
+            sure = self._machines_free(home) if self.cluster.hosts else self._nodes_gone(head)
+        shutil.rmtree(self.folder / STAGE, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
 
     def _stop_job(self, head: Host) -> None:
         """Ask a sweep that is still running to end as by Ctrl-C: what is committed then is whole."""
-        with suppress(Unreachable, RuntimeError):
+        with suppress(RuntimeError):
             head.run(
                 f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
                 "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
@@ -314,14 +298,14 @@ class Steps:
         for host in self._machines():
             try:
                 still = host.run(f"{results}; ! {mine} || {LEASE} end").split()
-            except (Unreachable, RuntimeError) as error:
+            except RuntimeError as error:
                 left.append(f"{error} (what runs there ends by itself when its lease runs out)")
                 continue
             if still:
                 left.append(f"{host.address}: processes {', '.join(still)}")
             sure.append(f"{host.address}: no process of this launch, token and key removed")
         if left:
-            raise NotDown("\n    ".join(left))
+            raise RuntimeError("\n    ".join(left))
         return sure
 
     def _nodes_gone(self, head: Host | None) -> list[str]:
@@ -329,45 +313,28 @@ class Steps:
 
         Ray on the head ends first: its autoscaler would start workers while they are ended.
         """
-        self.say("ending the cluster (ray down)")
+        tell("ending the cluster (ray down)")
         trouble, until = "ray down did not", time.monotonic() + GONE_SECONDS
         with suppress(Unreachable):
             if head is not None:
                 head.run(f"{LEASE} end", check=False)
         try:
-            launcher.down(self.config, self.launch.place(LAUNCHER_LOG), self.env)
+            launcher.down(self.folder)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
         while True:
             try:
-                left = launcher.alive(self.config, self.env)
+                left = launcher.alive(self.folder)
             except launcher.LaunchFailed as error:
-                raise NotDown(f"the provider does not say what is left: {error}") from error
+                raise RuntimeError(f"the provider does not say what is left: {error}") from error
             if not left:
                 return ["the provider knows no node of this cluster"]
             if time.monotonic() > until:
                 end = f"the provider still has {', '.join(left)}: end them in its console"
-                raise NotDown(f"{end}; {trouble}")
+                raise RuntimeError(f"{end}; {trouble}")
             time.sleep(5)
 
 
-@contextmanager
-def progress(steps: Steps) -> Iterator[None]:
-    """Show the progress of the sweep there in the same block as one that runs here."""
-    views: list[View] = []
-
-    def show(said: dict[str, Any], remark: str) -> None:
-        if said and not views:
-            views.append(View(said["name"], said["cells"], said["rounds"], said["before"]))
-            views[0].__enter__()
-        for view in views if said else ():
-            view.began = time.monotonic() - said["seconds"]  # when the driver did, not this process
-            now = Progress(**said["now"])
-            view.update(now, remark or said["stage"], said.get("silent", ()))
-
-    steps.show = show
-    try:
-        yield
-    finally:
-        for view in views:
-            view.__exit__(None, None, None)
+def tell(text: str) -> None:
+    """Say on standard error what happens."""
+    print(text, file=sys.stderr, flush=True)
