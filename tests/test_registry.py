@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,14 +107,11 @@ def test_facts_are_typed_and_frozen():
         result.up = None
 
 
-def test_every_fact_has_a_check_and_stands_on_the_page():
-    page = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
+def test_every_fact_has_a_check_and_a_meaning():
     for kind in facts.KINDS:
         for name, (type_, meaning) in facts.meanings(kind).items():
             assert type_ in facts.EXPECTED, name
             assert len(meaning) > 10
-            if kind in ("algorithm", "problem"):
-                assert f"\n| `{name}` | {meaning} |" in page
 
 
 def test_a_parameter_may_not_bear_a_fact_s_name():
