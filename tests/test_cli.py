@@ -142,7 +142,7 @@ from raybench.plugins import *
 class Sometimes(Algorithm):
     def round(a, net, s, c):
         if a.fail and Path({flag!r}).exists():
-            raise OSError("the flag is up [red]")
+            raise InputError.of("weather", "it rains [red]", "take an umbrella")
         s.x = s.x - a.gamma * net.up(Dense(net.grad(s.x))).mean()
 """
 
@@ -155,9 +155,9 @@ def test_failed_cells_exit_1_say_why_and_run_again_on_demand(here):
         "plugins: p.py\nproblem: quadratic\nstep_size: 0.1\nrounds: 5\n"
         "algorithm: {name: sometimes, fail: [true, false]}\n"
     )
-    cause = "OSError: the flag is up [red]"
+    cause = "weather: it rains [red]; take an umbrella"  # in the line, before the advice
     said = cli("plan", "s.yaml")
-    assert (said.code, cause in said.out) == (0, True)
+    assert (said.code, "weather: it rains [red]" in said.out) == (0, True)
     assert "raises" not in cli("plan", "s.yaml", "--no-measure").out
     said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
     assert (said.code, cause in said.out) == (1, True)

@@ -142,26 +142,6 @@ def test_garbage_files_are_refused(text):
     refused("plan", "s.yaml")
 
 
-MOODY = """
-from raybench.plugins import Algorithm, InputError, algorithm
-
-
-@algorithm("moody", up=None, theory=None)
-class Moody(Algorithm):
-    def round(a, net, s, c):
-        raise InputError.of("weather", "it rains", "take an umbrella")
-"""
-
-
-def test_a_run_that_fails_prints_the_whole_message(here):
-    """The cause stands in the line before the advice."""
-    (here / "moody.py").write_text(MOODY)
-    args = ("--plugin", "moody.py", "--algorithm", "moody", "--step-value", 0.1, "--rounds", 3)
-    said = cli("run", *args)
-    assert said.code == 1
-    assert "weather: it rains; take an umbrella" in said.out
-
-
 def test_a_dimension_below_one_and_a_target_below_zero():
     refused("show", "top_k", "--d", -1, says=("--d", "greater than or equal to 1"))
     refused("table", "nowhere", "--target", -1, says=("--target", "a number > 0"))

@@ -149,19 +149,12 @@ def _way_out(skipped: Skipped) -> str:
     return flags.get(skipped.why.code, skipped.why.fix)
 
 
-def _cause(error: str) -> str:
-    """Return the message at the end of a traceback; of a user's mistake without the class."""
-    lines = error.strip().splitlines()
-    first = max(i for i, line in enumerate(lines) if line[:1] != " ")
-    text = "; ".join(line.strip() for line in lines[first:])
-    return text.removeprefix("raybench.core.errors.InputError: ")
-
-
 def _show(resolved: Resolved, folder: str, before: bool) -> None:
     import math
 
     from raybench import store
     from raybench.report import words
+    from raybench.store.status import cause
 
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
@@ -170,7 +163,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     about = f"  {data}{row['clients']:.0f} clients, d = {row['d']:,.0f}"
     out.head(f"{row['label']} on {row['problem']}", about, dim=True)
     if row["status"] == "failed":
-        out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
+        out.print(pairs([("failed", cause(str(row["error"]))), ("saved in", folder)]))
         return
 
     def sent(way: str) -> str:
@@ -320,10 +313,11 @@ def _why(out: Screen, outcome: Outcome) -> None:
     rows = shared.reasons(counted(outcome.plan.skipped))
     if outcome.counts.get("failed"):
         from raybench import store
+        from raybench.store.status import cause
 
         cells = store.cells(outcome.folder)
-        errors = cells.loc[cells["status"] == "failed", "error"].fillna("").str.strip()
-        said = Counter((text.splitlines() or ["?"])[-1] for text in errors)
+        errors = cells.loc[cells["status"] == "failed", "error"].fillna("")
+        said = Counter(map(cause, errors))
         rows += [("failed", f"{count(n, 'cell')}: {text}") for text, n in said.most_common(3)]
     if rows:
         out.print(pairs(rows, indent=0))

@@ -70,6 +70,17 @@ class Status:
         return 1 if stopped or self.counts.get("failed") else 0
 
 
+def cause(text: str) -> str:
+    """Return the message at the end of a traceback as one line; of a user's mistake without the class.
+
+    The message begins at the last line that is not indented: advice stands in indented lines below it.
+    """
+    lines = [line for line in text.splitlines() if line.strip()] or ["?"]
+    first = max((i for i, line in enumerate(lines) if not line[0].isspace()), default=0)
+    message = "; ".join(line.strip() for line in lines[first:])
+    return message.removeprefix("raybench.core.errors.InputError: ")
+
+
 def status_of(folder: str | os.PathLike[str]) -> Status:
     """Return how the sweep of a results folder stands. Reads only.
 
@@ -94,7 +105,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     attempts = log.attempts_of(files) if missing else {}
     last, rate = _rate(files, {s.name: len(s.cells) for s in commits.shards})
     failed = table.loc[table["status"] == "failed", "error"].fillna("").astype(str)
-    errors = Counter((error.strip().splitlines() or ["?"])[-1] for error in failed)
+    errors = Counter(map(cause, failed))
     return Status(
         folder=files.name,
         sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
