@@ -60,9 +60,8 @@ def order(
     name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
     kept = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
     job = f"raybench-{name}-{facts['id']}-{int(time.time())}"
-    out, lease = remote_out or f"{kept}/{name}", "hold"
-    if cluster.hosts or remote_out:
-        lease = "push"
+    out = remote_out or f"{kept}/{name}"
+    lease = "push" if cluster.hosts or remote_out else "hold"
     command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
     words = [f"{kept}/{job}", lease, *command, out, *flags]
     stage.gather(launch.folder / STAGE, sweep, words)
@@ -70,8 +69,8 @@ def order(
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
     facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
-    up = facts["reached"].get("up")
-    launch.amend(**{**facts, "reached": {"up": up} if up else {}})  # last: there is a launch now
+    facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
+    launch.amend(**facts)  # last: there is a launch now
 
 
 class Steps:
