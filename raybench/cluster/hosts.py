@@ -134,9 +134,10 @@ def send(host: Host, results: Path, out: str) -> None:
 def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
     """Copy what is new on the head into the folder here, and return what a job's folder there tells of it.
 
-    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go elsewhere. Files travel into a folder that nobody reads, and appear by
-    a rename, cells last. rsync looks for the end of the job first, so that all is there when it is told, and for cells
-    before curves: those of each cell were written before it. Raises Unreachable, RuntimeError and OSError.
+    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go
+    elsewhere. Files travel into a folder that nobody reads, and appear by a rename, cells last. rsync looks for the end
+    of the job first, so that all is there when it is told, and for cells before curves: those of each cell were written
+    before it. Raises Unreachable, RuntimeError and OSError.
     """
     spare = results / "tmp"
     shutil.rmtree(spare, ignore_errors=True)
