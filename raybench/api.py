@@ -99,13 +99,13 @@ def sweep(
 ) -> Outcome:
     """Run what is missing of a sweep and return how it ended; ``load(outcome.folder)`` reads it.
 
-    config: the path of a sweep file, or its content as a mapping. out: the results folder,
-    ``results/<name>`` by default. sets: overrides such as ``problem.clients=50``. callbacks: names such as
-    ``"mlflow"``, or objects of ``raybench.plugins.Callback``. data: data sets by
-    name, ``{"mine": (X, y)}`` for ``dataset: mine``: (X, y), (X, y, client), a mapping of arrays by name, or a pandas
-    or Polars frame with a column ``label``. They are saved as ``.npz`` in the results folder's ``data`` (in the data folder
-    where results go to an object store), so that workers and later runs find them, and ids hold their content.
-    The others as ``raybench.runtime.driver.drive``. Raises InputError, with nothing written, for bad input.
+    config: the path of a sweep file, or its content as a mapping. out: the results folder, ``results/<name>`` by
+    default. sets: overrides such as ``problem.clients=50``. callbacks: names such as ``"mlflow"``, or objects of
+    ``raybench.plugins.Callback``. data: data sets by name, ``{"mine": (X, y)}`` for ``dataset: mine``: (X, y), (X, y,
+    client), a mapping of arrays by name, or a pandas or Polars frame with a column ``label``. They are saved as
+    ``.npz`` in the results folder's ``data`` (in the data folder where results go to an object store), so that workers
+    and later runs find them, and ids hold their content. The others as ``raybench.runtime.driver.drive``. Raises
+    InputError, with nothing written, for bad input.
     """
     from raybench.analysis import BestSteps, frames, keep_targets
     from raybench.runtime.driver import drive

@@ -1,11 +1,10 @@
 """All that a plug-in file needs: ``from raybench.plugins import compressor, Compressor, Count, ...``.
 
-Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
-``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Compressor``. Bases: ``Compressor``,
-``Algorithm``, ``Asynchronous``, ``Estimator``, ``Problem``. ``build`` makes the compressor of an ``Compressor`` parameter. Messages
-for compressors: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
-algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. ``Callback``: what follows
-a sweep. See docs/plugins.md.
+Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``, ``Integer``,
+``Choice``, ``Flag``, ``Text``, ``List``, ``Compressor``. Bases: ``Compressor``, ``Algorithm``, ``Asynchronous``,
+``Estimator``, ``Problem``. ``build`` makes the compressor of an ``Compressor`` parameter. Messages for compressors:
+``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose``
+and the roles ``Contractive``, ``Unbiased``, ``Any_``. ``Callback``: what follows a sweep. See docs/plugins.md.
 """
 
 from torch import where, zeros_like

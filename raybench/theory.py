@@ -48,12 +48,11 @@ class NoTheory(Exception):
 class Setting:
     """A problem, compressors and a method's numbers, as far as step sizes depend on them.
 
-    d is the message dimension, m the samples per client, omega / alpha those of the uplink compressor,
-    ``dense_share`` the compressor's bits over those of d values.
-    common_mask: the clients' messages depend on each other. ab: (A, B) of such compressors, as PermK's:
-    E||mean Q_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2. ``down_``: the same of the downlink compressor.
-    numbers, compressors: the method's parameters, and those of them that are compressors, bound.
-    nonsmooth: the problem has a nonsmooth part. rounds: the horizon T. constant_step: no schedule.
+    d is the message dimension, m the samples per client, omega / alpha those of the uplink compressor, ``dense_share``
+    the compressor's bits over those of d values. common_mask: the clients' messages depend on each other. ab: (A, B) of
+    such compressors, as PermK's: E||mean Q_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2. ``down_``: the
+    same of the downlink compressor. numbers, compressors: the method's parameters, and those of them that are
+    compressors, bound. nonsmooth: the problem has a nonsmooth part. rounds: the horizon T. constant_step: no schedule.
     kappa: that of the server's rule, 0 of the mean; n and constants are then those of the honest clients.
     """
 

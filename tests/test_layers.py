@@ -61,12 +61,12 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3647,
+    "cli, __main__": 3619,
     "torch": 2976,
     "measure": 1380,
-    "problems": 5011,
+    "problems": 5012,
     "tests": 43916,
-    "reproduce": 984,
+    "reproduce": 985,
     "data": 2193,
     "spec": 2842,
     "core": 3827,

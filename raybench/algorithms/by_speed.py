@@ -117,8 +117,8 @@ class MindFlayerSGD(Algorithm):
     """x <- x - gamma sum of the gradients that arrive/sum_i p_i B_i: trials that take longer than t_i are cut.
 
     t_i: the time within which a gradient of client i is done with probability p_i = ``patience``, by the jitter or the
-    trace of the clock; without either it is always done, and p_i is less by what clients vanish. Up: the sum of a client's gradients, d values. Source: Maranjyan, Shaikh Omar, Richtarik 2024, MindFlayer SGD,
-    arXiv 2410.04285.
+    trace of the clock; without either it is always done, and p_i is less by what clients vanish. Up: the sum of a
+    client's gradients, d values. Source: Maranjyan, Shaikh Omar, Richtarik 2024, MindFlayer SGD, arXiv 2410.04285.
     """
 
     def round(a, net, s, c):

@@ -295,10 +295,10 @@ class DashaSyncMVR(Dasha):
 def byzantine_step(k: theory.Setting) -> float:
     """1/(L + c), or 1/(L + sqrt(2) c) with kappa > 0; c = sqrt(F q) + sqrt(r/n) + sqrt(kappa)(sqrt(D q) + sqrt(r)).
 
-    As in DASHA-PAGE, f the mean over the n honest clients: l = Lcal^2/b, q = (1+p) L_tilde^2 + 3 (1-p) l, r =
-    (1-p) l/p, F of ``lag``; of single clients sum mean||g_i - h_i||^2 <= D q sum R, D = 2 omega/(2 a - a^2 (1 + 2 omega)),
-    and sum mean||h_i - grad f_i||^2 <= r sum R. By Minkowski sum E||g - grad f||^2 is at most
-    (c sqrt(sum R) + sqrt(kappa T) zeta)^2 <= 2 c^2 sum R + 2 kappa T zeta^2, zeta^2 a bound of mean||grad f_i - grad f||^2.
+    As in DASHA-PAGE, f the mean over the n honest clients: l = Lcal^2/b, q = (1+p) L_tilde^2 + 3 (1-p) l, r = (1-p)
+    l/p, F of ``lag``; of single clients sum mean||g_i - h_i||^2 <= D q sum R, D = 2 omega/(2 a - a^2 (1 + 2 omega)),
+    and sum mean||h_i - grad f_i||^2 <= r sum R. By Minkowski sum E||g - grad f||^2 is at most (c sqrt(sum R) +
+    sqrt(kappa T) zeta)^2 <= 2 c^2 sum R + 2 kappa T zeta^2, zeta^2 a bound of mean||grad f_i - grad f||^2.
     """
     p, l = k.number("p"), k.need("L_samples") ** 2 / k.number("batch")
     a, omega, kappa = k.number("alpha"), k.need("omega"), k.need("kappa")

@@ -146,10 +146,10 @@ class DeMo(Estimator):
 class LoCo(Estimator):
     """v_i = g_i + e_i; c_i = C(v_i); e_i <- beta e_i + (1 - beta) (v_i - c_i); x <- x - gamma mean c_i.
 
-    e_i is kept coarsely, every tensor rounded to ``levels`` multiples up to its largest entry (127: one byte an
-    entry), and forgotten every ``reset`` rounds. C is meant to be a quantiser to 16 values. beta = 0, exact, is EF14 with a
-    memory of gradients. Up: one message. Down: d values. No guarantee here. Source: Xie, Lin, Toh, Zhou 2024,
-    LoCo, algorithm 1; defaults as in DeepSpeed's.
+    e_i is kept coarsely, every tensor rounded to ``levels`` multiples up to its largest entry (127: one byte an entry),
+    and forgotten every ``reset`` rounds. C is meant to be a quantiser to 16 values. beta = 0, exact, is EF14 with a
+    memory of gradients. Up: one message. Down: d values. No guarantee here. Source: Xie, Lin, Toh, Zhou 2024, LoCo,
+    algorithm 1; defaults as in DeepSpeed's.
     """
 
     errors = ("e",)

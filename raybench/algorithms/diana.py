@@ -114,9 +114,9 @@ STEPS = theory.recursive(
 class Diana(Estimator):
     """m_i = Q(grad f_i(x) - h_i); x <- x - gamma (h + mean m_i); h_i <- h_i + alpha m_i.
 
-    The server's h equals mean h_i; alpha = auto is 1/(1 + omega); alpha = 0 is DCGD. Nonconvex
-    gamma = 1/(L + 2 L_tilde (1 + omega) sqrt(omega/n)); for convex f_i 1/((1 + 6 omega/n) L_max). Up: one message. Down: d values.
-    Source: Mishchenko et al. 2019, algorithm 1.
+    The server's h equals mean h_i; alpha = auto is 1/(1 + omega); alpha = 0 is DCGD. Nonconvex gamma = 1/(L + 2 L_tilde
+    (1 + omega) sqrt(omega/n)); for convex f_i 1/((1 + 6 omega/n) L_max). Up: one message. Down: d values. Source:
+    Mishchenko et al. 2019, algorithm 1.
     """
 
     def setup(a, wire, s, c):
@@ -201,9 +201,10 @@ VR_STEPS = theory.StepSizes(
 class VRDiana(Diana):
     """DIANA on g_i = grad f_i(x; J) - (the same samples' remembered gradients) + (mean of all remembered).
 
-    lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is b/m. Gradients
-    per round and client: 2 b, and p m. saga: a table of the samples' gradients, zero at first; b
-    gradients a round, m d values of memory; p is not used. No floor. Up: one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik, Stich 2019.
+    lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is b/m. Gradients per round and
+    client: 2 b, and p m. saga: a table of the samples' gradients, zero at first; b gradients a round, m d values of
+    memory; p is not used. No floor. Up: one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik,
+    Stich 2019.
     """
 
     def start(a, net, s, c):

@@ -99,9 +99,9 @@ class SparseLoCo(Estimator):
     """e_i <- beta e_i + v_i; c_i = C(e_i); e_i <- e_i - c_i; x <- x - gamma mean c_i; v_i as in DiLoCo.
 
     The mean of a coordinate is over the clients that sent it, as in the released code (tplr-ai: CCLoco, templar), or
-    with ``combine: mean`` over all n, as the paper has it. The released optimizer can also shrink x in the outer step, as
-    ``outer: {weight_decay: w}`` does; its training script leaves that at 0 where there are local steps. Its clipping of
-    messages to the median norm is not here.
+    with ``combine: mean`` over all n, as the paper has it. The released optimizer can also shrink x in the outer step,
+    as ``outer: {weight_decay: w}`` does; its training script leaves that at 0 where there are local steps. Its clipping
+    of messages to the median norm is not here.
 
     C is meant to be ``block_top_k`` with blocks of 4,096 and 32 to 64 values each, coarsely quantised.
     beta = 1 with ``combine: mean`` is EF14 with a memory of directions. Up: one message every H local steps. Down: d

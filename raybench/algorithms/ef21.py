@@ -78,9 +78,9 @@ STEPS = theory.recursive(
 class EF21(Estimator):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
-    gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta; under the
-    rule ``arithmetic`` with L_AM = mean L_i <= L_tilde. The server's g equals mean g_i. On a problem with a nonsmooth part it is ``ef21_prox``. Up: one
-    message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
+    gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta; under the rule
+    ``arithmetic`` with L_AM = mean L_i <= L_tilde. The server's g equals mean g_i. On a problem with a nonsmooth part
+    it is ``ef21_prox``. Up: one message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 
     opens = True

@@ -90,9 +90,9 @@ class EF21SGD(EF21):
 class EF21SGDM(EF21SGD):
     """v_i <- (1-eta) v_i + eta grad f_i(x; J); c_i = C(v_i - g_i); g_i <- g_i + c_i; x <- x - gamma g.
 
-    eta = 1 is EF21-SGD, a smaller eta lowers its floor. ``double``, without a theorem here: u_i <- (1-eta) u_i + eta v_i
-    is sent in place of v_i. v_i and u_i begin as the first minibatch gradient. Up: one message. Down: d values. Source: Fatkhullin,
-    Tyurin, Richtarik 2023, Momentum Provably Improves Error Feedback, algorithms 1 and 4.
+    eta = 1 is EF21-SGD, a smaller eta lowers its floor. ``double``, without a theorem here: u_i <- (1-eta) u_i + eta
+    v_i is sent in place of v_i. v_i and u_i begin as the first minibatch gradient. Up: one message. Down: d values.
+    Source: Fatkhullin, Tyurin, Richtarik 2023, Momentum Provably Improves Error Feedback, algorithms 1 and 4.
     """
 
     def open(a, wire, s, c, grad):
@@ -253,10 +253,10 @@ NORMALIZED_STEPS = theory.StepSizes(
 class EF21Normalized(EF21):
     """v_i <- (1 - eta) v_i + eta grad f_i(x); g_i <- g_i + C(v_i - g_i); x <- x - gamma g/||g||, g = mean g_i.
 
-    Made for f_i whose Hessian is bounded by L0 + L1 ||grad f_i|| only: every step has the length gamma, so that
-    x ends in a ball of that order around the minimum. gamma = c/sqrt(T) for T rounds and any c > 0
-    (``{theory: c, rule: paper}``). Where g = 0 x stays. eta = 1 is ||EF21||; v_i begins as the first gradient. Up: one message. Down: d values. Source:
-    Khirirat et al. 2024, Error Feedback under (L0, L1)-Smoothness, algorithms 1 and 2.
+    Made for f_i whose Hessian is bounded by L0 + L1 ||grad f_i|| only: every step has the length gamma, so that x ends
+    in a ball of that order around the minimum. gamma = c/sqrt(T) for T rounds and any c > 0 (``{theory: c, rule:
+    paper}``). Where g = 0 x stays. eta = 1 is ||EF21||; v_i begins as the first gradient. Up: one message. Down: d
+    values. Source: Khirirat et al. 2024, Error Feedback under (L0, L1)-Smoothness, algorithms 1 and 2.
     """
 
     def open(a, wire, s, c, grad):

@@ -263,10 +263,10 @@ BYZANTINE_STEPS = theory.recursive(
 class ByzVRMarina(VRMarina):
     """g_i = grad f_i(x) with probability p, else g + Q_i(difference of ``batch`` samples); g <- F(g_1, .., g_n).
 
-    F is the rule of ``robust``, by default the geometric median. Differences are added to the server's g, not to the last g_i:
-    that is ``vr_marina`` with ``robust``. With the mean it is VR-MARINA. gamma as in VR-MARINA, with a term for kappa
-    of the rule; on clients of unlike data to a floor. Up: d values or one message. Down: d values.
-    Source: Gorbunov, Horvath, Richtarik, Gidel 2023, Variance Reduction is an Antidote to Byzantines, algorithm 1.
+    F is the rule of ``robust``, by default the geometric median. Differences are added to the server's g, not to the
+    last g_i: that is ``vr_marina`` with ``robust``. With the mean it is VR-MARINA. gamma as in VR-MARINA, with a term
+    for kappa of the rule; on clients of unlike data to a floor. Up: d values or one message. Down: d values. Source:
+    Gorbunov, Horvath, Richtarik, Gidel 2023, Variance Reduction is an Antidote to Byzantines, algorithm 1.
     """
 
     robust = Robust()

@@ -22,12 +22,12 @@ from raybench.algorithms.base import Choice, Estimator, Flag, Integer, Number, a
 class PowerSGD(Estimator):
     """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; Delta = P mean(Q_i)'; x <- x - gamma Delta.
 
-    e_i = D_i - Delta, as in the authors' code and torch's hook, or with ``error: own`` D_i - P Q_i': their mean, and so x,
-    is the same. Q is warm-started from mean Q_i. Tensors of more than two axes are folded to (first, rest); vectors
-    are sent dense. With momentum v <- momentum v + Delta, x <- x - gamma (Delta + v), the paper's algorithm 2 and the default of
-    its code; ``nesterov: false`` is heavy ball, x <- x - gamma v. Without momentum mean gradients = steps + mean errors,
-    summed over rounds. Up and down: r(a + b) values a matrix, in two exchanges of all of them. Source: Vogels,
-    Karimireddy, Jaggi 2019.
+    e_i = D_i - Delta, as in the authors' code and torch's hook, or with ``error: own`` D_i - P Q_i': their mean, and so
+    x, is the same. Q is warm-started from mean Q_i. Tensors of more than two axes are folded to (first, rest); vectors
+    are sent dense. With momentum v <- momentum v + Delta, x <- x - gamma (Delta + v), the paper's algorithm 2 and the
+    default of its code; ``nesterov: false`` is heavy ball, x <- x - gamma v. Without momentum mean gradients = steps +
+    mean errors, summed over rounds. Up and down: r(a + b) values a matrix, in two exchanges of all of them. Source:
+    Vogels, Karimireddy, Jaggi 2019.
     """
 
     broadcasts_model = False
@@ -109,10 +109,11 @@ def orthonormal(P: torch.Tensor) -> torch.Tensor:
 class Dion(Estimator):
     """For each matrix (a x b): M_i += g_i; P = orth(mean M_i Q); R = mean M_i'P; M_i -= (1 - mu) P R'.
 
-    Q = R with columns of norm 1; x <- x - gamma sqrt(a/b) P Q'. Q begins as Gaussian. Tensors of more than
-    two axes are folded to (first, rest). Vectors are sent dense and move by Lion: m <- beta2 m + (1 - beta2) g
-    after the step rest sign(0.9 m + 0.1 g). beta2 is that of the released code, 0.95; Lion's paper has 0.99. Up and down: r
-    (a + b) values a matrix, in two exchanges of all of them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
+    Q = R with columns of norm 1; x <- x - gamma sqrt(a/b) P Q'. Q begins as Gaussian. Tensors of more than two axes are
+    folded to (first, rest). Vectors are sent dense and move by Lion: m <- beta2 m + (1 - beta2) g after the step rest
+    sign(0.9 m + 0.1 g). beta2 is that of the released code, 0.95; Lion's paper has 0.99. Up and down: r (a + b) values
+    a matrix, in two exchanges of all of them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the
+    mean R removed by every client.
     """
 
     broadcasts_model = False

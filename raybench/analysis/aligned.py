@@ -31,13 +31,13 @@ def curves(
 ) -> pd.DataFrame:
     """Return every cell's ``y`` on a common grid of ``x``, so that rows of different cells can be subtracted or averaged.
 
-    Between two recorded rows log y is linear in log x: a curve that falls like a power of x, or is flat, is met exactly. Where
-    one end of a piece is not positive, y is linear in log x. Nothing is extrapolated: before a cell's first positive x and
-    after its last row y is NaN. Of several rows with one x, as of rounds in which nobody sends, the last counts.
-    at: the grid, else ``points`` of them evenly in log x from the least positive x of any cell to the largest.
-    x: ``bits_up``, ``round``, ``epoch``, ``grad_evals``, ``seconds`` or another cumulative column; by: columns of the
-    described cells. Columns: cell, seed, ``by``, x, y. Cells one after the other, in order of x. Raises InputError for
-    unknown columns and a grid that is not positive and increasing.
+    Between two recorded rows log y is linear in log x: a curve that falls like a power of x, or is flat, is met
+    exactly. Where one end of a piece is not positive, y is linear in log x. Nothing is extrapolated: before a cell's
+    first positive x and after its last row y is NaN. Of several rows with one x, as of rounds in which nobody sends,
+    the last counts. at: the grid, else ``points`` of them evenly in log x from the least positive x of any cell to the
+    largest. x: ``bits_up``, ``round``, ``epoch``, ``grad_evals``, ``seconds`` or another cumulative column; by: columns
+    of the described cells. Columns: cell, seed, ``by``, x, y. Cells one after the other, in order of x. Raises
+    InputError for unknown columns and a grid that is not positive and increasing.
 
     >>> from raybench.analysis.examples import example
     >>> found = curves(example(), "bits_up", by="series", at=[1000, 2000, 4000], where={"seed": 0, "step": "x2"})

@@ -35,12 +35,12 @@ def by_bandwidth(
 ) -> pd.DataFrame:
     """Return per facet, bandwidth and method the simulated seconds to the target at its best K and step there.
 
-    curves, cells: annotated and described, as in ``Frames``; targets: of each facet; at: bandwidths in bits per
-    second, by default 49 from 100 Mbit/s to 400 Gbit/s, each put in the place of that of the network's link, whose
-    latency stays. A method's K and step are chosen anew at each bandwidth by the rule of ``candidates``, with
-    ``tuning_seeds`` on these and reported on the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
-    where it misses the target), low, high, coverage, seeds, dense (whether all messages of the method are whole
-    vectors), fastest (whether no method has fewer seconds).
+    curves, cells: annotated and described, as in ``Frames``; targets: of each facet; at: bandwidths in bits per second,
+    by default 49 from 100 Mbit/s to 400 Gbit/s, each put in the place of that of the network's link, whose latency
+    stays. A method's K and step are chosen anew at each bandwidth by the rule of ``candidates``, with ``tuning_seeds``
+    on these and reported on the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the
+    median over seeds, inf where it misses the target), low, high, coverage, seeds, dense (whether all messages of the
+    method are whole vectors), fastest (whether no method has fewer seconds).
     """
     at = np.geomspace(SLOWEST, FASTEST, POINTS) if at is None else at
     pieces = [

@@ -1,8 +1,8 @@
 """A clock for sweeps that ran without one: what synchronous rounds would have taken on simulated clients.
 
-The seconds of a synchronous round depend on counts alone: how many gradients each client takes, and how long its messages
-are. Where all clients do the same in a round, both follow from the rows of a curve, and the seconds are those of a run with
-the clock in its sweep file, exactly. Where they do not follow, the cell is refused with the reason.
+The seconds of a synchronous round depend on counts alone: how many gradients each client takes, and how long its
+messages are. Where all clients do the same in a round, both follow from the rows of a curve, and the seconds are those
+of a run with the clock in its sweep file, exactly. Where they do not follow, the cell is refused with the reason.
 """
 
 from __future__ import annotations

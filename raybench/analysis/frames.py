@@ -62,8 +62,8 @@ class Kept:
 class Frames:
     """A results folder: annotated curves, in memory or read as they are asked for; described cells; how bits were booked.
 
-    metric: the column methods are judged by. link: the network that ``seconds_simulated`` is for; then that,
-    not bits, is what a target costs. Of the cells of a folder the column config may lack seed and step number. left_out: how many
+    metric: the column methods are judged by. link: the network that ``seconds_simulated`` is for; then that, not bits,
+    is what a target costs. Of the cells of a folder the column config may lack seed and step number. left_out: how many
     cells of the folder are of no sweep that is shown.
     """
 
@@ -199,13 +199,12 @@ def frames(
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
     link: a network as ``links.parse`` reads it, such as ``1Gbit,ring``: curves and cells get seconds simulated for it.
-    Without both only those columns and rows of the curves are read that are asked for.
-    target: in place of those that the folder keeps (``keep_targets``); ``auto``: from what it holds now.
-    tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the other seeds.
-    every: all cells, not those alone of the sweep that ran last in the folder.
-    clock: typed; curves that have none get its ``clock_seconds``, in which targets are then paid.
-    Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
-    some of those there are.
+    Without both only those columns and rows of the curves are read that are asked for. target: in place of those that
+    the folder keeps (``keep_targets``); ``auto``: from what it holds now. tuning_seeds: on which K and steps are
+    chosen, by all that is made of the frames; results are then those of the other seeds. every: all cells, not those
+    alone of the sweep that ran last in the folder. clock: typed; curves that have none get its ``clock_seconds``, in
+    which targets are then paid. Raises InputError if there are no results in the folder, the accounting or the link is
+    unknown, or the seeds are not some of those there are.
     """
     network = None if link is None else parse_link(link)
     sweep = reader.sweep(folder)
@@ -272,8 +271,8 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
 def opened(source: Source, where: Where | None = None, accounting: How = None) -> Frames:
     """Return the frames of a source, with the cells that are meant alone.
 
-    Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of methods
-    are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
+    Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of
+    methods are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
     """
     if isinstance(source, Frames) and accounting is None:
         results = source
@@ -438,14 +437,14 @@ def closing_table(
 ) -> pd.DataFrame:
     """Return per facet and method its best K and step and what the target costs, best first.
 
-    source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are
-    uplink bits per client; bits_to_target is the median over seeds, inf where the median seed does
-    not reach the target; bits_low and bits_high are its ``interval`` (NaN for one seed), which holds
-    the median of all seeds with the probability ``coverage``. ratio_to_gd is bits_to_target over
-    that of the uncompressed baseline (``baselines``): gd, where it ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the
-    method. grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``,
-    which sorts by K first. Of frames with a link the cost is in seconds simulated for it,
-    seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that.
+    source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are uplink bits per
+    client; bits_to_target is the median over seeds, inf where the median seed does not reach the target; bits_low and
+    bits_high are its ``interval`` (NaN for one seed), which holds the median of all seeds with the probability
+    ``coverage``. ratio_to_gd is bits_to_target over that of the uncompressed baseline (``baselines``): gd, where it
+    ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the method.
+    grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``, which
+    sorts by K first. Of frames with a link the cost is in seconds simulated for it, seconds_to_target, seconds_low and
+    seconds_high, and K and step are the best ones by that.
 
     >>> from raybench.analysis.examples import example
     >>> found = closing_table(example(), target=1e-3)

@@ -27,13 +27,13 @@ METHOD_KEYS = ["facet", "method", "series", "step"]
 def describe(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells with columns ``facet``, ``method``, ``series``, ``step`` and ``title``.
 
-    facet: the parameters of the problem that differ between cells (empty for a lone problem).
-    method: algorithm and compressor, with those other parameters that take several values at one K
-    (``EF21 Top-K (init=zero)``); series: the same with K as it was asked for (``EF21 Top-5``, ``EF21 Top-10%``). step: the step's place
-    in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
-    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. No two groups share
-    a series: where they would, method and series say what the groups differ in (``EF21 Top-5 (rounds=800)``), or else in
-    which order they ran (``version 2``). title: how the algorithm is written.
+    facet: the parameters of the problem that differ between cells (empty for a lone problem). method: algorithm and
+    compressor, with those other parameters that take several values at one K (``EF21 Top-K (init=zero)``); series: the
+    same with K as it was asked for (``EF21 Top-5``, ``EF21 Top-10%``). step: the step's place in the grid, ``x8`` for a
+    multiple of the theoretical step, ``0.5`` for a value; with the theory where it is not the method's own nonconvex
+    one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. No two groups share a series: where they would, method and
+    series say what the groups differ in (``EF21 Top-5 (rounds=800)``), or else in which order they ran (``version 2``).
+    title: how the algorithm is written.
     """
     cells = cells.reset_index(drop=True)
     # cells that differ in seed and step number alone are described once

@@ -57,18 +57,18 @@ def rank(
 ) -> pd.DataFrame:
     """Return methods by their mean rank over instances, which are the pairs of a problem and a seed.
 
-    On each instance the method with the least cost has rank 1; equal ones, such as all that miss the target, share the mean
-    of their ranks. Methods are at their best K (``by="method"``) or at each K (``by="series"``), with the step that
-    ``tuned`` chooses for the problem. Two mean ranks of m methods over N instances differ by more than luck, with all
-    pairs taken together, if they are ``critical`` apart (Nemenyi):
+    On each instance the method with the least cost has rank 1; equal ones, such as all that miss the target, share the
+    mean of their ranks. Methods are at their best K (``by="method"``) or at each K (``by="series"``), with the step
+    that ``tuned`` chooses for the problem. Two mean ranks of m methods over N instances differ by more than luck, with
+    all pairs taken together, if they are ``critical`` apart (Nemenyi):
 
         critical = q sqrt(m (m + 1) / (6 N)),   q: quantile of the studentized range of m at 95 %, over sqrt(2).
 
-    That holds for instances that are drawn independently; seeds of one problem tell about this problem alone.
-    Columns: ``by``, rank (mean), wins (instances where no method is cheaper), reached, instances, ratio (the geometric
-    mean over instances of its cost over the least, inf where it misses one that another one reaches), critical, p_value (of all
-    methods being equal: Friedman's test, the same in each row), tied (not distinguishable from the first). Methods in order of rank.
-    Source: Demsar 2006, Statistical comparisons of classifiers over multiple data sets.
+    That holds for instances that are drawn independently; seeds of one problem tell about this problem alone. Columns:
+    ``by``, rank (mean), wins (instances where no method is cheaper), reached, instances, ratio (the geometric mean over
+    instances of its cost over the least, inf where it misses one that another one reaches), critical, p_value (of all
+    methods being equal: Friedman's test, the same in each row), tied (not distinguishable from the first). Methods in
+    order of rank. Source: Demsar 2006, Statistical comparisons of classifiers over multiple data sets.
 
     >>> from raybench.analysis.examples import example
     >>> found = rank(example(("a", "b"), seeds=4), 1e-3)
@@ -121,8 +121,8 @@ def profile(
 
     t_ps what the target costs method s on instance p, infinite where it misses it: rho_s(1) is how often s is the
     cheapest, rho_s(inf) how often it arrives at all. Methods are at the step (and K, ``by="method"``) that ``tuned``
-    chooses for the problem. low, high: the interval of Clopper and Pearson for the probability that an instance, drawn as these were, is
-    within tau. An instance that no method solves counts as missed by all.
+    chooses for the problem. low, high: the interval of Clopper and Pearson for the probability that an instance, drawn
+    as these were, is within tau. An instance that no method solves counts as missed by all.
 
     Columns: ``by``, tau (each ratio that occurs, from 1; every method has the same), share, low, high, instances.
     Source: Dolan and More 2002, Benchmarking optimization software with performance profiles.
@@ -185,16 +185,18 @@ def trials(
     """Return what the target costs after m = 1, 2, .. random trials of each method's grid, on each problem.
 
     A trial is a cell of the grid with all of its seeds: a step, with ``by="method"`` a K and a step, with
-    ``by="algorithm"`` a compressor, K, step and whatever else was varied. m of a method's ``grid`` trials are drawn without replacement, and of
-    those the one is kept that ``tuned`` prefers; after the whole grid that is the one of its table. A trial costs infinitely
-    much with a seed that does not reach the target or did not end ok, and with every seed where one of them diverged or was pruned, as
-    no such step is chosen while there is another. With ``tuning_seeds`` the choice is made on these and the cost is that of the others.
+    ``by="algorithm"`` a compressor, K, step and whatever else was varied. m of a method's ``grid`` trials are drawn
+    without replacement, and of those the one is kept that ``tuned`` prefers; after the whole grid that is the one of
+    its table. A trial costs infinitely much with a seed that does not reach the target or did not end ok, and with
+    every seed where one of them diverged or was pruned, as no such step is chosen while there is another. With
+    ``tuning_seeds`` the choice is made on these and the cost is that of the others.
 
-    Columns: facet, ``by``, trials (m), grid (N), seeds, target; reach, the share of draws and seeds that reach the target;
-    cost, the median over draws, of which the median over seeds (inf where half of the draws or more miss the target), and cost_low,
-    cost_high, coverage, the ``interval`` over seeds; draws_low and draws_high, between which 80 % of draws and seeds are;
-    expected, the mean over draws, of which the median over seeds. One draw that misses makes a mean infinite, however rare it is:
-    leaving it out would favour methods that fail more. Raises InputError for unknown columns.
+    Columns: facet, ``by``, trials (m), grid (N), seeds, target; reach, the share of draws and seeds that reach the
+    target; cost, the median over draws, of which the median over seeds (inf where half of the draws or more miss the
+    target), and cost_low, cost_high, coverage, the ``interval`` over seeds; draws_low and draws_high, between which 80
+    % of draws and seeds are; expected, the mean over draws, of which the median over seeds. One draw that misses makes
+    a mean infinite, however rare it is: leaving it out would favour methods that fail more. Raises InputError for
+    unknown columns.
 
     Sources: Dodge, Gururangan, Card, Schwartz, Smith 2019, Show your work: improved reporting of experimental results;
     Tang et al. 2020, Showing your work doesn't always work; Sivaprasad, Mai, Vogels, Jaggi, Fleuret 2020, Optimizer
@@ -318,18 +320,21 @@ def compare(
 ) -> pd.DataFrame:
     """Return what the target costs in b and in a, for every method, K and step that both have.
 
-    Groups belong together if they asked for the same, but for what all cells of a and b differ in (``differences``), such as
-    lambda where b was run with another one. Where several groups of a folder do, each has a row with each of the other's that is
-    not in both. ``by="series"`` compares the best step of a with that of b at each K,
+    Groups belong together if they asked for the same, but for what all cells of a and b differ in (``differences``),
+    such as lambda where b was run with another one. Where several groups of a folder do, each has a row with each of
+    the other's that is not in both. ``by="series"`` compares the best step of a with that of b at each K,
     ``by="method"`` the best K and step. target: None for those of a's table. Seeds that both have are compared in pairs
-    (``statistics.paired``), of those that have not tuned, where frames have seeds that do; where there are none, as two samples (``statistics.unpaired``).
+    (``statistics.paired``), of those that have not tuned, where frames have seeds that do; where there are none, as two
+    samples (``statistics.unpaired``).
 
-    Columns: facet, method, k, step_a, step_b, target, cells_a, cells_b, pairs, identical (pairs that agree in
-    cost and in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (b over a, below 1 where
-    b is cheaper; 0 or inf where only b or only a reaches the target), effect (from -1, all of b cheaper, to 1), p_value, p_adjusted (Holm, over all rows) and verdict: ``cheaper``
-    or ``dearer`` where p_adjusted is below 5 %, ``same`` where all pairs are identical, ``not shown``, or ``only a``, ``only b``
-    for what the other folder lacks; apart: what the two sides of the row differ in, where it is not the same in all rows. Three pairs have no p-value below 25 %, six none below 3 %. Rows in order of a's cost.
-    Raises InputError for unknown columns and where the folders have nothing in common.
+    Columns: facet, method, k, step_a, step_b, target, cells_a, cells_b, pairs, identical (pairs that agree in cost and
+    in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (b over a, below 1 where b is
+    cheaper; 0 or inf where only b or only a reaches the target), effect (from -1, all of b cheaper, to 1), p_value,
+    p_adjusted (Holm, over all rows) and verdict: ``cheaper`` or ``dearer`` where p_adjusted is below 5 %, ``same``
+    where all pairs are identical, ``not shown``, or ``only a``, ``only b`` for what the other folder lacks; apart: what
+    the two sides of the row differ in, where it is not the same in all rows. Three pairs have no p-value below 25 %,
+    six none below 3 %. Rows in order of a's cost. Raises InputError for unknown columns and where the folders have
+    nothing in common.
 
     >>> from raybench.analysis.examples import example
     >>> before, after = example(seeds=8), example(seeds=8, slower=0.5)
@@ -542,10 +547,10 @@ class Audit:
 
     readings: a row per facet, reading and method: facet, ``FACTORS``, method, cost (bits per client to the target, inf
     where the median seed misses it), rank (1 is cheapest; NaN where it misses), own (whether this is how the folder is
-    read unless told). pairs: a row per facet and pair of methods: facet, better and worse (in the folder's own reading),
-    cost_better, cost_worse, decided (readings in which they differ), flipped (those with the other order), unless (the
-    readings that turn them round, as a rule; empty where none does). The readings that do not tell them apart are absent (one of them has no such
-    step), missed (neither arrives) or equal.
+    read unless told). pairs: a row per facet and pair of methods: facet, better and worse (in the folder's own
+    reading), cost_better, cost_worse, decided (readings in which they differ), flipped (those with the other order),
+    unless (the readings that turn them round, as a rule; empty where none does). The readings that do not tell them
+    apart are absent (one of them has no such step), missed (neither arrives) or equal.
     """
 
     readings: pd.DataFrame
@@ -555,10 +560,10 @@ class Audit:
 def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     """Return how the order of methods depends on how bits are booked and steps are chosen.
 
-    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits``.
-    first: whether the messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
-    ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of them.
-    Raises InputError where no cell ended ok.
+    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits``. first: whether the
+    messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
+    ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of
+    them. Raises InputError where no cell ended ok.
     """
     results = source if isinstance(source, Frames) else frames(source)
     if not (results.cells["status"] == "ok").any():
@@ -644,9 +649,9 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
 def explained(table: pd.DataFrame, hit: np.ndarray) -> str:
     """Return a rule for the rows of a table that are hit, empty where none is. The rows differ from one another.
 
-    A rule is some terms, joined by ``or``, each of some conditions ``column = value``: together they hold for the rows that
-    are hit, and for no others. Of those with one to three terms of one or two conditions the one with the fewest; where
-    there is none, the terms that hold for most of what is left, one after the other.
+    A rule is some terms, joined by ``or``, each of some conditions ``column = value``: together they hold for the rows
+    that are hit, and for no others. Of those with one to three terms of one or two conditions the one with the fewest;
+    where there is none, the terms that hold for most of what is left, one after the other.
     """
     if not hit.any():
         return ""

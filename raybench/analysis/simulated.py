@@ -35,12 +35,12 @@ SENT = ("up", "down", "up_max", "messages_up", "messages_down")
 def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return what happened between the rows of curves, which are sorted by cell and round.
 
-    curves: as ``raybench.load`` returns them. cells: as ``raybench.store.cells`` does, which tell which methods
-    run on a graph. Columns, counts and bytes being those of a mean round: cell, the number of the row's cell; clients;
-    rounds, how many; those of ``SENT``, as ``seconds_of_round`` takes them; dense, whether the messages are whole
-    vectors, which can be summed on their way; compute, the seconds of one client, all rounds together; how, the
-    ``collective`` of the compressor, or ``gossip`` for methods on a graph. Unknown counts are filled: no message counts as one for a round, the largest client as a mean
-    one; unknown seconds as none (``unmeasured`` tells of which cells).
+    curves: as ``raybench.load`` returns them. cells: as ``raybench.store.cells`` does, which tell which methods run on
+    a graph. Columns, counts and bytes being those of a mean round: cell, the number of the row's cell; clients; rounds,
+    how many; those of ``SENT``, as ``seconds_of_round`` takes them; dense, whether the messages are whole vectors,
+    which can be summed on their way; compute, the seconds of one client, all rounds together; how, the ``collective``
+    of the compressor, or ``gossip`` for methods on a graph. Unknown counts are filled: no message counts as one for a
+    round, the largest client as a mean one; unknown seconds as none (``unmeasured`` tells of which cells).
     """
     cell = pd.factorize(curves["cell"])[0]
     first = np.ones(len(cell), bool)

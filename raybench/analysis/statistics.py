@@ -93,8 +93,9 @@ class Verdict(NamedTuple):
 def paired(a: Values, b: Values) -> Verdict:
     """Compare costs of the same seeds: Wilcoxon's signed-rank test on log(b / a).
 
-    ratio: the median of b / a, 1 where both are infinite. effect: the rank-biserial correlation (W+ - W-) / (W+ + W-) of the
-    ranks of the differences that are not zero. p_value: exact, with ties, as scipy's is without; 1 without a difference, NaN without a pair.
+    ratio: the median of b / a, 1 where both are infinite. effect: the rank-biserial correlation (W+ - W-) / (W+ + W-)
+    of the ranks of the differences that are not zero. p_value: exact, with ties, as scipy's is without; 1 without a
+    difference, NaN without a pair.
     """
     from scipy.stats import rankdata
 
@@ -125,8 +126,8 @@ def signed_rank(place: np.ndarray, up: float) -> float:
 def unpaired(a: Values, b: Values) -> Verdict:
     """Compare costs of different seeds: the test of Mann and Whitney.
 
-    ratio: that of the medians. effect: Cliff's delta, P(b > a) - P(b < a) over all pairs. p_value: exact without ties up to
-    eight values, else the normal approximation; NaN without values.
+    ratio: that of the medians. effect: Cliff's delta, P(b > a) - P(b < a) over all pairs. p_value: exact without ties
+    up to eight values, else the normal approximation; NaN without values.
     """
     from scipy.stats import mannwhitneyu
 

@@ -104,9 +104,10 @@ def instances(
 ) -> pd.DataFrame:
     """Return the cost of every method's best candidate on every instance: rows (facet, seed), a column for each method.
 
-    The best candidate of a problem is the one that ``tuned`` chooses. Its cost is infinite where it does not reach
-    the target, and where a method has no eligible candidate. A method that ran with fewer seeds than others, as one
-    without any randomness may, has on the others its median. Where frames have seeds that tune, instances are those of other seeds.
+    The best candidate of a problem is the one that ``tuned`` chooses. Its cost is infinite where it does not reach the
+    target, and where a method has no eligible candidate. A method that ran with fewer seeds than others, as one without
+    any randomness may, has on the others its median. Where frames have seeds that tune, instances are those of other
+    seeds.
     """
     best, costs = best_costs(results, by, axis(x or results.cost, results, "x"), target)
     if best.empty:
@@ -132,18 +133,18 @@ def scaling(
 ) -> pd.DataFrame:
     """Return what the target costs each method at each n, d or K, and the power of it that fits best.
 
-    over: ``n`` (clients), ``d`` or ``k``. At each value the method has its best step, for n and d its best K too, and its cost is
-    the median over seeds. Through the points where that is finite goes the least-squares line
+    over: ``n`` (clients), ``d`` or ``k``. At each value the method has its best step, for n and d its best K too, and
+    its cost is the median over seeds. Through the points where that is finite goes the least-squares line
 
         log cost = exponent log value + constant,
 
-    whose exponent has the interval of Student's t with two degrees of freedom less than points: NaN below three. Problems that
-    differ in something else are apart, but data sets that differ in d are together. All points of a line have one target: the one given,
-    or the loosest of the problems' own.
+    whose exponent has the interval of Student's t with two degrees of freedom less than points: NaN below three.
+    Problems that differ in something else are apart, but data sets that differ in d are together. All points of a line
+    have one target: the one given, or the loosest of the problems' own.
 
-    Columns: problem (what sets the rows apart, empty where nothing does), method, the column of ``over`` (clients, d or k), target, cells,
-    cost, cost_low, cost_high, coverage, exponent, exponent_low, exponent_high, points (in the fit). Methods in their order, by value.
-    Raises InputError for an unknown ``over``.
+    Columns: problem (what sets the rows apart, empty where nothing does), method, the column of ``over`` (clients, d or
+    k), target, cells, cost, cost_low, cost_high, coverage, exponent, exponent_low, exponent_high, points (in the fit).
+    Methods in their order, by value. Raises InputError for an unknown ``over``.
 
     >>> from raybench.analysis.examples import example
     >>> found = scaling(example(("a", "b", "c")), "k", 1e-3, where={"algorithm": "ef21"})

@@ -90,16 +90,16 @@ def candidates(
 ) -> pd.DataFrame:
     """Return every (facet, ``by``, series, step) with its seeds' results, the best of its kind first.
 
-    This order is the one rule by which K and step are chosen, wherever they are: tier 0, settings of which every seed reaches
-    ``target`` and stays there to the end, by their median cost in ``x``; tier 1, those of which the median seed does,
-    likewise; tier 2, the others: of each series (a K) by the median of ``y`` at the largest budget of ``x`` that all of its
-    steps spent, then the series' firsts, seconds, ... by that at the largest budget that all of them spent. So a setting
-    that fails a seed is chosen only where each does, and a series has the same order among others as alone. A setting with a
-    diverged or pruned seed comes last and is not ``eligible``.
-    Columns: facet, by, method, series, step, group, algorithm, compressor, k, step_size,
-    step_multiple, seeds, ok, diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether
-    the median seed does), tier, cost (the median over seeds), cost_low, cost_high and coverage (its ``interval``),
-    at_budget, and medians over seeds of the final y, loss, accuracy, x, seconds, rounds.
+    This order is the one rule by which K and step are chosen, wherever they are: tier 0, settings of which every seed
+    reaches ``target`` and stays there to the end, by their median cost in ``x``; tier 1, those of which the median seed
+    does, likewise; tier 2, the others: of each series (a K) by the median of ``y`` at the largest budget of ``x`` that
+    all of its steps spent, then the series' firsts, seconds, ... by that at the largest budget that all of them spent.
+    So a setting that fails a seed is chosen only where each does, and a series has the same order among others as
+    alone. A setting with a diverged or pruned seed comes last and is not ``eligible``. Columns: facet, by, method,
+    series, step, group, algorithm, compressor, k, step_size, step_multiple, seeds, ok, diverged, failed, eligible,
+    arrived (how many seeds reach the target), reached (whether the median seed does), tier, cost (the median over
+    seeds), cost_low, cost_high and coverage (its ``interval``), at_budget, and medians over seeds of the final y, loss,
+    accuracy, x, seconds, rounds.
     """
     cells = with_final(with_final(_described(cells), curves, y), curves, x)
     cells = cells[cells["status"] != "skipped"].reset_index(drop=True)
@@ -203,14 +203,15 @@ def tuned(
 ) -> pd.DataFrame:
     """Return the best candidate of every (facet, ``by``), as ``candidates`` orders them.
 
-    ``by="label"``: the best step of every method at every K; ``by="method"``: the best K and step.
-    target: for all facets, or by facet; each that has none has its ``default_target``. Adds columns target and edge: ``low`` or
-    ``high`` where the best step is the smallest or largest of its grid, ``only`` where the grid has
-    one step, else empty. Methods without an eligible candidate keep a row without a step.
+    ``by="label"``: the best step of every method at every K; ``by="method"``: the best K and step. target: for all
+    facets, or by facet; each that has none has its ``default_target``. Adds columns target and edge: ``low`` or
+    ``high`` where the best step is the smallest or largest of its grid, ``only`` where the grid has one step, else
+    empty. Methods without an eligible candidate keep a row without a step.
 
     With ``tuning_seeds`` the step is chosen on these seeds and all results are those of the others, on which it has not
-    been chosen: the best of many steps looks better on the seeds that chose it than it is. Column held_out says whether that was so:
-    a method without tuning seeds or without others, such as one that is run once, is chosen and reported on all of its seeds.
+    been chosen: the best of many steps looks better on the seeds that chose it than it is. Column held_out says whether
+    that was so: a method without tuning seeds or without others, such as one that is run once, is chosen and reported
+    on all of its seeds.
 
     >>> from raybench.analysis.examples import example
     >>> found = tuned(*example(), target=1e-3, by="method")
@@ -286,11 +287,10 @@ def _edge(grid: pd.DataFrame, best: pd.Series) -> str:
 def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
     """Return the final ``y`` against the step, per facet and series.
 
-    Columns: facet, method, series, k, axis (``step_multiple``, or ``step_size`` where the series
-    has no multiples), at (the step on that axis), cells, diverged, and over the cells that ended
-    ok: seeds (how many), y (median), y_low, y_high, coverage (its ``interval``; of one cell its
-    value, with coverage 0); NaN where none did. Where a series has multiples of several theories those of the commonest are shown: the
-    others have no place on its axis.
+    Columns: facet, method, series, k, axis (``step_multiple``, or ``step_size`` where the series has no multiples), at
+    (the step on that axis), cells, diverged, and over the cells that ended ok: seeds (how many), y (median), y_low,
+    y_high, coverage (its ``interval``; of one cell its value, with coverage 0); NaN where none did. Where a series has
+    multiples of several theories those of the commonest are shown: the others have no place on its axis.
     """
     cells = _described(cells)
     cells = cells[cells["status"].isin(["ok", "diverged"])]

@@ -59,8 +59,9 @@ def bench(
 ) -> None:
     """Time compressors, or messages between processes (bench link).
 
-    On a real gradient and on short vectors. Times of compress, decode, pack and unpack are multiples of copying the vector into a buffer. The
-    gradient is one of ResNet-18, 11,181,642 numbers. Beside them: error, bytes and modelled bits.
+    On a real gradient and on short vectors. Times of compress, decode, pack and unpack are multiples of copying the
+    vector into a buffer. The gradient is one of ResNet-18, 11,181,642 numbers. Beside them: error, bytes and modelled
+    bits.
 
     `bench link` times exchanges over gloo between --processes of this machine, or between those that torchrun has
     started on several, and prints latency and bandwidth as texts for --link.
@@ -271,8 +272,8 @@ def study(
 ) -> None:
     """Measure compressors' error against their bits.
 
-    On random vectors and on gradients. Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
-    vectors, and gradients of a network at the start and in training.
+    On random vectors and on gradients. Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and
+    heavy-tailed vectors, and gradients of a network at the start and in training.
     """
     from raybench.measure import study as studies
 

@@ -31,9 +31,9 @@ def show(
 ) -> None:
     """Show what a plug-in does, its parameters and constants.
 
-    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a compressor:
-    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
-    problem with --dataset: its constants.
+    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a
+    compressor: the problem's constants, the theorems behind its steps, and which of their assumptions hold. A problem
+    with --dataset: its constants.
     """
     from raybench.cli.show import page
 

@@ -51,8 +51,8 @@ FILE = {
 class NodeType:
     """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
-    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. Infinite where the file
-    does not say. cpus: None where it does not.
+    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. Infinite where the
+    file does not say. cpus: None where it does not.
     """
 
     name: str

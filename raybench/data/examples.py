@@ -21,8 +21,8 @@ class Examples:
     kind ``text``: tokens (N, T), uint8 or int64, and as targets the tokens one place later.
     kind ``features``: floats (N, ...).
 
-    ``classes`` is the number of classes, the size of the vocabulary, or how many floats a target has. ``checksum`` is the SHA-256
-    of the arrays as they were read, before rows were chosen; ``source`` says where they came from.
+    ``classes`` is the number of classes, the size of the vocabulary, or how many floats a target has. ``checksum`` is
+    the SHA-256 of the arrays as they were read, before rows were chosen; ``source`` says where they came from.
     """
 
     name: str

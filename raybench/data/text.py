@@ -30,12 +30,12 @@ def text(
 ) -> Pair:
     """Return the sequences of a text: inputs (N, length) and, one place later, targets (N, length).
 
-    A name is a file ``<data folder>/text/<name>.txt[.bz2|.gz|.xz]``; a path a text file, plain or with
-    one of those endings. level ``character``: UTF-8, the vocabulary is the characters that occur;
-    ``byte``: any file, 256 tokens; ``{"bpe": n}``: n pairs of bytes that are frequent in all but the test share, joined
-    by the library tokenizers. tokenizer: a ``tokenizer.json`` of that library, in place of level. Sequences are consecutive and share no input: sequence i starts at
-    token i * length, and the tokens left over at the end are dropped. The last ``test_share`` of them
-    is the test part (None for 0), so the model is tested on text after all that it has learned from.
+    A name is a file ``<data folder>/text/<name>.txt[.bz2|.gz|.xz]``; a path a text file, plain or with one of those
+    endings. level ``character``: UTF-8, the vocabulary is the characters that occur; ``byte``: any file, 256 tokens;
+    ``{"bpe": n}``: n pairs of bytes that are frequent in all but the test share, joined by the library tokenizers.
+    tokenizer: a ``tokenizer.json`` of that library, in place of level. Sequences are consecutive and share no input:
+    sequence i starts at token i * length, and the tokens left over at the end are dropped. The last ``test_share`` of
+    them is the test part (None for 0), so the model is tested on text after all that it has learned from.
 
     Raises InputError for an unknown name, a file that is missing, damaged, too large or, by characters,
     not UTF-8, a text too short for the length or for two parts, and an unknown level.

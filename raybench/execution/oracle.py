@@ -263,7 +263,8 @@ class Oracle:
     def told(self, bad: int = 0) -> dict[str, np.ndarray]:
         """Return what gradients have brought along since it was last asked, (B,) by column, ``bad`` last clients left out.
 
-        minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens: of all gradients so far.
+        minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens:
+        of all gradients so far.
         """
         if self._trained is None:
             return {}

@@ -151,7 +151,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a sweep, given the cells its folder already holds.
 
-    best: judges the steps that were tried, where the sweep searches: see ``Plan.following``. Raises InputError with every complaint about data, splits or counts.
+    best: judges the steps that were tried, where the sweep searches: see ``Plan.following``. Raises InputError with
+    every complaint about data, splits or counts.
     """
     if sweep.record.clock is not None and any(cell.clock is None for cell in sweep.cells):
         fix = "clock: {compute: 1.0}, or record: {every: 10}"

@@ -50,8 +50,8 @@ class Exchange:
     collectives: the ways in which messages can become a mean, of which the fastest is taken. size: bytes of a message.
     dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a message from
     a gradient, and of adding one message up. parts: exchanges one after the other in which the message travels. every:
-    steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs, where a codec is a cast
-    that does not count. error: of the compressor, None where unknown.
+    steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs, where a codec is a
+    cast that does not count. error: of the compressor, None where unknown.
     """
 
     name: str

@@ -157,9 +157,9 @@ class Regularizer:
 class DataProblem(Problem):
     """A problem whose f_i is a mean over client i's rows of a data set, plus a regulariser.
 
-    dataset, rows, scale, intercept, positive, label: see ``raybench.data.load``. test_size: share of the
-    rows held out (for ``evaluate``), before the split; test_set: a data set of its own instead. clients, split, remainder:
-    see ``raybench.data.split``; with {column: NAME} clients may be None, one per value. lambda: the regulariser's factor,
+    dataset, rows, scale, intercept, positive, label: see ``raybench.data.load``. test_size: share of the rows held out
+    (for ``evaluate``), before the split; test_set: a data set of its own instead. clients, split, remainder: see
+    ``raybench.data.split``; with {column: NAME} clients may be None, one per value. lambda: the regulariser's factor,
     or {times_L: c} for c times the smoothness constant of the mean loss without it. seed drives test part and split.
     """
 

@@ -50,19 +50,18 @@ Buffers = Mapping[str, Tensor]
 class NetworkProblem(Problem):
     """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
-    model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes as
-    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my.py:function``, which returns a module or a ``Network``. The
-    ``causal_lm`` is the language model of the Hugging Face folder ``init_from``, by the library transformers. The
+    model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes
+    as in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my.py:function``, which returns a module or a ``Network``.
+    The ``causal_lm`` is the language model of the Hugging Face folder ``init_from``, by the library transformers. The
     loss is cross-entropy (of the next token for text), of targets that are no whole numbers the squared error (of the
-    inputs for the autoencoder), unless ``loss`` says otherwise. Minibatches,
-    augmentation and dropout are functions of the sample, so that a sample is the same at two points. Full gradients are
-    taken without either.
+    inputs for the autoencoder), unless ``loss`` says otherwise. Minibatches, augmentation and dropout are functions of
+    the sample, so that a sample is the same at two points. Full gradients are taken without either.
 
-    batchnorm: by which statistics it normalises. ``frozen``: by those the network starts with. ``server``: a gradient by
-    those of its own samples, which clients also average into running statistics; f and the test metrics, in evaluation
-    mode, by the mean of the clients' running statistics. ``sync``: the same, and clients average theirs in every round, which
-    is booked. So f does not depend on ``chunk``; a full gradient is that of the losses of its passes of ``chunk`` samples,
-    in training mode. No constants are known. Raises InputError for bad input.
+    batchnorm: by which statistics it normalises. ``frozen``: by those the network starts with. ``server``: a gradient
+    by those of its own samples, which clients also average into running statistics; f and the test metrics, in
+    evaluation mode, by the mean of the clients' running statistics. ``sync``: the same, and clients average theirs in
+    every round, which is booked. So f does not depend on ``chunk``; a full gradient is that of the losses of its passes
+    of ``chunk`` samples, in training mode. No constants are known. Raises InputError for bad input.
     """
 
     per_client: ClassVar[tuple[str, ...]] = ("rows",)

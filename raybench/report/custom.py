@@ -65,17 +65,17 @@ def plot(
 ) -> Canvas:
     """Return one figure of results, as a matplotlib figure.
 
-    source: a results folder, its ``analysis.frames``, the curves of ``raybench.load``, or (curves, cells).
-    kind: ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against K;
-    ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds; ``trials``, what
-    the target costs after some random trials of a method's own grid, in bits or in ``x``. x: a column of curves, by
-    default the uplink bits. y: a column of curves; by default the one that methods are judged by. methods: names of algorithms (``ef21``) or
-    methods as tables write them (``EF21 Top-K``), in the order of the legend; all by default. by: a line per
-    ``method`` (at its best K), per ``k``, or per ``step``. best: the tuned ``step_size``, or ``theory``, one times
-    the theoretical step. tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds. labels: what to call a method. label_lines: names at
-    the ends of lines instead of a legend. size: ``column``, ``text`` or ``slide``, or (width, height) in
-    inches. style: a matplotlib style sheet, applied over raybench's own. target, accounting, link: as for
-    ``analysis.frames``. Raises InputError for unknown names and values, and where nothing is left to draw.
+    source: a results folder, its ``analysis.frames``, the curves of ``raybench.load``, or (curves, cells). kind:
+    ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against K;
+    ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds; ``trials``, what the
+    target costs after some random trials of a method's own grid, in bits or in ``x``. x: a column of curves, by default
+    the uplink bits. y: a column of curves; by default the one that methods are judged by. methods: names of algorithms
+    (``ef21``) or methods as tables write them (``EF21 Top-K``), in the order of the legend; all by default. by: a line
+    per ``method`` (at its best K), per ``k``, or per ``step``. best: the tuned ``step_size``, or ``theory``, one times
+    the theoretical step. tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds. labels: what to
+    call a method. label_lines: names at the ends of lines instead of a legend. size: ``column``, ``text`` or ``slide``,
+    or (width, height) in inches. style: a matplotlib style sheet, applied over raybench's own. target, accounting,
+    link: as for ``analysis.frames``. Raises InputError for unknown names and values, and where nothing is left to draw.
     """
     with styled(style):
         picture = figure(

@@ -103,8 +103,8 @@ def _unarmed(cell: object) -> object:
 def latex(sheet: Sheet) -> str:
     r"""Return a sheet as a ``tabular`` for booktabs and siunitx, the best of each column in bold.
 
-    Columns of numbers are siunitx's S columns, in one unit each, which their head names; an interval is a column of its own.
-    Notes follow as comments. Every text is escaped.
+    Columns of numbers are siunitx's S columns, in one unit each, which their head names; an interval is a column of its
+    own. Notes follow as comments. Every text is escaped.
     """
     columns = [column for field in sheet.fields for column in _tex(field, sheet.best(field))]
     frame = pd.DataFrame({head: cells for head, _, cells, _ in columns})

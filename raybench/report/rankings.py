@@ -83,7 +83,8 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
 def after_trials(results: Frames, count: int, by: str = "method", x: str | None = None) -> Sheet:
     """Return ``analysis.trials`` after so many trials, cheapest first, spelled for reading.
 
-    A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number below 1.
+    A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number
+    below 1.
     """
     if count < 1:
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")

@@ -32,9 +32,9 @@ class Measure:
     """What is measured of some cells: one number of each, its median over seeds, the best over what else varies.
 
     kind: ``cost``, the ``of`` spent when ``y`` first comes down to ``target``, inf if it never does; ``value`` of a
-    column at the last row that has spent no more than the budget ``at``; the ``lowest`` or ``highest`` recorded; the ``rate``,
-    the slope of the line that fits log10 of the column best over rounds; the share of cells that ``ended`` so;
-    the median of a ``column`` of a script's table. best: which of several steps or K is meant.
+    column at the last row that has spent no more than the budget ``at``; the ``lowest`` or ``highest`` recorded; the
+    ``rate``, the slope of the line that fits log10 of the column best over rounds; the share of cells that ``ended``
+    so; the median of a ``column`` of a script's table. best: which of several steps or K is meant.
     """
 
     kind: str
@@ -70,10 +70,10 @@ class Side:
 class Claim:
     """One statement and what counts as agreement.
 
-    ``published`` is what the source says of it; a claim of our ``own``, on which the source says nothing or something else,
-    tells why it is asked. Agrees where ``left is below factor * right`` (``above``; ``within``: |left/right - 1| <=
-    tolerance) in all comparisons, of which there is one for every combination of the columns ``each``.
-    spread: how far a single seed may be from others, as a share of its number; 0 where nothing is drawn, None: not known.
+    ``published`` is what the source says of it; a claim of our ``own``, on which the source says nothing or something
+    else, tells why it is asked. Agrees where ``left is below factor * right`` (``above``; ``within``: |left/right - 1|
+    <= tolerance) in all comparisons, of which there is one for every combination of the columns ``each``. spread: how
+    far a single seed may be from others, as a share of its number; 0 where nothing is drawn, None: not known.
     """
 
     name: str

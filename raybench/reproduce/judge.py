@@ -160,9 +160,9 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Comp
 def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
     """Return the verdict of one comparison, and the p-value of its test, NaN where there are too few seeds for one.
 
-    Two sides have an order where, of six seeds and more that both have, Wilcoxon's signed-rank test has p <= 0.05, and of
-    fewer, where the ranges of the seeds do not overlap. ``within`` is no order beyond the tolerance, in either direction, where
-    fewer than six seeds are compared in pairs.
+    Two sides have an order where, of six seeds and more that both have, Wilcoxon's signed-rank test has p <= 0.05, and
+    of fewer, where the ranges of the seeds do not overlap. ``within`` is no order beyond the tolerance, in either
+    direction, where fewer than six seeds are compared in pairs.
     """
     if not len(left.upper) or not len(right.upper):
         return NOT_RUN, math.nan
@@ -281,8 +281,9 @@ def _bounds(
 ) -> pd.DataFrame:
     """Return between what the number of each cell lies, at the index of the cells.
 
-    Known: what a whole curve gives; of a cell that diverged the worst; of a cost what was spent, which it is at least. Of
-    the cells that failed, and of curves that end before the budget or before the rounds that their cell has done, nothing.
+    Known: what a whole curve gives; of a cell that diverged the worst; of a cost what was spent, which it is at least.
+    Of the cells that failed, and of curves that end before the budget or before the rounds that their cell has done,
+    nothing.
     """
     rows = curves[curves["cell"].isin(cells["cell"])]
     numbers = cells["cell"].map(_numbers(rows, measure, budget))

@@ -63,8 +63,9 @@ def _variables(address: str | None) -> dict[str, str]:
     """Return the variables for a session.
 
     A Ray of our own asks for tokens. Whether a cluster does is its own affair, and what Ray, or the user's
-    ``RAY_AUTH_MODE``, says: a token shown to an open one is refused just as none is by a closed one. Ray reads how it authenticates when it is loaded, and never again. Where a program had loaded it
-    before the first session, its choice holds: a server that asked for tokens would refuse the program.
+    ``RAY_AUTH_MODE``, says: a token shown to an open one is refused just as none is by a closed one. Ray reads how it
+    authenticates when it is loaded, and never again. Where a program had loaded it before the first session, its choice
+    holds: a server that asked for tokens would refuse the program.
     """
     global _loaded_here
     _loaded_here = _loaded_here or "ray" not in sys.modules

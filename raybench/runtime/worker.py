@@ -255,7 +255,8 @@ def train_loop(config: dict[str, Any]) -> None:
 def linked(backend: str) -> Any:
     """Return a ``TorchConfig`` whose ranks meet by the addresses that their nodes have in the cluster.
 
-    By itself gloo goes by what the host's name means there, which is often a loopback: ranks of two nodes then never meet.
+    By itself gloo goes by what the host's name means there, which is often a loopback: ranks of two nodes then never
+    meet.
     """
     from ray.train.torch import TorchConfig
 

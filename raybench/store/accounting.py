@@ -67,8 +67,8 @@ class Accounting:
     ) -> Any:
         """Return bits, elementwise: ``value_bits * values + index + raw``.
 
-        counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width
-        used for ``value_bits: dtype``. start: counts of the messages before the first round, free by ``count_init: false``.
+        counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width used for
+        ``value_bits: dtype``. start: counts of the messages before the first round, free by ``count_init: false``.
         """
         if start is not None and not self.count_init:
             counts = Counts(*(now - before for now, before in zip(counts, start, strict=True)))

@@ -41,12 +41,12 @@ How = str | Mapping[str, object] | Accounting | None
 def load(folder: Source, accounting: How = None, params: bool = False) -> pd.DataFrame:
     """Return the curves of a results folder, one row per recorded round of a committed cell.
 
-    Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from
-    ``cells`` status, compressor_params, downlink, theory_step, rounds, d, L, L_tilde,
-    L_pm, mu, f_star, heterogeneity, omega, alpha, workers, mode, device, batch. Rows are sorted by
-    cell and round. With ``accounting`` the bits are booked anew; with ``params`` the resolved
-    config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Every file is compared with its digest; files that are not this folder's are left out, with a warning.
-    Raises InputError if there are no results in the folder, a file is damaged or the accounting is unknown.
+    Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from ``cells`` status,
+    compressor_params, downlink, theory_step, rounds, d, L, L_tilde, L_pm, mu, f_star, heterogeneity, omega, alpha,
+    workers, mode, device, batch. Rows are sorted by cell and round. With ``accounting`` the bits are booked anew; with
+    ``params`` the resolved config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Every file is
+    compared with its digest; files that are not this folder's are left out, with a warning. Raises InputError if there
+    are no results in the folder, a file is damaged or the accounting is unknown.
     """
     return frames(folder, accounting, params)[0]
 
@@ -101,7 +101,8 @@ def _with_cells(curves: pd.DataFrame, table: pd.DataFrame, params: bool = False)
 class Results:
     """A results folder whose curves are read as far as they are asked for.
 
-    only: ids of the cells that are wanted, None for all; ``left_out`` says how many others there are. Raises InputError, as all methods do, if there are no results in the folder or a file is damaged.
+    only: ids of the cells that are wanted, None for all; ``left_out`` says how many others there are. Raises
+    InputError, as all methods do, if there are no results in the folder or a file is damaged.
     """
 
     def __init__(self, folder: Source, only: Collection[str] | None = None) -> None:

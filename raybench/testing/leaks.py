@@ -193,9 +193,9 @@ def tensors(value: Any) -> list[Tensor]:
 class Spy:
     """Wraps the calls of a net that send, and packs each row of what they are given.
 
-    bytes: cumulative packed bytes (cells,) by side, up as means per client, down the broadcast
-    counted once or the mean of the clients' own messages, headers left out; messages: how many there were, an upper bound per client.
-    by_round: what each client has sent up in a round, (cells, clients).
+    bytes: cumulative packed bytes (cells,) by side, up as means per client, down the broadcast counted once or the mean
+    of the clients' own messages, headers left out; messages: how many there were, an upper bound per client. by_round:
+    what each client has sent up in a round, (cells, clients).
     """
 
     def __init__(self, net: Net) -> None:

@@ -147,9 +147,9 @@ def _transformers() -> type:
         """A callback of Hugging Face's Trainer that exchanges gradients by a method.
 
         ``trainer.add_callback(raybench.torch.TrainerCallback(trainer, algorithm=.., compressor=..))``. settings: those
-        of ``raybench.torch.attach``. hook: what it returned, from the start of training on. Every rank writes a file into
-        each checkpoint of the trainer. resume_from: the checkpoint that ``train`` was told to resume from, where it lies
-        elsewhere than in ``output_dir``.
+        of ``raybench.torch.attach``. hook: what it returned, from the start of training on. Every rank writes a file
+        into each checkpoint of the trainer. resume_from: the checkpoint that ``train`` was told to resume from, where
+        it lies elsewhere than in ``output_dir``.
         """
 
         def __init__(

@@ -27,27 +27,26 @@ from raybench.wire.collectives import GATHER
 class CompressedOptimizer(torch.optim.Optimizer):
     """``optimizer`` around which the ranks of torch.distributed exchange compressed messages.
 
-    Every rank is a client with data of its own and a model that is the same everywhere; ``step`` takes the
-    place of the all-reduce of gradients, so the model must not be wrapped in DistributedDataParallel as well (for that see
-    ``attach``). Without torch.distributed there is one client. At construction all take over
-    rank 0's parameters.
+    Every rank is a client with data of its own and a model that is the same everywhere; ``step`` takes the place of the
+    all-reduce of gradients, so the model must not be wrapped in DistributedDataParallel as well (for that see
+    ``attach``). Without torch.distributed there is one client. At construction all take over rank 0's parameters.
 
     compressor: a compressor such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
-    ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of
-    the whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``).
-    collective: ``gather``, ``reduce`` or ``all_to_all``. groups: (pattern, compressor) pairs, with
-    ``granularity="tensor"``. min_numel: smaller tensors are sent as they are; by default those whose messages
-    would not be half as long, where tensors have messages of their own; 0 for none. start_after: steps at first that
-    average gradients as they are. local: ``{"steps": H}``: ``optimizer`` does H steps on every rank by itself, and
-    what they sum up to is exchanged; ``fragments``, ``late`` and ``mix`` beside it are those of ``streaming_diloco``. outer: how the shared point then moves: ``{"optimizer": "nesterov",
-    "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the
-    direction of r exchanges before, which with local steps goes on beside the next ones on a CPU. node: the ranks of this rank's
+    ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of the
+    whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``). collective: ``gather``,
+    ``reduce`` or ``all_to_all``. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
+    tensors are sent as they are; by default those whose messages would not be half as long, where tensors have messages
+    of their own; 0 for none. start_after: steps at first that average gradients as they are. local: ``{"steps": H}``:
+    ``optimizer`` does H steps on every rank by itself, and what they sum up to is exchanged; ``fragments``, ``late``
+    and ``mix`` beside it are those of ``streaming_diloco``. outer: how the shared point then moves: ``{"optimizer":
+    "nesterov", "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the direction
+    of r exchanges before, which with local steps goes on beside the next ones on a CPU. node: the ranks of this rank's
     node, whose model is in DistributedDataParallel(process_group=node) or sharded over them by FSDP2: local steps are
-    those of nodes, and only nodes exchange. offload: the shared point, what method and outer optimizer remember, and messages are on the CPU,
-    for which ``group`` needs gloo. group: the ranks, by default all. named_parameters: names for ``groups`` where
-    the optimizer knows none. watch: steps between two measurements of norms. check_every: steps between two
-    comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven: compressors that no
-    theory of the method covers, too.
+    those of nodes, and only nodes exchange. offload: the shared point, what method and outer optimizer remember, and
+    messages are on the CPU, for which ``group`` needs gloo. group: the ranks, by default all. named_parameters: names
+    for ``groups`` where the optimizer knows none. watch: steps between two measurements of norms. check_every: steps
+    between two comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven:
+    compressors that no theory of the method covers, too.
 
     Methods whose messages hold the step size (``ef14``) need plain SGD, or ``memory: gradient``. A parameter without a
     gradient counts as having a gradient of zeros. Raises InputError where parts do not fit; where what ranks say
@@ -204,10 +203,10 @@ class CompressedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange what the ranks' gradients say and let the optimizer step along it; return the closure's loss.
 
-        Every rank must call it. closure: computes gradients anew and returns the loss. An optimizer that calls it several
-        times, such as LBFGS, is given the ranks' mean loss and what they have exchanged each time, so that all decide
-        alike. Where any rank's gradient is not finite, or its GradScaler's were not, all ranks skip the step, and
-        memories stay.
+        Every rank must call it. closure: computes gradients anew and returns the loss. An optimizer that calls it
+        several times, such as LBFGS, is given the ranks' mean loss and what they have exchanged each time, so that all
+        decide alike. Where any rank's gradient is not finite, or its GradScaler's were not, all ranks skip the step,
+        and memories stay.
         """
         start = None if closure is None else self._flat.point()
         losses: list[Any] = []

@@ -114,10 +114,10 @@ class LevelsMessage(Message):
     """One of a table's levels per coordinate times a scale: ``codes`` (*lead, d), ``scales`` (*lead, nb).
 
     table: ``linear``, code c = 0, .., 2s for (c - s)/s; ``power``, for -1, .., -b^(1-s), 0, b^(1-s), .., 1 with b =
-    ``base``; ``sign``, 0 and 1 for -1 and 1; or ``pair``, 0 and 1 for the two values that a bucket has in ``scales`` (*lead, 2 nb). bucket: coordinates that share a scale, nb =
-    ceil(d / bucket); 0 for one scale a row, -1 for none (scales (*lead, 0), the levels as they are).
-    Packs to the scales in full width and d symbols of ceil(log2 symbols) bits, three symbols five to a
-    byte. Codes of any integer type are made the narrowest one.
+    ``base``; ``sign``, 0 and 1 for -1 and 1; or ``pair``, 0 and 1 for the two values that a bucket has in ``scales``
+    (*lead, 2 nb). bucket: coordinates that share a scale, nb = ceil(d / bucket); 0 for one scale a row, -1 for none
+    (scales (*lead, 0), the levels as they are). Packs to the scales in full width and d symbols of ceil(log2 symbols)
+    bits, three symbols five to a byte. Codes of any integer type are made the narrowest one.
     """
 
     codes: Tensor  # of ``code_dtype``, indices into the table

@@ -138,7 +138,8 @@ class _Scattered(Message):
 class SparseMessage(_Scattered):
     """k coordinates with their indices: ``indices`` int64, ascending and distinct in a row, and ``values``, (*lead, k).
 
-    Decodes to the values at the indices, and 0 elsewhere. Sends the values, and the indices in the shortest of three codes.
+    Decodes to the values at the indices, and 0 elsewhere. Sends the values, and the indices in the shortest of three
+    codes.
     """
 
     indices: Tensor

@@ -52,9 +52,10 @@ def network_of(
 ) -> tuple[Network, Task]:
     """Return the network that ``model`` stands for, initialised from ``seed``, and its task.
 
-    loss, metrics: what is minimised and measured in place of what is usual for the data. folder: of ``causal_lm``. text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
-    ``module:function`` of a user's. torch's own random numbers stay as they were. Raises InputError for
-    an unknown name, or sizes that do not fit.
+    loss, metrics: what is minimised and measured in place of what is usual for the data. folder: of ``causal_lm``.
+    text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or ``module:function`` of a
+    user's. torch's own random numbers stay as they were. Raises InputError for an unknown name, or sizes that do not
+    fit.
     """
     with own.seeded(seed):
         if text.startswith(TORCHVISION):

@@ -52,8 +52,9 @@ class Work:
 class Passes:
     """A network as a function of a flat vector.
 
-    layout: the trainable tensors. statistics: names of BatchNorm's running statistics, which travel with
-    the rows unless ``frozen``. lower: what layers compute in, as torch.autocast chooses. stacks: whether rows are evaluated together: known after ``fit``.
+    layout: the trainable tensors. statistics: names of BatchNorm's running statistics, which travel with the rows
+    unless ``frozen``. lower: what layers compute in, as torch.autocast chooses. stacks: whether rows are evaluated
+    together: known after ``fit``.
     """
 
     def __init__(
