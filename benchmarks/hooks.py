@@ -73,42 +73,27 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
 
 def hooks(shapes: list[tuple[int, ...]], rank: int) -> dict[str, tuple[Callable[[], None], Any]]:
     """Return a step and, for ours, the hook, by name."""
-    made: dict[str, tuple[Callable[[], None], Any]] = {}
-
-    def stepped(
-        prepare: Callable[[DistributedDataParallel], Any], **more: Any
-    ) -> tuple[Callable[[], None], Any]:
+    power = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, use_error_feedback=True
+    )
+    theirs = {
+        "torch fp16": (None, default_hooks.fp16_compress_hook),
+        "torch bf16": (None, default_hooks.bf16_compress_hook),
+        "torch PowerSGD": (power, powerSGD_hook.powerSGD_hook),
+    }
+    result: dict[str, tuple[Callable[[], None], Any]] = {}
+    for name in ["torch all-reduce", *theirs, *OURS]:
+        # in one bucket: with several its callbacks send in another order on each rank, and gloo stops
+        more = {"bucket_cap_mb": 1000} if name == "torch PowerSGD" else {}
         model = DistributedDataParallel(Given(shapes, rank), **more)
-        hook = prepare(model)
-
-        def step() -> None:
-            model().backward()
-
-        return step, hook
-
-    made["torch all-reduce"] = stepped(lambda m: None)
-    halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    for name, hook in halves.items():
-        made[f"torch {name}"] = stepped(lambda m, hook=hook: m.register_comm_hook(None, hook))
-
-    def power(model: DistributedDataParallel) -> None:
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, use_error_feedback=True
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-    # in one bucket: with several its callbacks send in another order on each rank, and gloo stops
-    made["torch PowerSGD"] = stepped(power, bucket_cap_mb=1000)
-    for name, (algorithm, operator, grain) in OURS.items():
-        how = "reduce" if "reduce" in name else "gather"
-
-        def attach(
-            m: Any, a: str = algorithm, o: str | None = operator, g: str = grain, how: str = how
-        ) -> Any:
-            return rt.attach(m, a, o, g, collective=how, watch=10**9)
-
-        made[name] = stepped(attach)
-    return made
+        hook = None
+        if name in OURS:
+            how = "reduce" if "reduce" in name else "gather"
+            hook = rt.attach(model, *OURS[name], collective=how, watch=10**9)
+        elif name in theirs:
+            model.register_comm_hook(*theirs[name])
+        result[name] = (lambda m=model: m().backward()), hook
+    return result
 
 
 def rank_main(given: argparse.Namespace) -> None:

@@ -199,7 +199,7 @@ def compare(
                         one["predicted"] = predicted(one, latency, bandwidth) + one["software"]
                         one["error"] = one["predicted"] / one["measured"] - 1
                         result.append(one)
-                        print(row(one), file=sys.stderr, flush=True)
+                        print(row(one), flush=True)
         finally:
             ranks.close()
     return result
@@ -254,8 +254,6 @@ def main() -> int:
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
     result = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
-    for one in result:
-        print(row(one))
     print("\n".join(["", *summary(result)]))
     if given.json:
         Path(given.json).write_text(json.dumps(result, indent=1))

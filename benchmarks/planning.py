@@ -31,6 +31,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -110,27 +111,20 @@ def _reading(out: Path, parts: Sequence[str]) -> float:
     return timed(lambda: [len(pq.read_table(file, use_threads=False)) for file in files])[0]
 
 
-def cells(file: Path, out: Path) -> Found:
-    from raybench.store import cells as read
-
-    return {"floor": _reading(out, ["cells"]), "seconds": timed(lambda: read(out))[0]}
-
-
-def load(file: Path, out: Path) -> Found:
-    import raybench
-
-    floor = _reading(out, ["cells", "curves"])
-    return {"floor": floor, "seconds": timed(lambda: raybench.load(out))[0]}
+READERS = {  # what reads results: a function, and the folders of the tables that it needs
+    "cells": ("raybench.store", "cells", ["cells"]),
+    "load": ("raybench", "load", ["cells", "curves"]),
+    "costs": ("raybench.analysis", "to_target", ["cells", "curves"]),
+}
 
 
-def costs(file: Path, out: Path) -> Found:
-    from raybench.analysis import to_target
+def read(name: str, file: Path, out: Path) -> Found:
+    module, function, parts = READERS[name]
+    reader = getattr(import_module(module), function)
+    return {"floor": _reading(out, parts), "seconds": timed(lambda: reader(out))[0]}
 
-    floor = _reading(out, ["cells", "curves"])
-    return {"floor": floor, "seconds": timed(lambda: to_target(out))[0]}
 
-
-FUNCTIONS = {f.__name__: f for f in (expand, plan, cells, load, costs)}
+FUNCTIONS = {"expand": expand, "plan": plan, **{name: partial(read, name) for name in READERS}}
 
 
 # Phases in processes ---------------------------------------------------------------------------------
@@ -185,7 +179,7 @@ def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str
         inline = ["--inline"] if through == "inline" else []
         phases["run"] = lambda: ran([*command, *inline])
         phases["resume"] = lambda: {**ran([*command, *inline]), "floor": hashing(out)}
-        for name in ("cells", "load", "costs"):
+        for name in READERS:
             phases[name] = partial(apart, name, file, out)
     for name, phase in phases.items():
         if name not in skip:
