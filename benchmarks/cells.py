@@ -148,12 +148,9 @@ def serve(plain: bool) -> None:
 
     A turn is answered by the seconds of its median round; any other line ends the run.
     """
-    try:
-        from raybench.core.process import tune_process
+    from raybench.core.process import tune_process
 
-        tune_process()  # before torch is loaded
-    except ImportError:
-        pass  # a checkout that tunes its process when it is imported
+    tune_process()  # before torch is loaded
 
     import torch
 

@@ -19,29 +19,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
+
+from processes import memory, reset_peak
 
 from raybench.core.process import tune_process
 
 FLOOR = "gradients"
 BYTES_OF_BLOCK = 1 << 22  # enough for threads and vector units
-STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def kilobytes(what: str) -> int:
-    """Return an entry of this process's status, such as ``VmRSS``."""
-    lines = STATUS.read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(f"{what}:")))
 
 
 def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:
     """Return seconds of a round and by how many bytes the process grows, of rounds after a first one."""
     ctypes.CDLL(None).malloc_trim(0)  # what planning has freed is not free for the rounds
-    REFERENCES.write_text("5")  # the peak is counted from here
-    before = kilobytes("VmRSS")
+    before = reset_peak()
     work()
     laps, began = [], process_time()
     for _ in range(rounds):
@@ -49,11 +42,8 @@ def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:
         work()
         laps.append(perf_counter() - start)
     spent = (process_time() - began) / rounds
-    return {
-        "seconds": median(laps),
-        "processor": spent,
-        "peak": 1024.0 * (kilobytes("VmHWM") - before),
-    }
+    peak = float(memory("VmHWM") - before)
+    return {"seconds": median(laps), "processor": spent, "peak": peak}
 
 
 def one(name: str, clients: int, dim: int, rounds: int) -> dict[str, Any]:
@@ -88,7 +78,7 @@ def _gradients(run: Any) -> Callable[[], object]:
     problem, x = run.problem, run.s.x
     size = max(1, BYTES_OF_BLOCK // (problem.dim * problem.dtype.itemsize))
     firsts = range(0, problem.n, size)
-    parts = [problem.part(range(j, min(j + size, problem.n))) for j in firsts]
+    parts = [problem.host(range(j, min(j + size, problem.n))) for j in firsts]
 
     @torch.no_grad()
     def work() -> object:

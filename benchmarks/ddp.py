@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,35 +23,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from processes import join, run_ranks, timed_together, training_run
 from torch import nn
 
 from raybench.core.process import tune_process
-from raybench.execution.execute import hosted
-from raybench.execution.run import Options, Run
 from raybench.problems.network import NetworkProblem
-from raybench.spec.model import Evaluate, Record
-from raybench.testing.trial import Method
 from raybench.wire.transport import Distributed
 
-MANY = 10**6  # rounds of the run, whose only recorded ones are the first and the last
 BOUND = 1.15  # what a round may cost, in steps of DDP
 STEP = 0.01
 PARTS = ("gradient", "compress", "communicate")
-
-
-def ours(given: argparse.Namespace, transport: Distributed) -> Run:
-    """Return a run of uncompressed gradient descent by minibatches, as a worker of Ray Train has it."""
-    problem = {
-        "name": "network",
-        "model": given.model,
-        "dataset": str(Path(given.folder, "images.npz")),
-        "clients": given.processes,
-        "batch": given.batch,
-    }
-    one = Method("dcgd", {}, {"name": "identity"}, problem, step=STEP, rounds=MANY)
-    batch = one.batch()
-    options = Options(record=Record(every=MANY), evaluate=Evaluate(gradient=False, loss=False))
-    return Run(batch, hosted(batch, transport, "cpu"), options, transport)
 
 
 def theirs(problem: NetworkProblem, batch: int) -> Callable[[], None]:
@@ -78,28 +55,20 @@ def theirs(problem: NetworkProblem, batch: int) -> Callable[[], None]:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of a call that all processes begin together: of the slowest one, and of the processor."""
-    dist.barrier()
-    began, busy = time.perf_counter(), time.process_time()
-    work()
-    spent = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-    busy = time.process_time() - busy
-    dist.all_reduce(spent, dist.ReduceOp.MAX)
-    return float(spent), busy
+    """Return the seconds of a call of all processes: of the slowest one, and of this one's processor."""
+    busy = time.process_time()
+    spent = timed_together(work)
+    return spent, time.process_time() - busy
 
 
 def rank(given: argparse.Namespace) -> None:
     """Be one of the processes: time both in turns; the first one writes what came out."""
     tune_process()
     torch.set_num_threads(given.threads)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{given.folder}/meet",
-        rank=given.rank,
-        world_size=given.processes,
-        timeout=datetime.timedelta(seconds=300),
-    )
-    run = ours(given, Distributed())
+    join(given.folder, given.rank, given.processes)
+    images = str(Path(given.folder, "images.npz"))
+    network = {"model": given.model, "dataset": images, "batch": given.batch}
+    run = training_run(Distributed(), "dcgd", {"name": "identity"}, **network)
     assert isinstance(run.problem, NetworkProblem)
     step = theirs(run.problem, given.batch)
     names = ("ddp", "ddp_busy", "ours", "ours_busy", *PARTS)
@@ -157,14 +126,7 @@ def main() -> None:
         labels = draw.integers(0, 10, len(images))
         labels[:10] = range(10)
         np.savez(Path(folder, "images.npz"), images=images, labels=labels)
-        # torch and what it calls are told by the environment, before they are loaded
-        threads = {name: str(given.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        env = {**os.environ, **threads, "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder, "--rank"]
-        ranks = [subprocess.Popen([*command, str(r)], env=env) for r in range(given.processes)]
-        ended = [process.wait() for process in ranks]
-        if any(ended):
-            sys.exit(1)
+        run_ranks(given.processes, folder, given.threads)
         result = json.loads(Path(folder, "times.json").read_text())
     print(table(result, result.pop("d")))
 

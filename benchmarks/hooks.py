@@ -15,11 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ import emulated
 import numpy as np
 import torch
 import torch.distributed as dist
+from processes import join, run_ranks, timed_together
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -76,60 +73,41 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
 
 def hooks(shapes: list[tuple[int, ...]], rank: int) -> dict[str, tuple[Callable[[], None], Any]]:
     """Return a step and, for ours, the hook, by name."""
-    made: dict[str, tuple[Callable[[], None], Any]] = {}
-
-    def stepped(
-        prepare: Callable[[DistributedDataParallel], Any], **more: Any
-    ) -> tuple[Callable[[], None], Any]:
+    power = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, use_error_feedback=True
+    )
+    theirs = {
+        "torch fp16": (None, default_hooks.fp16_compress_hook),
+        "torch bf16": (None, default_hooks.bf16_compress_hook),
+        "torch PowerSGD": (power, powerSGD_hook.powerSGD_hook),
+    }
+    result: dict[str, tuple[Callable[[], None], Any]] = {}
+    for name in ["torch all-reduce", *theirs, *OURS]:
+        # in one bucket: with several its callbacks send in another order on each rank, and gloo stops
+        more = {"bucket_cap_mb": 1000} if name == "torch PowerSGD" else {}
         model = DistributedDataParallel(Given(shapes, rank), **more)
-        hook = prepare(model)
-
-        def step() -> None:
-            model().backward()
-
-        return step, hook
-
-    made["torch all-reduce"] = stepped(lambda m: None)
-    halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    for name, hook in halves.items():
-        made[f"torch {name}"] = stepped(lambda m, hook=hook: m.register_comm_hook(None, hook))
-
-    def power(model: DistributedDataParallel) -> None:
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, use_error_feedback=True
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-    # in one bucket: with several its callbacks send in another order on each rank, and gloo stops
-    made["torch PowerSGD"] = stepped(power, bucket_cap_mb=1000)
-    for name, (algorithm, operator, grain) in OURS.items():
-        how = "reduce" if "reduce" in name else "gather"
-
-        def attach(
-            m: Any, a: str = algorithm, o: str | None = operator, g: str = grain, how: str = how
-        ) -> Any:
-            return rt.attach(m, a, o, g, collective=how, watch=10**9)
-
-        made[name] = stepped(attach)
-    return made
+        hook = None
+        if name in OURS:
+            how = "reduce" if "reduce" in name else "gather"
+            hook = rt.attach(model, *OURS[name], collective=how, watch=10**9)
+        elif name in theirs:
+            model.register_comm_hook(*theirs[name])
+        result[name] = (lambda m=model: m().backward()), hook
+    return result
 
 
 def rank_main(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=given.meet, rank=given.rank, world_size=2)
+    join(given.folder, given.rank, 2)
     todo = hooks(shapes_of(given.model), given.rank)
     if given.only:
         todo = {n: v for n, v in todo.items() if any(o in n for o in given.only)}
     times: dict[str, list[float]] = {name: [] for name in todo}
     for turn in range(given.rounds + 3):
         for name, (step, _) in todo.items():
-            dist.barrier()
-            began = time.perf_counter()
-            step()
-            took = torch.tensor([time.perf_counter() - began])
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            took = timed_together(step)
             if turn >= 3:
-                times[name].append(float(took))
+                times[name].append(took)
     if given.rank == 0:
         parts = {name: hook.report() for name, (_, hook) in todo.items() if hook is not None}
         out = {
@@ -141,7 +119,7 @@ def rank_main(given: argparse.Namespace) -> None:
             }
             for name, values in times.items()
         }
-        Path(given.out).write_text(json.dumps(out))
+        Path(given.folder, "times.json").write_text(json.dumps(out))
     dist.barrier()
 
 
@@ -151,29 +129,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--link", help="rate of the link between the processes: 1Gbit")
     parser.add_argument("--only", nargs="*", help="hooks whose names hold one of these")
-    for hidden in ("--meet", "--out"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank >= 0:
         rank_main(given)
         return
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "times.json")
-        meet = f"file://{folder}/meet"
-        command = [sys.executable, __file__, *sys.argv[1:], "--meet", meet, "--out", str(out)]
-        commands = [[*command, "--rank", str(r)] for r in range(2)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        with emulated.machines(2) if given.link else contextlib.nullcontext() as there:
-            if there is not None:
-                there.set(*emulated.link(f"{given.link},0ms"))
-                commands = [there.command(r, *words) for r, words in enumerate(commands)]
-                env["GLOO_SOCKET_IFNAME"] = emulated.DEVICE
-            ranks = [subprocess.Popen(words, env=env) for words in commands]
-            codes = [process.wait() for process in ranks]
-        if any(codes):
-            sys.exit("a process failed")
-        show(given, json.loads(out.read_text()))
+        with emulated.machines(2) if given.link else contextlib.nullcontext() as machines:
+            if machines is not None:
+                machines.set(*emulated.link(f"{given.link},0ms"))
+            run_ranks(2, folder, machines=machines)
+        show(given, json.loads(Path(folder, "times.json").read_text()))
 
 
 def show(given: argparse.Namespace, found: dict[str, Any]) -> None:

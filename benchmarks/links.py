@@ -73,20 +73,13 @@ def rank(which: int) -> None:
 
 
 def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
-    import datetime
-
     import torch.distributed as dist
+    from processes import join
 
     from raybench.measure.link import timed
     from raybench.wire.transport import Distributed
 
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{ask['meet']}",
-        rank=which,
-        world_size=ask["machines"],
-        timeout=datetime.timedelta(seconds=300),
-    )
+    join(ask["folder"], which, ask["machines"])
     transport = Distributed()
     result = [
         dataclasses.asdict(timed(what, size, transport, ask["repeats"], warm=2))
@@ -101,41 +94,19 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
     """Return the median seconds of a round of the engine, of its gradients and compressors, and its bytes."""
-    import time
-
     import numpy as np
-    import torch
-    import torch.distributed as dist
+    from processes import timed_together, training_run
 
-    from raybench.execution.execute import hosted
-    from raybench.execution.run import Options, Run
-    from raybench.spec.model import Evaluate, Record
-    from raybench.testing.trial import Method
-
-    algorithm, operator = METHODS[name]
-    problem = {
-        "name": "network",
-        "model": f"mlp:hidden=[{HIDDEN}]",
-        "dataset": "digits",
-        "clients": transport.size,
-        "batch": 32,
-    }
-    many = 10**6
-    batch = Method(algorithm, {}, operator, problem, step=0.01, rounds=many).batch()
-    options = Options(record=Record(every=many), evaluate=Evaluate(gradient=False, loss=False))
-    run = Run(batch, hosted(batch, transport, "cpu"), options, transport)
+    model = f"mlp:hidden=[{HIDDEN}]"
+    run = training_run(transport, *METHODS[name], model=model, dataset="digits", batch=32)
+    clock, ledger = run.net.clock, run.net.ledger
     rows = []
     for _ in range(rounds + 2):
-        before, sent = np.array(run.net.clock.parts), float(run.net.ledger.bytes_up_max[0])
-        dist.barrier()
-        began = time.perf_counter()
-        run.advance(1)
-        run.advance(1)  # two in a row, as one that waits for a late start is no round
-        spent = torch.tensor((time.perf_counter() - began) / 2, dtype=torch.float64)
-        dist.all_reduce(spent, dist.ReduceOp.MAX)
-        parts = (np.array(run.net.clock.parts) - before) / 2
-        size = (float(run.net.ledger.bytes_up_max[0]) - sent) / 2
-        rows.append([float(spent), float(parts[0]), float(parts[1]), size])
+        before = np.array([*clock.parts[:2], float(ledger.bytes_up_max[0])])
+        # two in a row, as one that waits for a late start is no round
+        spent = timed_together(lambda: [run.advance(1) for _ in range(2)])
+        after = np.array([*clock.parts[:2], float(ledger.bytes_up_max[0])])
+        rows.append([spent / 2, *(after - before) / 2])
     seconds, gradient, codec, size = np.median(rows[2:], axis=0)
     return {
         "what": name,
@@ -169,7 +140,7 @@ class Ranks:
     def measure(self, machines: int, **ask: Any) -> list[dict[str, Any]]:
         """Return what the first so many machines measure."""
         with tempfile.TemporaryDirectory() as folder:
-            text = json.dumps({"machines": machines, "meet": f"{folder}/meet", **ask})
+            text = json.dumps({"machines": machines, "folder": folder, **ask})
             for process in self.running[:machines]:
                 assert process.stdin is not None
                 print(text, file=process.stdin, flush=True)
@@ -228,7 +199,7 @@ def compare(
                         one["predicted"] = predicted(one, latency, bandwidth) + one["software"]
                         one["error"] = one["predicted"] / one["measured"] - 1
                         result.append(one)
-                        print(row(one), file=sys.stderr, flush=True)
+                        print(row(one), flush=True)
         finally:
             ranks.close()
     return result
@@ -283,8 +254,6 @@ def main() -> int:
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
     result = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
-    for one in result:
-        print(row(one))
     print("\n".join(["", *summary(result)]))
     if given.json:
         Path(given.json).write_text(json.dumps(result, indent=1))

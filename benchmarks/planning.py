@@ -28,12 +28,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from processes import memory
 
 METHODS, KS, STEPS = 2, 5, 10
 EACH = METHODS * KS * STEPS  # cells of one seed
@@ -108,82 +111,43 @@ def _reading(out: Path, parts: Sequence[str]) -> float:
     return timed(lambda: [len(pq.read_table(file, use_threads=False)) for file in files])[0]
 
 
-def cells(file: Path, out: Path) -> Found:
-    from raybench.store import cells as read
-
-    return {"floor": _reading(out, ["cells"]), "seconds": timed(lambda: read(out))[0]}
-
-
-def load(file: Path, out: Path) -> Found:
-    import raybench
-
-    floor = _reading(out, ["cells", "curves"])
-    return {"floor": floor, "seconds": timed(lambda: raybench.load(out))[0]}
+READERS = {  # what reads results: a function, and the folders of the tables that it needs
+    "cells": ("raybench.store", "cells", ["cells"]),
+    "load": ("raybench", "load", ["cells", "curves"]),
+    "costs": ("raybench.analysis", "to_target", ["cells", "curves"]),
+}
 
 
-def costs(file: Path, out: Path) -> Found:
-    from raybench.analysis import to_target
+def read(name: str, file: Path, out: Path) -> Found:
+    module, function, parts = READERS[name]
+    reader = getattr(import_module(module), function)
+    return {"floor": _reading(out, parts), "seconds": timed(lambda: reader(out))[0]}
 
-    floor = _reading(out, ["cells", "curves"])
-    return {"floor": floor, "seconds": timed(lambda: to_target(out))[0]}
 
-
-FUNCTIONS = {f.__name__: f for f in (expand, plan, cells, load, costs)}
+FUNCTIONS = {"expand": expand, "plan": plan, **{name: partial(read, name) for name in READERS}}
 
 
 # Phases in processes ---------------------------------------------------------------------------------
 
 
-def peak_of(process: subprocess.Popen) -> Callable[[], float]:
-    """Return what waits for a process and returns the most MiB that it alone has held."""
-    most = [0.0]
-
-    def watch() -> None:
-        while process.poll() is None:
-            try:
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            except OSError:
-                return
-            held = [float(line.split()[1]) for line in lines if line.startswith("VmHWM")]
-            most[0] = max([most[0], *held])
-            threading.Event().wait(0.02)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-
-    def wait() -> float:
-        process.wait()
-        thread.join()
-        return most[0] / 1024
-
-    return wait
-
-
-def ran(command: list[str], quiet: bool = True) -> Found:
-    """Return seconds and peak memory of a command."""
-    began = perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL if quiet else None)
-    memory = peak_of(process)()
+def ran(command: list[str]) -> Found:
+    """Return seconds and peak memory, in MiB, of a command, whose output is dropped."""
+    began, peak = perf_counter(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.returncode is None:
+        peak = max(peak, memory("VmHWM", process.pid))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.02)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return {"seconds": perf_counter() - began, "memory": memory}
+    return {"seconds": perf_counter() - began, "memory": peak / 2**20}
 
 
 def apart(name: str, file: Path, out: Path) -> Found:
     """Return what a phase found in a process of its own."""
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import planning; "
-    script += f"planning.report({name!r}, {str(file)!r}, {str(out)!r})"
     with tempfile.NamedTemporaryFile("r") as told:
-        result = ran([sys.executable, "-c", f"{script[:-1]}, {told.name!r})"])
-        return {**result, **json.loads(told.read())}
-
-
-def report(name: str, file: str, out: str, told: str) -> None:
-    """Write what a phase finds to a file."""
-    from raybench.core.process import tune_process
-
-    tune_process()
-    Path(told).write_text(json.dumps(FUNCTIONS[name](Path(file), Path(out))))
+        phase = [sys.executable, __file__, "--phase", name, str(file), str(out), told.name]
+        return {**ran(phase), **json.loads(told.read())}
 
 
 def hashing(out: Path) -> float:
@@ -215,7 +179,7 @@ def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str
         inline = ["--inline"] if through == "inline" else []
         phases["run"] = lambda: ran([*command, *inline])
         phases["resume"] = lambda: {**ran([*command, *inline]), "floor": hashing(out)}
-        for name in ("cells", "load", "costs"):
+        for name in READERS:
             phases[name] = partial(apart, name, file, out)
     for name, phase in phases.items():
         if name not in skip:
@@ -230,7 +194,15 @@ def main() -> None:
     parser.add_argument("--through", choices=["inline", "ray", "none"], default="inline")
     parser.add_argument("--skip", nargs="*", default=[], help="phases to leave out, such as load")
     parser.add_argument("--keep", metavar="DIR", help="a folder to work in, and to leave as it is")
+    parser.add_argument("--phase", nargs=4, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.phase:
+        from raybench.core.process import tune_process
+
+        tune_process()
+        name, file, out, told = asked.phase
+        Path(told).write_text(json.dumps(FUNCTIONS[name](Path(file), Path(out))))
+        return
     if any(n % EACH for n in asked.cells):
         parser.error(f"--cells: multiples of {EACH}, a cell for each method, K and step size")
     print(f"{asked.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

@@ -6,9 +6,9 @@ import io
 import time
 import zipfile
 
-import forge
 import numpy as np
 import pytest
+from processes import memory, reset_peak
 
 from raybench.core.errors import InputError
 
@@ -24,10 +24,9 @@ def complaint(call, *args, **kwargs) -> str:
 
 def refused(read, given, *words, file_size=0, seconds=2.0, **kwargs) -> None:
     """Assert that a data set is refused in few lines, in time and in little memory, with these words."""
-    memory = forge.Memory()
-    before, begin = memory.reset(), time.monotonic()
+    before, begin = reset_peak(), time.monotonic()
     said = complaint(read, given, **kwargs)
-    took, grown = time.monotonic() - begin, memory.highest() - before
+    took, grown = time.monotonic() - begin, memory("VmHWM") - before
     assert all(word in said for word in words), said
     assert said.startswith("problem.dataset: ")
     assert len(said) < 1200

@@ -7,9 +7,9 @@ import json
 import time
 
 import forge
-import forge_messages
 import pytest
 import torch
+from processes import memory, reset_peak
 
 import raybench
 from raybench.core.streams import stream
@@ -50,12 +50,11 @@ def forged(text="identity", rest=None, **lies):
 
 def refused(data, shape=None):
     """Assert that bytes are refused in time and in little memory."""
-    memory = forge.Memory()
-    before, begin = memory.reset(), time.monotonic()
+    before, begin = reset_peak(), time.monotonic()
     with pytest.raises(ValueError, match="message"):
         unpack(data, shape)
     assert time.monotonic() - begin < PATIENCE
-    assert memory.highest() - before < MOST
+    assert memory("VmHWM") - before < MOST
 
 
 @pytest.mark.parametrize(
@@ -178,14 +177,14 @@ def test_absent_rows_need_the_shape_where_they_are_large():
 
 @pytest.mark.parametrize("d", [1, 2, 24, 1000])
 def test_honest_messages_are_not_refused(d):
-    for m in forge_messages.honest_messages(d):
+    for m in forge.honest_messages(d):
         for shape in (None, (*m.lead, d)):
             assert same_bits(unpack(m.pack(), shape).decode(), m.decode()), m.kind
 
 
 def test_forged_messages_are_refused_or_decode():
     """A sample; ``make fuzz`` tries more, and other seeds."""
-    tally = forge_messages.forge_messages(3000, 0, forge.Tally())
+    tally = forge.forge_messages(3000, 0, forge.Tally())
     assert not tally.failures, tally.failures[0]
     assert tally.outcomes["refused"] > 1000
     assert tally.outcomes["decoded"] > 200

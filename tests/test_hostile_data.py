@@ -9,7 +9,6 @@ import time
 
 import data_kit
 import forge
-import forge_files
 import numpy as np
 import pytest
 from data_kit import forged_npz, npy
@@ -143,7 +142,7 @@ def test_objects_are_never_unpickled(tmp_path):
 
 def test_changed_files_are_read_or_refused():
     """A sample of data files and sweep files; ``make fuzz`` tries more, and other seeds."""
-    tally = forge_files.forge_files(1500, 0, forge.Tally())
+    tally = forge.forge_files(1500, 0, forge.Tally())
     assert not tally.failures, tally.failures[0]
     assert tally.outcomes["refused"] > 300
     assert tally.outcomes["read"] > 20
