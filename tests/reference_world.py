@@ -77,6 +77,9 @@ class World:
     # Random numbers
 
     def J(self, b, purpose="batch"):
+        """Return the samples of the round, (n, b); None where b is ``full`` or 0: all of them."""
+        if b in (None, 0, "full"):
+            return None
         return list(self.net.sample(purpose, b).indices[0].numpy())
 
     def coin(self, purpose, p):

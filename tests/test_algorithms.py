@@ -8,16 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from _pytest.mark import ParameterSet
+from toys import TOP, registered, title
 
-from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, zeros_like
+from raybench.algorithms.base import Algorithm, Contractive, Dense, zeros_like
 from raybench.core import registry
-from raybench.testing import Checks, findings, trial
-from raybench.testing.algorithms import (
-    CHECKS,
-    close,
-    conformance,
-    methods,
-)
+from raybench.testing import Checks, Finding, findings, trial
+from raybench.testing.algorithms import CHECKS, close, methods
 from raybench.testing.trial import Method, finished
 from raybench.wire.transport import on_virtual_ranks
 
@@ -29,11 +25,6 @@ OF_PARAMETERS = {
     for name in ("runs at its own step", "books what it packs", "clients use what was sent")
     + ("alone or in a batch", "goes on from its state")
 }
-
-
-def title(m: Method) -> str:
-    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
-    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
 
 
 def tried() -> Iterator[ParameterSet]:
@@ -235,32 +226,24 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def registered():
-    """Register a class for a test, and forget it afterwards."""
-    before = dict(registry._entries)
-
-    def register(kind: type) -> Method:
-        algorithm(
-            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").facts.theory
-        )(kind)
-        return Method("faulty", compressor={"name": "top_k", "k": 3})
-
-    yield register
-    registry._entries.clear()
-    registry._entries.update(before)
+def faults_of(checks: Checks, kind: type[Faulty]) -> list[Finding]:
+    """Return what the checks say of a class."""
+    theory = registry.lookup("algorithm", "ef21").facts.theory
+    kind.declared = {"up": Contractive, "theory": theory}
+    with registered("algorithm", faulty=kind):
+        return findings(checks, Method("faulty", {}, TOP), kind.__name__)
 
 
 @pytest.mark.parametrize(
     ("kind", "check"), FAULTS.items(), ids=lambda v: getattr(v, "__name__", "")
 )
-def test_a_wrong_method_is_caught(registered, kind, check):
-    (result,) = findings({check: CHECKS[check]}, registered(kind), kind.__name__)
+def test_a_wrong_method_is_caught(kind, check):
+    (result,) = faults_of({check: CHECKS[check]}, kind)
     assert not result.ok, f"{kind.__doc__} went unnoticed"
     assert result.detail.strip()
 
 
-def test_the_same_method_done_right_passes(registered):
-    results = conformance(registered(Sound))
+def test_the_same_method_done_right_passes():
+    results = faults_of(CHECKS, Sound)
     assert {f.check for f in results} == set(CHECKS)
     assert all(f.ok for f in results)

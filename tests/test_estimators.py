@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys import title
 
 from raybench.algorithms.base import Algorithm, Estimator
 from raybench.core import registry
@@ -34,11 +35,6 @@ HELD = [
     if m.downlink is None
     or not m.entry.target.broadcasts_model  # a loop of one's own has no compressed broadcast
 ]
-
-
-def title(m: Method) -> str:
-    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
-    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
 
 
 class Buffers:

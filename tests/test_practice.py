@@ -1,4 +1,4 @@
-"""Methods of practice: momentum, deep gradient compression, signs, local steps, 1-bit Adam."""
+"""Methods of practice: momentum, deep gradient compression, signs, 1-bit Adam, matrix steps, Streaming DiLoCo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped, matrices
 from raybench.problems.quadratic import Quadratic
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, finished, recorded, started
 
 pytestmark = pytest.mark.thorough
 
@@ -224,3 +224,178 @@ def test_one_bit_adam_leaves_coordinates_without_gradients():
     assert torch.equal(run.s.x[:, 2], start[:, 2])
     assert (run.s.x[:, :2] != start[:, :2]).all()
     assert run.status[0] == "ok"
+
+
+# Steps that are matrices of norm 1 -------------------------------------------------------------
+
+NET = {
+    "name": "network",
+    "model": "mlp:hidden=[6],activation=tanh",
+    "dataset": "digits",
+    "clients": 3,
+    "rows": 90,
+    "batch": "full",
+    "dtype": "float64",
+}
+
+
+def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, beta2=0.95, decay=0.1):
+    """Dion on the mean gradient with QR, as microsoft/dion's simple form: for one client."""
+    f, layout = run.problem, run.problem.layout
+    Q = [None if q is None else q[0].clone() for q in run.s.Q]
+    x = f.start().clone()
+    M = [torch.zeros(shape, dtype=x.dtype) for _, shape in layout]
+    for _ in range(rounds):
+        steps = []
+        for j, g in enumerate(layout.views(f.grad(x[None])[0].mean(0))):
+            if g.ndim < 2:
+                steps.append(torch.sign(0.9 * M[j] + 0.1 * g))
+                M[j] = beta2 * M[j] + (1 - beta2) * g
+                continue
+            M[j] = M[j] + g
+            P = torch.linalg.qr(M[j] @ Q[j]).Q
+            R = M[j].T @ P
+            M[j] = M[j] - (1 - mu) * P @ R.T
+            Q[j] = R / (R.norm(dim=0) + 1e-8)
+            steps.append((g.shape[0] / g.shape[1]) ** 0.5 * P @ Q[j].T)
+        x = x - gamma * (layout.concat(steps) + decay * x)
+    return x
+
+
+def test_dion_by_hand():
+    problem = {**NET, "clients": 1}
+    method = Method("dion", {"rank": 4, "decay": 0.1}, None, problem, step=0.02, rounds=15)
+    run = started(method.batch())
+    run.advance(0)
+    want = dion_by_hand(run, 15, 0.02)
+    run.advance(15)
+    torch.testing.assert_close(run.s.x[0], want, rtol=1e-9, atol=1e-11)
+
+
+def test_what_dion_sends():
+    """r (a + b) values of a matrix, those of a vector as they are, up and down."""
+    run = finished(Method("dion", {"rank": 4}, None, NET, step=0.02, rounds=5).batch())
+    each = 4 * (6 + 64) + 6 + 4 * (10 + 6) + 10
+    assert run.bits("up").tolist() == [5 * 64 * each]
+    assert run.bits("down").tolist() == [5 * 64 * each]
+
+
+def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
+    operator = {"name": "top_k", "k": "10%"}
+    want = finished(
+        Method("ef21_sgdm", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8).batch()
+    )
+    monkeypatch.setattr("raybench.algorithms.ef21_momentum.steepest", lambda G, norm: G)
+    got = finished(
+        Method("ef21_muon", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8).batch()
+    )
+    torch.testing.assert_close(got.s.x, want.s.x, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["spectral", "sign", "euclidean"])
+def test_steps_have_norm_one(norm):
+    method = Method(
+        "ef21_muon", {"norm": norm, "init": "full"}, {"name": "identity"}, NET, step=0.5, rounds=1
+    )
+    run = finished(method.batch())
+    moved = run.problem.layout.views((run.problem.start() - run.s.x[0]) / 0.5)
+    for (_, shape), step in zip(run.problem.layout, moved, strict=True):
+        if norm == "euclidean":
+            assert float(step.norm()) == pytest.approx(1.0, rel=1e-9)
+        elif norm == "sign" or len(shape) < 2:
+            assert set(step.unique().tolist()) <= {-1.0, 0.0, 1.0}
+        else:
+            size = float(torch.linalg.matrix_norm(step, 2))
+            assert 0.6 < size / max(1.0, shape[0] / shape[1]) ** 0.5 < 1.3
+
+
+# Streaming DiLoCo: fragments in turns ------------------------------------------------------------
+
+WORK = {"inner_step": 0.01, "weight_decay": 0.1}
+
+
+def diloco(params, rounds=7, problem=NET, name="streaming_diloco", **more):
+    compressor = {"name": "identity"} if name == "streaming_diloco" else None
+    return Method(name, {**WORK, **params}, compressor, problem, step=0.7, rounds=rounds, **more)
+
+
+def test_fragments_are_groups_of_tensors():
+    layout = Layout(tuple((f"t{j}", (size,)) for j, size in enumerate((10, 30, 5, 5, 30, 20))))
+    result = layout.fragments(2)
+    assert [(p.start, p.stop) for p, _ in result] == [(0, 50), (50, 100)]
+    assert [own.dim for _, own in result] == [50, 50]
+    assert [(p.start, p.stop) for p, _ in layout.fragments(1)] == [(0, 100)]
+    many = layout.fragments(50)  # at most one for every tensor, and none is empty
+    assert [p.stop - p.start for p, _ in many] == [10, 30, 5, 5, 30, 20]
+    huge = Layout((("a", (1,)), ("b", (98,)), ("c", (1,))))
+    assert [p.stop for p, _ in huge.fragments(2)] == [1, 100]
+
+
+@pytest.mark.parametrize("batch", ["full", 5])
+def test_one_fragment_applied_at_once_is_diloco(batch):
+    problem = {**NET, "batch": batch}
+    runs = [
+        finished(diloco(params, problem=problem, name=name).batch((1.0, 0.5), (0, 1)))
+        for name, params in (
+            ("diloco", {"steps": 4}),
+            ("streaming_diloco", {"steps": 4, "fragments": 1}),
+        )
+    ]
+    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-11, atol=1e-14)
+    assert (runs[0].bits("up") == runs[1].bits("up")).all()
+
+
+def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=0.7):
+    """Return x after so many rounds with two fragments, by torch's AdamW."""
+    x, v, n = x.clone(), torch.zeros_like(x), problem.n
+    ys = [torch.nn.Parameter(x.clone()) for _ in range(n)]
+    own = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.1}
+    inner = [torch.optim.AdamW([y], **own) for y in ys]
+    parts = [slice(0, 384), slice(384, 460)]
+    waiting = None
+
+    def work(count):
+        for _ in range(count):
+            for i, y in enumerate(ys):
+                y.grad = problem.oracle(y.detach()[None])[0][0, i]
+                inner[i].step()
+
+    def apply(part, g):
+        v[part] = momentum * v[part] + g
+        x[part] -= gamma * (g + momentum * v[part])
+        for y in ys:
+            y.data[part] = mix * y.data[part] + (1 - mix) * x[part]
+
+    for t in range(rounds):
+        if waiting is not None and late:
+            work(late)
+            apply(*waiting)
+            work(steps - late)
+        else:
+            work(steps)
+        part = parts[t % 2]
+        waiting = part, torch.stack([(x - y.detach())[part] for y in ys]).mean(0)
+        if not late:
+            apply(*waiting)
+    return x
+
+
+@pytest.mark.parametrize(("late", "mix"), [(0, 0.0), (0, 0.5), (2, 0.0), (1, 0.5)])
+def test_iterates_are_those_of_torchs_adamw(late, mix):
+    run = started(diloco({"steps": 3, "late": late, "mix": mix}).batch())
+    x = run.s.x[0].clone()
+    run.advance(7)
+    want = streaming_by_hand(run.problem, x, 7, 3, late, mix)
+    assert not torch.allclose(want, x)
+    torch.testing.assert_close(run.s.x[0], want, rtol=1e-9, atol=1e-11)
+
+
+def test_a_round_costs_its_fragment():
+    result = recorded(finished(diloco({"steps": 2}, rounds=4).batch()))
+    assert result["values_up"][0].tolist() == [0, 384, 460, 844, 920]
+    assert result["values_down"][0].tolist() == [0, 384, 460, 844, 920]
+
+
+def test_what_is_late_arrives_within_the_round():
+    with pytest.raises(InputError, match=r"algorithm\.late[\s\S]*steps"):
+        started(diloco({"steps": 3, "late": 3}).batch())

@@ -29,7 +29,7 @@ def gd(w, x, gamma, momentum=0.0, nesterov=False, batch=None):
     v = 0
     while True:
         yield x
-        g = w.dense(w.grad(x, batch and w.J(batch))).mean(0)
+        g = w.dense(w.grad(x, w.J(batch))).mean(0)
         v = momentum * v + g
         x = x - gamma * (g + momentum * v if nesterov else v)
 
@@ -52,7 +52,7 @@ def ef14(w, x, gamma, memory="step", batch=None, alpha=None, shift=None, star=Fa
         h = w.hessians() @ best - right
     while True:
         yield x
-        g = w.grad(x, batch and w.J(batch))
+        g = w.grad(x, w.J(batch))
         v = e + inside * (g - h + h.mean(0))
         if shift:
             h = h + alpha * w.C(g - h, "shift", w.a.shift)
@@ -76,21 +76,24 @@ def double_squeeze(w, x, gamma, batch):
     e, E = w.zero, 0 * x
     while True:
         yield x
-        v = w.grad(x, None if batch == "full" else w.J(batch)) + e
+        v = w.grad(x, w.J(batch)) + e
         c = w.C(v)
         q = w.D(c.mean(0) + E)
         e, E, x = v - c, c.mean(0) + E - q, x - gamma * q
 
 
-def ef21(w, x, gamma, init="compressed", p=None, eta=None, heavy=False):
-    """EF21; with p its clients take part by coins, with eta and ``heavy`` it is EF21-HB."""
-    g = {"compressed": w.C, "full": w.dense, "zero": lambda v: w.zero}[init](w.grad(x))
+def ef21(w, x, gamma, init="compressed", p=None, eta=None, heavy=False, weighted=False):
+    """EF21; with p its clients take part by coins, with eta and ``heavy`` it is EF21-HB, ``weighted`` EF21-W."""
+    L = np.linalg.eigvalsh(w.hessians())[:, -1:]
+    nw = w.n * L / L.sum() if weighted else 1.0
+    opening = {"compressed": w.C, "full": w.dense, "zero": lambda v: w.zero}[init]
+    g = nw * opening(w.grad(x) / nw)
     v = g.mean(0)
     while True:
         yield x
         x = x - gamma * v
         S = np.full(w.n, True) if p is None else w.coins("participants", p)
-        g = g + w.C(w.grad(x, pays=S) - g, sent=S)
+        g = g + nw * w.C((w.grad(x, pays=S) - g) / nw, sent=S)
         v = eta * v + g.mean(0) if heavy else g.mean(0)
 
 
@@ -125,22 +128,13 @@ def ef21_p(w, x, gamma):
         held = held + w.D(x - held)
 
 
-def ef21_w(w, x, gamma, init):
-    L = np.linalg.eigvalsh(w.hessians())[:, -1]
-    nw = w.n * (L / L.sum())[:, None]
-    g = nw * w.C(w.grad(x) / nw)
-    while True:
-        yield x
-        x = x - gamma * g.mean(0)
-        g = g + nw * w.C((w.grad(x) - g) / nw)
-
-
-def ef21_sgdm(w, x, gamma, batch, init, eta=1.0, double=False):
+def ef21_sgdm(w, x, gamma, batch, init, eta=1.0, double=False, normalized=False):
     v = w.grad(x, w.J(batch))
     u, g = v, w.C(v)
     while True:
         yield x
-        x = x - gamma * g.mean(0)
+        step = g.mean(0)
+        x = x - gamma * (step / np.linalg.norm(step) if normalized else step)
         v = (1 - eta) * v + eta * w.grad(x, w.J(batch))
         u = (1 - eta) * u + eta * v
         g = g + w.C((u if double else v) - g)
@@ -189,13 +183,13 @@ def three_pc(w, x, gamma, init, kind=1, **numbers):
 
 def marina(w, x, gamma, p, batch=None, big=0):
     def anew(x):
-        return w.dense(w.grad(x, w.J(big, "big") if big else None)).mean(0)
+        return w.dense(w.grad(x, w.J(big, "big"))).mean(0)
 
     g = anew(x)
     while True:
         yield x
         old, x = x, x - gamma * g
-        J = w.J(batch) if batch else None
+        J = w.J(batch)
         if w.coin("sync", p):
             g = anew(x)
         elif batch:
@@ -276,14 +270,14 @@ def adiana(w, x, gamma, alpha, p, mu):
 
 def dasha(w, x, gamma, alpha, kind="", p=None, batch=None, momentum=None, big=0):
     def anew(x):
-        return w.grad(x, w.J(big, "big") if big else None)
+        return w.grad(x, w.J(big, "big"))
 
     h = anew(x)
     g = w.dense(h)
     while True:
         yield x
         old, x = x, x - gamma * g.mean(0)
-        J = w.J(batch) if batch else None
+        J = w.J(batch)
         if kind == "sync" and w.coin("sync", p):
             g = h = w.dense(anew(x))
             continue
@@ -315,7 +309,7 @@ def econtrol(w, x, gamma, eta, batch):
     e, h = w.zero, w.zero
     while True:
         yield x
-        g = w.grad(x, None if batch == "full" else w.J(batch))
+        g = w.grad(x, w.J(batch))
         c = w.C(eta * e + g - h)
         e = e + g - h - c
         h = h + c
@@ -405,10 +399,7 @@ def bicolor(w, x, gamma, p, lam, rho, eta):
 def clip21_sgd2m(w, x, gamma, tau, beta, beta_server, sigma, batch):
     v, g, server = w.zero, w.zero, 0 * x
     while True:
-        if batch == "full":
-            v = (1 - beta) * v + beta * w.grad(x)
-        else:
-            v = (1 - beta) * v + beta * w.grad(x, w.J(batch))
+        v = (1 - beta) * v + beta * w.grad(x, w.J(batch))
         u = v - g
         if tau != "off":
             u = u * np.minimum(1, tau / np.maximum(np.linalg.norm(u, axis=1), 1e-300))[:, None]
@@ -417,19 +408,6 @@ def clip21_sgd2m(w, x, gamma, tau, beta, beta_server, sigma, batch):
         server = server + beta_server * w.dense(u + noise).mean(0)
         yield x
         x = x - gamma * server
-
-
-def ef21_normalized(w, x, gamma, eta, batch, init):
-    def gradient():
-        return w.grad(x) if batch == "full" else w.grad(x, w.J(batch))
-
-    v = gradient()
-    g = w.C(v)
-    while True:
-        yield x
-        x = x - gamma * g.mean(0) / np.linalg.norm(g.mean(0))
-        v = (1 - eta) * v + eta * gradient()
-        g = g + w.C(v - g)
 
 
 # The comparison -------------------------------------------------------------------------------
@@ -464,7 +442,10 @@ CASES = [  # method, parameters, compressor, downlink, reference
     ("ef21_plus", {}, TOP, None, ef21_plus),
     ("ef21_bc", {}, TOP, DOWN, ef21_bc),
     ("ef21_p", {}, None, DOWN, ef21_p),
-    ("ef21_w", {}, "natural", None, ef21_w),
+    *(
+        ("ef21_w", {"init": init}, "natural", None, with_kind(ef21, weighted=True))
+        for init in ("compressed", "full", "zero")
+    ),
     ("ef21_sgd", {"batch": 2}, TOP, None, ef21_sgdm),
     ("ef21_sgdm", {"batch": 2, "eta": 0.3}, TOP, None, ef21_sgdm),
     ("ef21_sgdm", {"batch": 2, "eta": 0.3, "double": True}, RAND, None, ef21_sgdm),
@@ -496,8 +477,10 @@ CASES = [  # method, parameters, compressor, downlink, reference
     ("clip21_sgd2m", {"tau": 0.3, "beta": 0.4}, None, None, clip21_sgd2m),
     ("clip21_sgd2m", {"sigma": 0.1, "batch": 3}, None, None, clip21_sgd2m),
     ("clip21_sgd2m", {"tau": "off", "beta_server": 0.9}, None, None, clip21_sgd2m),
-    ("ef21_normalized", {}, TOP, None, ef21_normalized),
-    ("ef21_normalized", {"eta": 0.3, "batch": 2}, RAND, None, ef21_normalized),
+    *(
+        ("ef21_normalized", params, operator, None, with_kind(ef21_sgdm, normalized=True))
+        for params, operator in (({}, TOP), ({"eta": 0.3, "batch": 2}, RAND))
+    ),
     ("ef_bv", {}, TOP, None, ef_bv),
     ("ef_bv", {}, RAND, None, ef_bv),
     ("ef_bv", {"lam": 0.3, "nu": 0.6}, "natural", None, ef_bv),

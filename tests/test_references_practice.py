@@ -172,14 +172,6 @@ def test_loco(params):
     compare(Method("loco", params, TOP, P1, step=0.1), loco, **params)
 
 
-def test_loco_without_an_average_is_error_feedback():
-    """beta = 0 in full precision, as long as nothing is forgotten."""
-    params = {"beta": 0.0, "levels": "off"}
-    result = path(started(Method("loco", params, TOP, P1, step=0.1, rounds=30).batch()))
-    known = Method("ef14", {"memory": "gradient"}, TOP, P1, step=0.1, rounds=30)
-    np.testing.assert_allclose(result, path(started(known.batch())), rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     "params",
     [

@@ -41,6 +41,10 @@ def largest(a, b) -> float:
 
 def title(value) -> str:
     """Return a short id of a parameter of a test."""
+    if isinstance(value, Method):
+        operator = value.compressor
+        name = operator["name"] if isinstance(operator, dict) else operator
+        return "-".join(map(str, (value.name, name, *value.params.values())))
     if isinstance(value, dict):
         return "-".join(str(v) for v in value.values() if not isinstance(v, list))
     return str(value)
