@@ -27,6 +27,7 @@ from raybench.compressors.tensors import (
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
+from raybench.wire import FactorsMessage
 
 pytestmark = pytest.mark.thorough
 
@@ -362,6 +363,14 @@ def test_cp_finds_a_tensor_of_low_rank_and_never_loses_to_rank_one():
 
 
 # Messages --------------------------------------------------------------------------------------
+
+
+def test_factors_may_hold_more_than_d_but_not_less():
+    left, right = gaussian(2, 3, 4, 2), gaussian(2, 3, 5, 2, seed=1)
+    want = (left @ right.mT).flatten(-2)[..., :18]
+    torch.testing.assert_close(FactorsMessage(18, torch.float64, left, right).decode(), want)
+    with pytest.raises(ValueError, match="4 x 5 entries for 21"):
+        FactorsMessage(21, torch.float64, left, right).decode()
 
 
 def test_a_header_that_lies_is_refused():
