@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from raybench.compressors import Role, unpack
+from raybench.compressors import Role, count_of, unpack
 from raybench.compressors.dense import Identity, Zero
 from raybench.compressors.dithering import Dithering, ScaledSign, TernGrad
 from raybench.compressors.rounding import Natural
@@ -17,9 +21,8 @@ from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
 from raybench.spec import sections
 from raybench.testing import findings
-from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.compressors import CHECKS, Subject, examples
-from raybench.testing.vectors import cells_and_clients, families, gaussian
+from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import (
     LevelsMessage,
     SeededMessage,
@@ -104,10 +107,13 @@ def test_compress_refuses_no_coordinates(shape):
 
 
 @pytest.mark.parametrize("label", FIRST.values())
-def test_no_rows_and_gradients_are_fine(label):
+def test_no_rows_gradients_and_bound_calls(label):
     op = subject(label).op
-    x = torch.zeros(0, 4, 24, dtype=torch.float64)
-    assert op.compress(x).decode().shape == x.shape
+    empty = torch.zeros(0, 4, 24, dtype=torch.float64)
+    assert unpack(op.compress(empty).pack()).decode().shape == empty.shape
+    x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
+    assert torch.equal(op.bind(24, 3)(x, q).decode(), op.compress(x, q).decode())
+    assert 0 <= op.bind(24, 3).dense_share(torch.float32) <= 1
     kept = gaussian(24).requires_grad_()
     value = op.compress(kept).decode()
     assert not value.requires_grad
@@ -115,17 +121,6 @@ def test_no_rows_and_gradients_are_fine(label):
 
 
 # Exact laws --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [1, 5, 23])
-def test_rand_k_second_moment_is_exact_on_average_over_coordinates(k):
-    d = 24
-    x = families(d)["gaussian"]
-    m = moments(RandK(k), x, SAMPLES)
-    assert abs(m.error[0] - (d / k - 1)) <= SIGMAS * m.error[1]
-    flat = moments(RandK(k), families(d)["flat"], 100)
-    assert flat.error[0] == pytest.approx(d / k - 1, rel=1e-12)  # the same for every subset
-    assert flat.error[1] < 1e-12
 
 
 def test_common_mask_is_linear_over_clients():
@@ -167,13 +162,77 @@ def test_messages_are_of_the_kind_that_pays():
     assert Zero().compress(x, q).nbytes == 0
 
 
-@pytest.mark.parametrize("name", names("compressor"))
-def test_bound_call_is_the_operator(name):
-    params = examples(lookup("compressor", name))
-    op = lookup("compressor", name).target(**next(iter(params.values())))
-    x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
-    assert torch.equal(op.bind(24, 3)(x, q).decode(), op.compress(x, q).decode())
-    assert 0 <= op.bind(24, 3).dense_share(torch.float32) <= 1
+# What k means: counts and shares of d -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "count"),
+    [
+        (5, 10, 5),
+        (5.0, 10, 5),
+        ("5", 10, 5),
+        (" 5 ", 10, 5),
+        (np.int64(5), 10, 5),
+        (np.float32(0.5), 10, 5),
+        (1.0, 10, 1),  # a whole number is a count, however it is written
+        ("1.0", 10, 1),
+        (0.1, 10, 1),
+        ("0.1", 11, 2),
+        ("10%", 30, 3),
+        (0.07, 100, 7),  # not 8, although 0.07 * 100 > 7 in floating point
+        ("7%", 100, 7),
+        ("10%", 112, 12),
+        ("100%", 10, 10),
+        ("1e-9%", 10, 1),
+        (0.999999, 10, 10),
+        ("30%", 10**9, 3 * 10**8),
+        (1, 1, 1),
+    ],
+)
+def test_count_of(k, d, count):
+    assert count_of(k, d) == count
+
+
+@pytest.mark.parametrize(
+    "k",
+    [0, -1, 11, 0.0, -0.5, 1.5, "0%", "101%", "200%", "-5%", "", "%", "ten", "1/2", "nan", "inf"]
+    + [math.nan, math.inf, None, True, False, [3], "1e999999999", "10%%"],
+)
+def test_count_of_refuses(k):
+    with pytest.raises(InputError) as error:
+        count_of(k, 10, "compressor.k")
+    assert str(error.value).startswith("compressor.k: ")
+
+
+@settings(deadline=None)
+@given(st.one_of(st.integers(), st.floats(), st.text(max_size=6)), st.integers(1, 10**6))
+def test_count_of_is_within_d_or_refuses(k, d):
+    try:
+        count = count_of(k, d)
+    except InputError:
+        return
+    assert 1 <= count <= d
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1, exclude_min=True, exclude_max=True), st.integers(1, 10**5))
+def test_a_share_is_rounded_up(share, d):
+    count, exact = count_of(share, d), share * d
+    assert exact * (1 - 1e-12) <= count
+    assert count - 1 < exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in names("compressor") if lookup("compressor", n).target.counted]
+)
+def test_fit_makes_integers_of_shares(name):
+    target, x = lookup("compressor", name).target, gaussian(2, 30)
+    own = target(**dict.fromkeys(target.counted, "10%"))
+    fitted = own.fit(30, 2)
+    assert [getattr(fitted, parameter) for parameter in target.counted] == [3] * len(target.counted)
+    assert fitted.compress(x).pack() == own.compress(x).pack()
+    with pytest.raises(InputError, match="31 of 30"):
+        target(**dict.fromkeys(target.counted, 31)).fit(30, 2)
 
 
 # Devices ---------------------------------------------------------------------------------------

@@ -97,21 +97,6 @@ def test_short_and_long_frequencies():
     assert modes == [wire.BYTES, wire.WORDS]
 
 
-def test_chosen_rows():
-    x, q = gaussian(3, 4, 500, dtype=torch.float32), cells_and_clients(3, 4)
-    here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
-    yes, no = (wrapped("dithering:s=3").compress(v, q) for v in (x, -x))
-    want = torch.where(here[..., None], yes.decode(), no.decode())
-    assert torch.equal(unpack(raybench.compressors.choose(here, yes, no).pack()).decode(), want)
-
-
-def test_rows_framed_for_others_decode():
-    """Between ranks rows travel padded to the longest anywhere, and sizes do not."""
-    m = wrapped("terngrad").compress(gaussian(2, 3, 900), cells_and_clients(2, 3))
-    data = torch.nn.functional.pad(m.payload(), (0, 37))
-    assert torch.equal(type(m).read(m.known(), data, None).decode(), m.decode())
-
-
 def test_class_and_constants_are_those_of_the_inner_operator():
     for text in ("dithering:s=5", "nf4", "fp16", "int8:rounding=stochastic"):
         op, inner = wrapped(text), raybench.compressor(text)

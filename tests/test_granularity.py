@@ -26,6 +26,8 @@ LAYOUT = Layout(
         ("b.bias", (2,)),
     )
 )
+PROBLEM = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
+PROBLEM |= {"rows": 60, "batch": 4, "dtype": "float64"}
 SWEEP = """
 problem: {name: network, model: "mlp:hidden=[5]", dataset: digits, clients: 2, rows: 60, batch: 4}
 algorithm: ef21
@@ -107,10 +109,8 @@ def test_vectors_are_sent_as_they_are():
 @pytest.mark.parametrize("granularity", ["tensor", "bucket"])
 def test_memory_belongs_to_parameters(granularity):
     """With the identity, whatever the granularity, EF14 is gradient descent, and bits are the same."""
-    problem = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
-    problem |= {"rows": 60, "batch": 4, "dtype": "float64"}
     whole, parts = (
-        finished(Method("ef14", {}, operator, problem, step=0.1, rounds=5).batch())
+        finished(Method("ef14", {}, operator, PROBLEM, step=0.1, rounds=5).batch())
         for operator in ({"name": "identity"}, {"name": "identity", "granularity": granularity})
     )
     torch.testing.assert_close(parts.s.x, whole.s.x, rtol=1e-12, atol=0)
@@ -144,17 +144,15 @@ def grouped(text, compressor="{name: top_k, k: 10%}"):
 
 def test_groups_of_a_sweep_are_operators_of_tensors():
     """Biases dense, the others top-k: what ``vectors: dense`` says for the same network."""
-    problem = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
-    problem |= {"rows": 60, "batch": 4, "dtype": "float64"}
     groups = [{"match": "*.bias", "compressor": "none"}]
     top = {"name": "top_k", "k": "10%"}
     dense = {"name": "per_tensor", "of": "top_k:k=10%", "vectors": "dense"}
     runs = [
         finished(Method("ef21", {}, *rest, step=0.1, rounds=5, more=more).batch())
         for rest, more in (
-            ((top, problem), {"groups": groups}),
-            (({**top, "granularity": "tensor"}, problem), {"groups": groups}),
-            ((dense, problem), {}),
+            ((top, PROBLEM), {"groups": groups}),
+            (({**top, "granularity": "tensor"}, PROBLEM), {"groups": groups}),
+            ((dense, PROBLEM), {}),
         )
     ]
     for run in runs[:2]:

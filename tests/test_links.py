@@ -41,27 +41,18 @@ def test_collectives_of_four(form, summed, gathered):
     assert links.all_gather(Network(LINK, form), 4, 1e4) == pytest.approx(gathered)
 
 
-def test_hierarchical_by_hand():
-    """Two nodes of four: 10 kB each; a node's link carries its four messages once."""
-    net = Network(LINK, "hierarchical", INNER, 4)
+@pytest.mark.parametrize(("n", "nodes"), [(8, 2), (9, 3)])
+def test_hierarchical_by_hand(n, nodes):
+    """Four to a node, the last of which need not be full: 10 kB each; a node's link carries four messages once."""
+    net, others = Network(LINK, "hierarchical", INNER, 4), nodes - 1
     a, b = INNER.latency, INNER.bandwidth
-    gathered = 3 * (a + 1e4 / b) + (A + 4e4 / B) + 3 * a + 0.75 * 4e4 / b
-    assert links.all_gather(net, 8, 1e4) == pytest.approx(gathered)
-    summed = 2 * (3 * a + 0.75 * 1e4 / b) + 2 * A + 1e4 / B
-    assert links.all_reduce(net, 8, 1e4) == pytest.approx(summed)
+    gathered = 3 * (a + 1e4 / b) + others * (A + 4e4 / B) + 3 * a + 0.75 * others * 4e4 / b
+    assert links.all_gather(net, n, 1e4) == pytest.approx(gathered)
+    summed = 2 * (3 * a + 0.75 * 1e4 / b) + 2 * others * (A + 1e4 / nodes / B)
+    assert links.all_reduce(net, n, 1e4) == pytest.approx(summed)
     within = Network(INNER, "ring")  # one node alone is a ring of inner links
     assert links.all_reduce(net, 4, 1e4) == pytest.approx(links.all_reduce(within, 4, 1e4))
     assert links.all_gather(net, 4, 1e4) == pytest.approx(links.all_gather(within, 4, 1e4))
-
-
-def test_a_node_that_is_not_full_counts():
-    """Nine processes, four to a node, take three nodes."""
-    net = Network(LINK, "hierarchical", INNER, 4)
-    a, b = INNER.latency, INNER.bandwidth
-    summed = 2 * (3 * a + 0.75 * 1e4 / b) + 4 * A + 4 / 3 * 1e4 / B
-    assert links.all_reduce(net, 9, 1e4) == pytest.approx(summed)
-    gathered = 3 * (a + 1e4 / b) + 2 * (A + 4e4 / B) + 3 * a + 0.75 * 8e4 / b
-    assert links.all_gather(net, 9, 1e4) == pytest.approx(gathered)
 
 
 @FORM

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
-from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_bits
+from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_bits, sent
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import (
     CasesMessage,
@@ -26,7 +26,7 @@ from raybench.wire import (
     choose,
     unpack,
 )
-from raybench.wire.base import KINDS, MAGIC, PREFIX
+from raybench.wire.base import KINDS, MAGIC
 
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 ODD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 5e-324, 3e38]
@@ -102,7 +102,7 @@ def concat(draw, lead, d, dtype):
 
 
 def flagged(draw, lead, d, dtype):
-    make = draw(st.sampled_from([dense, exponents]))
+    make = draw(st.sampled_from([dense, ragged, exponents]))
     mask = stream(draw(st.integers(0, 99))).spread(lead).uniform(1)[..., 0] < 0.5
     return choose(mask, make(draw, lead, d, dtype), make(draw, lead, d, dtype))
 
@@ -156,20 +156,16 @@ def test_unpack_of_pack_is_the_message(m):
 @settings(max_examples=100, deadline=None)
 @given(messages())
 def test_nbytes_is_what_is_sent(m):
-    sent = 0
+    total = 0
     for leaf in m.leaves():
         sizes, payload = torch.as_tensor(leaf.nbytes).expand(leaf.lead), leaf.payload()
         assert payload.shape[:-1] == leaf.lead
         assert payload.shape[-1] >= int(sizes.max())
         beyond = torch.arange(payload.shape[-1]) >= sizes[..., None]
         assert bool((payload[beyond.expand_as(payload)] == 0).all())
-        sent += len(leaf.pack()) - header(leaf.pack())
-    assert sent == int(torch.as_tensor(m.nbytes).expand(m.lead).sum())
+        total += sent(leaf)
+    assert total == int(torch.as_tensor(m.nbytes).expand(m.lead).sum())
     assert_bits_fit_bytes(m)
-
-
-def header(data):
-    return PREFIX.size + PREFIX.unpack_from(data)[2]
 
 
 @settings(max_examples=100, deadline=None)
@@ -249,30 +245,6 @@ def test_common_support_without_clients():
         m = SeededMessage(10, x.dtype, rows.gather(-1, want), source, common=True)
         assert torch.equal(m.support(), want)
         assert torch.equal(unpack(m.pack()).support(), want)
-
-
-# choose -------------------------------------------------------------------------------------------
-
-
-def test_choose_of_ragged_rows_of_different_width():
-    def ragged(count, k):
-        live = torch.arange(k) < count
-        where, value = torch.arange(k).expand(2, k) * live, torch.ones(2, k) * live
-        return RaggedMessage(9, value.dtype, torch.full((2,), count), where, value)
-
-    mask = torch.tensor([True, False])
-    m = choose(mask, ragged(2, 3), ragged(5, 6))
-    assert m.decode().sum(-1).tolist() == [2, 5]
-    assert same_bits(unpack(m.pack()).decode(), m.decode())
-
-
-def test_choose_of_masked_rows():
-    x, y = gaussian(4, 3), gaussian(4, 3, seed=1)
-    mask, here = torch.tensor([1, 1, 0, 0]).bool(), torch.tensor([1, 0, 1, 0]).bool()
-    m = choose(mask, Dense(x).masked(here), Dense(y))
-    want = torch.where(mask[:, None], x * here[:, None], y)
-    assert torch.equal(m.decode(), want)
-    assert m.bits.tolist() == [193, 0, 193, 193]
 
 
 # Damaged bytes ------------------------------------------------------------------------------------

@@ -266,12 +266,3 @@ def test_ragged_bytes_that_lie():
         wrong[0, 0] = count
         with pytest.raises(ValueError, match="damaged"):
             RaggedMessage.read(known, wrong, None)
-
-
-def test_no_rows_at_all():
-    for k in (0, 3):
-        empty = torch.zeros(0, k)
-        m = RaggedMessage(9, empty.dtype, torch.zeros(0).long(), empty.long(), empty)
-        assert unpack(m.pack()).decode().shape == (0, 9)
-        m = SparseMessage(9, empty.dtype, empty.long(), empty)
-        assert unpack(m.pack()).decode().shape == (0, 9)

@@ -92,14 +92,14 @@ class CodedMessage(Message):
         out = np.zeros((len(rows), max(map(len, rows), default=0)), np.uint8)
         for to, row in zip(out, rows, strict=True):
             to[: len(row)] = np.frombuffer(row, np.uint8)
-        return torch.from_numpy(out).view(*self.lead, -1).to(self.device)
+        return torch.from_numpy(out).view(*self.lead, out.shape[1]).to(self.device)
 
     def _coded(self) -> list[bytes]:
         if self._rows is None:
             inner = replace(self.inner, scale=1.0)
             plain = inner._payload().reshape(-1, self.of["size"]).cpu().numpy()
-            side = self.side.reshape(len(plain), -1).cpu().numpy()
-            codes = _symbols(self.codes).reshape(len(plain), -1)
+            side = self.side.reshape(len(plain), self.side.shape[-1]).cpu().numpy()
+            codes = _symbols(self.codes).reshape(len(plain), self.codes.shape[-1])
             ends = codes.min(1).tolist(), codes.max(1).tolist()
             rows = zip(codes, *ends, side, plain, strict=True)
             self._rows = [_row(c, a, b, s.tobytes(), p.tobytes()) for c, a, b, s, p in rows]
@@ -114,7 +114,7 @@ class CodedMessage(Message):
             raise ValueError("not the header of a message that can be coded")
         codes = torch.empty(*lead, d, dtype=template.__dict__["codes"].dtype)
         side = torch.empty(*lead, len(side_of(template)), dtype=torch.uint8)
-        data = payload.reshape(-1, payload.shape[-1]).cpu().numpy()
+        data = payload.reshape(lead.numel(), payload.shape[-1]).cpu().numpy()
         flat, beside = codes.view(-1, d), side.view(len(data), side.shape[-1]).numpy()
         into = _symbols(flat)  # over the same memory
         plain = np.flatnonzero(data[:, 0] == PLAIN) if data.shape[1] else np.arange(len(data))

@@ -309,7 +309,7 @@ def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if a.shape != b.shape:
         wide = max(a.shape[-1], b.shape[-1])
         a, b = (torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (a, b))
-    return torch.where(mask.view(*mask.shape, *[1] * (a.ndim - mask.ndim)), a, b)
+    return torch.where(mask.view((*mask.shape, *[1] * (a.ndim - mask.ndim))), a, b)
 
 
 # Parts, one for each client -----------------------------------------------------------------------
