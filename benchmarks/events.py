@@ -49,8 +49,8 @@ def main(
         run = started(m.batch([10 ** (-j / 32) for j in range(CELLS)]), every=10**6)
         run.advance(200)  # kernels are compiled, every client is hosted
         alone = [run.problem.host(range(i, i + 1)) for i in range(CLIENTS)]
-        x = run.s.x[:, None].clone()
-        drawn = [torch.randint(0, 50, (1, 1, BATCH)) for _ in range(CLIENTS)]
+        x, least = run.s.x[:, None].clone(), int(min(run.problem.samples))
+        drawn = [torch.randint(0, least, (1, 1, BATCH)) for _ in range(CLIENTS)]
         every = [Sample.at(indices.expand(CELLS, -1, -1)) for indices in drawn]
         for part, sample in zip(alone, every, strict=True):
             part.grad(x, sample)
