@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from raybench import theory
@@ -436,7 +437,14 @@ def python() -> Iterator[str]:
     yield "What `import raybench` gives, and what users call of `raybench.analysis` and `raybench.torch`.\n"
     named = {f"raybench.{name}": getattr(raybench, name) for name in raybench.__all__}
     named |= {f"raybench.analysis.{name}": getattr(analysis, name) for name in ANALYSIS}
-    named |= {f"raybench.torch.{name}": getattr(loops, name) for name in loops.__all__}
+    absent = (
+        "Its framework is not installed where this page was built: `pip install raybench[train]`."
+    )
+    for name in loops.__all__:
+        try:
+            named[f"raybench.torch.{name}"] = getattr(loops, name)
+        except ImportError:  # a callback of a framework derives from one of its classes
+            named[f"raybench.torch.{name}"] = SimpleNamespace(__doc__=absent)
     for name, target in named.items():
         yield f"## {name}\n"
         if callable(target) and not inspect.isclass(target):
