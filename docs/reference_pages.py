@@ -44,6 +44,7 @@ ANALYSIS = (
     *("closing_table", "tuned", "curves", "bands", "to_target", "profile", "rank", "trials"),
     *("compare", "scaling", "audit", "frames"),
 )
+VERBS = ("reference/verbs.md", "Every verb")
 HOOKS = ("reference/hooks.md", "Hooks, wire and messages")
 
 
@@ -88,7 +89,7 @@ def filled(markdown: str) -> str:
 def links(_: str) -> str:
     """Return the list of the pages made from the code."""
     return "\n".join(
-        f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, HOOKS, PYTHON]
+        f"* [{title}]({path})" for path, title in [*TITLES.values(), STEPS, VERBS, HOOKS, PYTHON]
     )
 
 
@@ -170,6 +171,7 @@ def reference() -> dict[str, str]:
         parts += ["\n".join(overview(entries)) + "\n"]
         parts += ["\n".join(described(one)) for one in entries]
         pages[path] = "\n".join(parts)
+    pages[VERBS[0]] = "\n".join(verbs())
     pages[HOOKS[0]] = "\n".join(hooks())
     pages[PYTHON[0]] = "\n".join(python())
     return pages
@@ -425,6 +427,33 @@ def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
     why = " ".join(theory.explained(found).split())
     if why:
         yield f"Formula: {escaped(why)}\n"
+
+
+def verbs() -> Iterator[str]:
+    """Yield the page of the command line: what each verb does, its arguments and its options."""
+    import typer
+
+    from raybench.cli import app
+
+    yield f"# {VERBS[1]}\n"
+    yield "`raybench VERB --help` prints the same. [Exit codes](../faults.md#exit-codes) are told once for all.\n"
+    for name, verb in vars(typer.main.get_command(app))["commands"].items():
+        yield f"## {name}\n"
+        for part, command in getattr(verb, "commands", {"": verb}).items():
+            if part:
+                yield f"### {name} {part}\n"
+            yield escaped(inspect.cleandoc(command.help or "")) + "\n"
+            rows = []
+            for param in command.params:
+                if getattr(param, "hidden", False) or param.name == "help":
+                    continue
+                words = (*param.opts, *param.secondary_opts)
+                if param.param_type_name == "argument":
+                    words = ((param.metavar or param.name).upper(),)
+                shown = ", ".join(f"`{word}`" for word in words)
+                rows.append(f"| {shown} | {cell(param.help or '')} |")
+            if rows:
+                yield "\n".join(["| argument or option | meaning |\n|---|---|", *rows]) + "\n"
 
 
 def python() -> Iterator[str]:

@@ -243,6 +243,15 @@ def test_the_kind_of_message_of_the_page_conforms(tmp_path: Path) -> None:
     assert "ok    tenths: holds no more than its bytes" in said.out
 
 
+def test_the_reference_has_every_verb_with_its_options(made: SimpleNamespace) -> None:
+    page = made.reference()["reference/verbs.md"]
+    for name, verb in typer.main.get_command(app).commands.items():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for command in getattr(verb, "commands", {name: verb}).values():
+            options = [o for p in command.params if not p.hidden for o in p.opts if o[:2] == "--"]
+            assert all(f"`{option}`" in section for option in options), name
+
+
 def test_the_reference_has_every_hook_fact_and_kind_of_message(made: SimpleNamespace) -> None:
     page = made.reference()["reference/hooks.md"]
     for kind in ("algorithm", "problem"):

@@ -65,7 +65,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "torch": 2976,
     "measure": 1380,
     "problems": 5012,
-    "tests": 43631,
+    "tests": 43640,
     "reproduce": 985,
     "data": 2193,
     "spec": 2842,
