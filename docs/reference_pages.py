@@ -163,7 +163,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def reference() -> dict[str, str]:
-    """Return the pages of the reference: one for each kind of plug-in, one for step sizes, one for Python."""
+    """Return the pages of the reference: plug-ins of each kind, step sizes, verbs, hooks, Python."""
     pages = {STEPS[0]: "\n".join(step_table())}
     for kind, (path, title) in TITLES.items():
         entries = [registry.lookup(kind, name) for name in registry.names(kind)]
@@ -257,7 +257,7 @@ def needs(facts: AlgorithmFacts) -> str:
 def requirements(facts: AlgorithmFacts) -> Iterator[str]:
     """Yield what a method cannot do without, beside a compressor."""
     if facts.down is not None:
-        yield f"{one(facts.down)} `downlink`"
+        yield f"{with_article(facts.down)} `downlink`"
     for name, role in facts.operators.items():
         yield f"a compressor `{name}` that is {role}"
     words = {
@@ -290,7 +290,7 @@ def in_loops(entry: Entry[Any]) -> str:
     return escaped(said)
 
 
-def one(role: str) -> str:
+def with_article(role: str) -> str:
     """Return a role with its article."""
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
@@ -302,7 +302,7 @@ def options(facts: AlgorithmFacts) -> Iterator[str]:
     if facts.robust:
         yield "a [`robust`](../robust.md) rule"
     if facts.broadcast is not None and facts.down is None:
-        yield f"{one(facts.broadcast)} `downlink`"
+        yield f"{with_article(facts.broadcast)} `downlink`"
     if facts.participation is not None:
         yield f"`participation`, as `{facts.participation}`"
 
@@ -315,12 +315,12 @@ def studies() -> dict[str, list[str]]:
 
     pages: dict[str, list[str]] = {}
     for name in sorted(reproduce.catalogue()):
-        one = reproduce.find(name)
-        if one.sweep is None or not (ROOT / "docs" / "reproductions" / f"{name}.md").is_file():
+        study = reproduce.find(name)
+        if study.sweep is None or not (ROOT / "docs" / "reproductions" / f"{name}.md").is_file():
             continue
-        for method in sorted({*algorithms(yaml.parse(one.sweep.read_text()))}):
+        for method in sorted({*algorithms(yaml.parse(study.sweep.read_text()))}):
             if method in registry.names("algorithm"):
-                link = f"[{escaped(one.title)}](../reproductions/{name}.md)"
+                link = f"[{escaped(study.title)}](../reproductions/{name}.md)"
                 pages.setdefault(method, []).append(link)
     return pages
 
@@ -493,7 +493,7 @@ def hooks() -> Iterator[str]:
         "of those on this rank, d of coordinates; `lead` is usually (B, n_here).\n"
     )
     for kind in ("algorithm", "problem"):
-        yield f"## Facts of {one(kind)}\n\n| fact | meaning | default |\n|---|---|---|"
+        yield f"## Facts of {with_article(kind)}\n\n| fact | meaning | default |\n|---|---|---|"
         record = facts.KINDS[kind]()
         for name, (_, meaning) in facts.meanings(kind).items():
             default = getattr(record, name)

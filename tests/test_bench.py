@@ -19,6 +19,7 @@ from raybench.core.errors import InputError
 from raybench.measure import study
 from raybench.measure import timing as bench
 from raybench.measure.study import drawn, gradients
+from raybench.report import plots
 from raybench.testing import claims, vectors
 from raybench.testing.vectors import families, gaussian
 
@@ -392,6 +393,20 @@ def test_study_writes_rows_and_figures(tmp_path):
     paths = study.figures(rows, tmp_path / "s")
     assert {p.suffix for p in paths} == {".png", ".pdf", ".csv"}
     assert all(p.stat().st_size > 500 for p in paths)
+
+
+def test_the_figure_of_all_compressors_has_eight_colours_and_one_grey():
+    values = {"wire_per_coordinate": [1.0, 2.0], "error_best": [0.5, 0.1], "family": "gaussian"}
+    points = [
+        pd.DataFrame({**values, "curve": name})[: len(forms)] for name, forms in study.GRIDS.items()
+    ]
+    (legend,) = plots.draw(study.against_bits(pd.concat(points, ignore_index=True))).legends
+    entries = {
+        text.get_text(): line for text, line in zip(legend.texts, legend.get_lines(), strict=True)
+    }
+    assert set(entries) == {*study.SHOWN, "others, in the CSV"}
+    assert len({line.get_color() for line in entries.values()}) == len(entries)
+    assert entries["scaled sign"].get_linestyle() == "None", "a point has a point"
 
 
 def test_bad_input_writes_nothing(tmp_path):

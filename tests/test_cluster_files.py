@@ -53,6 +53,17 @@ def test_every_file_is_tested_and_described() -> None:
     assert len(page.split()) <= 1200, "one page that a person can follow"
 
 
+@pytest.mark.parametrize("name", CLOUDS)
+def test_the_dashboard_is_for_the_head_alone_where_a_file_leaves_the_start_to_ray(
+    name: str, tmp_path: Path
+) -> None:
+    given = {k: v for k, v in read(name).items() if not k.endswith("start_ray_commands")}
+    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(given))
+    start = "\n".join(file.read(str(tmp_path / "bare.yaml")).config["head_start_ray_commands"])
+    assert "--dashboard-host=127.0.0.1" in start
+    assert "0.0.0.0" not in start
+
+
 @pytest.mark.parametrize("name", UP)
 def test_ray_and_the_launcher_take_the_file(name: str) -> None:
     """A wheel and the token are mounted, never the checkout; every start asks for the token and opens no port."""

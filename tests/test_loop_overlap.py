@@ -148,6 +148,8 @@ def test_seconds_of_parts_add_up_and_are_drawn(tmp_path: Path):
     assert two.computed == 6.0 - 1.0
     np.testing.assert_array_equal(two.spans[:, 0], [0, 1, 4, 5])
     assert "75% hidden" in str(two)
+    bare = report([part((10, 1, 0.999))], 2, ("ef21", "top_k"), 1, 0, 8.0)
+    assert "hidden" not in str(bare), "a thousandth is none"
     two.timeline(tmp_path / "two.png")
     image = imread(tmp_path / "two.png")[..., :3]
     colors = {tuple(color) for color in np.unique(image.reshape(-1, 3), axis=0).tolist()}

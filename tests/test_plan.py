@@ -17,6 +17,7 @@ from raybench import spec
 from raybench.compressors import Role
 from raybench.core.errors import InputError
 from raybench.execution import costs as estimates
+from raybench.execution import run as engine
 from raybench.execution.batch import (
     MOST_BYTES_PER_TENSOR,
     MOST_CELLS_PER_BATCH,
@@ -328,6 +329,21 @@ def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch):
     (result,) = estimates.estimate(made.batches, options).values()
     assert ran == [0, 1, 1]
     assert result.seconds > 50 * 0.4
+
+
+def test_what_rows_measure_is_counted_once_for_each_row(monkeypatch):
+    """The first rounds are recorded one by one, later ones seldom: what a row measures is no part of a round."""
+    made = plan(algorithm="gd", rounds=10_000, record={"points": 20})
+    row, look = engine.measured, 0.05
+
+    def slow(*args, **more):
+        time.sleep(look)
+        return row(*args, **more)
+
+    monkeypatch.setattr(engine, "measured", slow)
+    (result,) = estimates.estimate(made.batches, options_of(made.sweep)).values()
+    assert 10 * look < result.seconds < 10_000 * look / 4
+    assert result.evaluation == 0, "no pass over the data that the method does not make"
 
 
 # What a user should hear before it runs -------------------------------------------------------------

@@ -14,7 +14,7 @@ import raybench
 from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.clock.links import Link, Network, all_gather, all_reduce
-from raybench.report import charts, figures, html, render
+from raybench.report import charts, figures, html, plots, render
 from raybench.store import Store
 
 A, B = 1e-3, 1e6
@@ -213,6 +213,22 @@ def test_the_chart_says_what_it_assumes(swept):
         assert word in chart.band
     assert any("dense messages" in look.label for look in chart.looks.values())
     assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
+    (axis,) = plots.draw(chart).axes
+    assert axis.get_ylim()[0] > chart.data["low"].min() / 3, "no empty decade"
+
+
+def test_bands_that_have_no_end_go_to_the_edge_and_are_told(swept, monkeypatch):
+    def endless(*args, **more):
+        return by_bandwidth(*args, **more).assign(high=np.inf)
+
+    monkeypatch.setattr(charts, "by_bandwidth", endless)
+    result = frames(swept, link="1Gbit,ring")
+    chart = charts.best_by_bandwidth(result, result.link)
+    assert chart.band.endswith("bands that end at the top go on to infinity")
+    assert chart.y_to > chart.data["y"].max()
+    (axis,) = plots.draw(chart).axes
+    assert axis.get_ylim()[1] == pytest.approx(chart.y_to)
+    assert len(axis.collections) == chart.data["series"].nunique(), "each band is drawn"
 
 
 @pytest.mark.thorough

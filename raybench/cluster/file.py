@@ -183,6 +183,10 @@ def _checked(file: Path) -> dict[str, Any]:
     except Exception as error:  # of YAML, and whatever Ray raises, of many classes
         what = f"{file} is not what `ray up` takes"
         raise InputError.of("--cluster", what, " ".join(str(error).split())) from error
+    if "head_start_ray_commands" not in given:
+        # Ray's own show its dashboard to everybody, but jobs are submitted on the head itself
+        lines = config["head_start_ray_commands"]
+        config["head_start_ray_commands"] = [line.replace("0.0.0.0", "127.0.0.1") for line in lines]
     # they stand among those of head and workers now, where Ray would put them once more
     return {**config, "setup_commands": []}
 

@@ -125,9 +125,8 @@ class Run:
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
-        self.looks: list[
-            float
-        ] = []  # seconds of what rows measure; where it is costly, of rows that take passes over the data
+        # seconds of what each row measures; where it is costly, of the rows that take passes over the data
+        self.looks: list[float] = []
         self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 

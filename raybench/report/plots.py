@@ -177,10 +177,9 @@ def draw(
     rows = math.ceil(len(panels) / columns)
     names = [n for n in figure.looks if n in set(figure.data["series"])]
     width = size[0] if size is not None else 4.4 if columns == 1 else 2.9 * columns
-    labels = {
-        figure.looks[n].label: n for n in reversed(names)
-    }  # a look that several share has one entry
-    entries = [n for n in names if n in labels.values()] if len(names) > 1 else []
+    # a look that several series share has one entry
+    first = {figure.looks[n].label: n for n in reversed(names)}
+    entries = [n for n in names if n in first.values()] if len(names) > 1 else []
     widest = max((len(figure.looks[n].label) for n in entries), default=0)
     labelled = labelled and bool(entries)
     if labelled:
