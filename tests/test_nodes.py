@@ -118,15 +118,19 @@ COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start
 
 class Fake(AutoscalingCluster):
     def _generate_config(self, head, workers, autoscaler_v2=False, **more):
-        kinds = {**workers, "head": {"resources": dict(head), "node_config": {}, "max_workers": 0}}
-        provider = ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check", "launch_multiple")
+        kinds = {**workers, "ray.head.default": {"resources": dict(head), "node_config": {}, "max_workers": 0}}
+        # nodes start within a look of the autoscaler: beside it, a slow machine's next look counts those on their way as missing
+        provider = (
+            "use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check", "launch_multiple",
+            "foreground_node_launch",
+        )
         return {
             **{f"{when}_commands": [] for when in COMMANDS}, **{key: {} for key in ("auth", "docker", "file_mounts")},
             **{key: [] for key in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
             "cluster_name": "fake", "max_workers": 8, "idle_timeout_minutes": 0.5, "upscaling_speed": 1.0,
             "file_mounts_sync_continuously": False,
             "provider": {"type": "fake_multinode", **dict.fromkeys(provider, True)},
-            "head_node_type": "head", "available_node_types": kinds,
+            "head_node_type": "ray.head.default", "available_node_types": kinds,
         }
 
 def nodes():
