@@ -22,7 +22,8 @@ from raybench.core import facts, registry
 from raybench.store import CELLS, CURVES
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")])
+HAND = (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = sorted([ROOT / "README.md", ROOT / "results" / "README.md", *HAND])
 
 
 def text_of(page: str) -> str:
