@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -100,7 +101,10 @@ def test_sweep_file_of_the_tutorial_is_what_the_page_says() -> None:
 # The examples of the pages, on the results of the quickstart, made small --------------------------
 
 TEXT = (ROOT / "docs" / "results.md").read_text()
-TABLES = (ROOT / "docs" / "how-to" / "tables.md").read_text()
+HOW_TO = {
+    name: (ROOT / "docs" / "how-to" / f"{name}.md").read_text()
+    for name in ("figures", "folders", "tables")
+}
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
 SMALL = ["rounds=60", "step_size={theory: [1, 16]}"]
 
@@ -129,9 +133,20 @@ def test_the_python_of_the_analysis_runs(here, monkeypatch):
     assert "EF21 Top-1" in said.getvalue()
 
 
+def test_the_commands_on_figures_and_folders_run(here, monkeypatch):
+    monkeypatch.chdir(here)
+    lines = re.findall(
+        r"^raybench (.* DIR.*)$|`raybench ([^`]* DIR)`", HOW_TO["figures"] + HOW_TO["folders"], re.M
+    )
+    assert len(lines) >= 10
+    for command in (a or b for a, b in lines):
+        said = cli(*shlex.split(command.partition("#")[0].replace("DIR", "results/quickstart")))
+        assert said.code == 0, (command, said.err)
+
+
 def test_the_commands_on_tables_run(here, monkeypatch):
     monkeypatch.chdir(here)
-    lines = re.findall(r"^raybench (.* results/quickstart.*)$", TABLES, re.M)
+    lines = re.findall(r"^raybench (.* results/quickstart.*)$", HOW_TO["tables"], re.M)
     assert len(lines) >= 7
     for line in lines:
         said = cli(*line.partition("#")[0].split())
