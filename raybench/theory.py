@@ -332,10 +332,10 @@ class Convention:
     step = number  # a convention assumes nothing, so it is always the same number
 
 
-def _number(found: Rate | float, k: Setting, linear: bool) -> float:
-    if isinstance(found, Rate):
-        return found.pl(k) if linear else found.nonconvex(k)
-    return float(found)
+def _number(rate: Rate | float, k: Setting, linear: bool) -> float:
+    if isinstance(rate, Rate):
+        return rate.pl(k) if linear else rate.nonconvex(k)
+    return float(rate)
 
 
 @dataclass(frozen=True)
@@ -450,9 +450,9 @@ def thumb(formula: Formula) -> StepSizes:
     return StepSizes(nonconvex=Convention(formula, "raybench", "rule of thumb"))
 
 
-def explained(found: Theorem | Convention) -> str:
+def explained(step: Theorem | Convention) -> str:
     """Return the text of a step's formula: where it comes from."""
-    return inspect.getdoc(found.formula) or ""
+    return inspect.getdoc(step.formula) or ""
 
 
 # Expected smoothness -----------------------------------------------------------------------------

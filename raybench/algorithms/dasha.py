@@ -305,8 +305,8 @@ def byzantine_step(k: theory.Setting) -> float:
     q, r = (1 + p) * k.need("L_tilde") ** 2 + 3 * (1 - p) * l, (1 - p) * l / p
     c = sqrt(lag(k) * q) + sqrt(r / k.n)
     if kappa > 0:
-        own = 2 * omega / (2 * a - a**2 * (1 + 2 * omega))
-        c = sqrt(2) * (c + sqrt(kappa) * (sqrt(own * q) + sqrt(r)))
+        a_h = 2 * omega / (2 * a - a**2 * (1 + 2 * omega))
+        c = sqrt(2) * (c + sqrt(kappa) * (sqrt(a_h * q) + sqrt(r)))
     return 1 / (k.need("L") + c)
 
 

@@ -40,8 +40,8 @@ def curves(
     InputError for unknown columns and a grid that is not positive and increasing.
 
     >>> from raybench.analysis.examples import example
-    >>> found = curves(example(), "bits_up", by="series", at=[1000, 2000, 4000], where={"seed": 0, "step": "x2"})
-    >>> found.pivot(index="bits_up", columns="series", values="grad_norm_sq").round(5)
+    >>> table = curves(example(), "bits_up", by="series", at=[1000, 2000, 4000], where={"seed": 0, "step": "x2"})
+    >>> table.pivot(index="bits_up", columns="series", values="grad_norm_sq").round(5)
     series   EF21 Top-1  EF21 Top-2       GD  MARINA Rand-1
     bits_up
     1000.0      0.26809     0.43897  0.68488        0.40662
@@ -118,8 +118,8 @@ def bands(
 
     >>> from raybench.analysis.examples import example
     >>> curves, _ = example()
-    >>> found = bands(curves[curves["algorithm"] == "gd"], by=["step_multiple"], points=3)
-    >>> found.drop(columns="coverage").round(6)
+    >>> table = bands(curves[curves["algorithm"] == "gd"], by=["step_multiple"], points=3)
+    >>> table.drop(columns="coverage").round(6)
        step_multiple   bits_up  grad_norm_sq  low      high  cells
     0            1.0       0.0           1.0  1.0  1.000000      3
     1            1.0   76800.0           0.0  0.0  0.000001      3

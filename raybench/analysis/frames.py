@@ -447,8 +447,8 @@ def closing_table(
     seconds_high, and K and step are the best ones by that.
 
     >>> from raybench.analysis.examples import example
-    >>> found = closing_table(example(), target=1e-3)
-    >>> found[["method", "k", "step_multiple", "edge", "bits_to_target", "ratio_to_gd"]].round(3)
+    >>> table = closing_table(example(), target=1e-3)
+    >>> table[["method", "k", "step_multiple", "edge", "bits_to_target", "ratio_to_gd"]].round(3)
               method    k  step_multiple  edge  bits_to_target  ratio_to_gd
     0     EF21 Top-K  1.0            2.0  high          4970.0        0.277
     1  MARINA Rand-K  1.0            2.0  high          7488.0        0.418

@@ -99,22 +99,22 @@ def _versions(
     keys = [c for c in text if not c.startswith(("resolved", "seed", "step_size.number"))]
     for method in named.loc[alike, "method"].unique():
         rows = named["method"] == method
-        own, series = text.loc[rows, keys], named.loc[rows & alike, ["facet", "series"]]
+        texts, series = text.loc[rows, keys], named.loc[rows & alike, ["facet", "series"]]
         places = [series["facet"], series["series"]]
-        inside = own.groupby(heads.loc[rows, "group"]).nunique().max() <= 1
-        between = own[alike[rows]].groupby(places).nunique().max() > 1
+        inside = texts.groupby(heads.loc[rows, "group"]).nunique().max() <= 1
+        between = texts[alike[rows]].groupby(places).nunique().max() > 1
         differ = sorted(k for k in keys if inside[k] and between[k])
         differ.sort(key="plugins".__eq__)
         words = config.loc[rows, differ].apply(
             lambda row: ", ".join(_differs(c, row[c]) for c in row.index), axis=1
         )
-        words = words if differ else pd.Series("", index=own.index, dtype=object)
+        words = words if differ else pd.Series("", index=texts.index, dtype=object)
         told = named.loc[rows].assign(words=words, group=heads["group"], begun=begun)
         place = [told[name] for name in ("facet", "series", "words")]
         if told["group"][alike[rows]].groupby([p[alike[rows]] for p in place]).nunique().max() > 1:
             told["begun"] = told.groupby([*place, told["group"]])["begun"].transform("min")
             order = told.sort_values(["begun", "group"]).groupby(["facet", "series", "words"])
-            version = 1 + order["group"].transform(lambda own: pd.factorize(own)[0])
+            version = 1 + order["group"].transform(lambda part: pd.factorize(part)[0])
             words = (words + ", version ").str.removeprefix(", ") + version.astype(str)
         results[rows] = (results[rows] + ", " + words).str.removeprefix(", ")
     return results.tolist()

@@ -71,8 +71,8 @@ def rank(
     order of rank. Source: Demsar 2006, Statistical comparisons of classifiers over multiple data sets.
 
     >>> from raybench.analysis.examples import example
-    >>> found = rank(example(("a", "b"), seeds=4), 1e-3)
-    >>> found[["method", "rank", "wins", "instances", "ratio", "tied"]].round(2)
+    >>> table = rank(example(("a", "b"), seeds=4), 1e-3)
+    >>> table[["method", "rank", "wins", "instances", "ratio", "tied"]].round(2)
               method  rank  wins  instances  ratio   tied
     0     EF21 Top-K   1.0     8          8   1.00   True
     1  MARINA Rand-K   2.0     0          8   1.54   True
@@ -128,8 +128,8 @@ def profile(
     Source: Dolan and More 2002, Benchmarking optimization software with performance profiles.
 
     >>> from raybench.analysis.examples import example
-    >>> found = profile(example(("a", "b"), seeds=4), 1e-3)
-    >>> found[found["tau"] <= 1.55].groupby("method")[["share", "low", "high"]].last().round(3)
+    >>> table = profile(example(("a", "b"), seeds=4), 1e-3)
+    >>> table[table["tau"] <= 1.55].groupby("method")[["share", "low", "high"]].last().round(3)
                    share    low   high
     method
     EF21 Top-K       1.0  0.631  1.000
@@ -203,8 +203,8 @@ def trials(
     benchmarking needs to account for hyperparameter tuning.
 
     >>> from raybench.analysis.examples import example
-    >>> found = trials(example(), 1e-3, where={"algorithm": "ef21"})
-    >>> found[["trials", "grid", "reach", "cost", "draws_low", "draws_high", "expected"]].round(1)
+    >>> table = trials(example(), 1e-3, where={"algorithm": "ef21"})
+    >>> table[["trials", "grid", "reach", "cost", "draws_low", "draws_high", "expected"]].round(1)
        trials  grid  reach    cost  draws_low  draws_high  expected
     0       1     4    1.0  8925.0     4970.0     15820.0    9660.0
     1       2     4    1.0  6475.0     4620.0      9870.0    6790.0
@@ -338,8 +338,8 @@ def compare(
 
     >>> from raybench.analysis.examples import example
     >>> before, after = example(seeds=8), example(seeds=8, slower=0.5)
-    >>> found = compare(before, after, 1e-3, by="series")
-    >>> found[["method", "k", "cost_a", "cost_b", "ratio", "p_adjusted", "verdict"]].round(3)
+    >>> table = compare(before, after, 1e-3, by="series")
+    >>> table[["method", "k", "cost_a", "cost_b", "ratio", "p_adjusted", "verdict"]].round(3)
               method    k   cost_a  cost_b  ratio  p_adjusted  verdict
     0     EF21 Top-K  1.0   4165.0  2100.0  0.503       0.031  cheaper
     1     EF21 Top-K  2.0   6720.0  3360.0  0.504       0.031  cheaper

@@ -42,8 +42,8 @@ def to_target(
     InputError for an unknown column and for a target that is no positive number.
 
     >>> from raybench.analysis.examples import example
-    >>> found = to_target(example(), 1e-3, by="series", where={"step": "x2"})
-    >>> found[["series", "cells", "reached", "bits_up", "bits_up_low", "bits_up_high"]]
+    >>> table = to_target(example(), 1e-3, by="series", where={"step": "x2"})
+    >>> table[["series", "cells", "reached", "bits_up", "bits_up_low", "bits_up_high"]]
               series  cells  reached  bits_up  bits_up_low  bits_up_high
     0             GD      3        3  17920.0      16000.0       19200.0
     1     EF21 Top-1      3        3   4970.0       4620.0        5250.0
@@ -147,8 +147,8 @@ def scaling(
     Methods in their order, by value. Raises InputError for an unknown ``over``.
 
     >>> from raybench.analysis.examples import example
-    >>> found = scaling(example(("a", "b", "c")), "k", 1e-3, where={"algorithm": "ef21"})
-    >>> found[["problem", "k", "cost", "exponent", "points"]].round(2)
+    >>> table = scaling(example(("a", "b", "c")), "k", 1e-3, where={"algorithm": "ef21"})
+    >>> table[["problem", "k", "cost", "exponent", "points"]].round(2)
              problem    k     cost  exponent  points
     0  a, 10 clients  1.0   4970.0      0.68       2
     1  a, 10 clients  2.0   7980.0      0.68       2

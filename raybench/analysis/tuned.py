@@ -214,8 +214,8 @@ def tuned(
     on all of its seeds.
 
     >>> from raybench.analysis.examples import example
-    >>> found = tuned(*example(), target=1e-3, by="method")
-    >>> found[["method", "k", "step", "cost", "seeds", "failed", "edge"]]
+    >>> table = tuned(*example(), target=1e-3, by="method")
+    >>> table[["method", "k", "step", "cost", "seeds", "failed", "edge"]]
               method    k step     cost  seeds  failed  edge
     0             GD  NaN   x2  17920.0      3       0  high
     1     EF21 Top-K  1.0   x2   4970.0      3       0  high

@@ -129,8 +129,8 @@ def count_in(row, cut, mask, inf):
 
 
 @compiled
-def listed(marks, size, start, found, place):
-    """Append start + j to place[found:] for every j < size with marks[j] = 1, else 0; return where they end.
+def listed(marks, size, start, end, place):
+    """Append start + j to place[end:] for every j < size with marks[j] = 1, else 0; return where they end.
 
     marks (BLOCK,) uint8 is read eight at a time; its bytes up to the next multiple of 8 are changed.
     """
@@ -145,15 +145,15 @@ def listed(marks, size, start, found, place):
             byte = ((below & low_bits) * low_bits) >> np.uint64(
                 56
             )  # counts the bytes that they reach into
-            place[found] = start + 8 * w + np.int64(byte)
-            found += 1
+            place[end] = start + 8 * w + np.int64(byte)
+            end += 1
             left &= left - bit
-    return found
+    return end
 
 
 @compiled
-def list_above(row, cut, mask, inf, start, found, marks, place):
-    """Append the places, from ``start`` on, of a row (d,) with a size above a cut to place[found:].
+def list_above(row, cut, mask, inf, start, end, marks, place):
+    """Append the places, from ``start`` on, of a row (d,) with a size above a cut to place[end:].
 
     Ascending. marks: space (BLOCK,) uint8. Returns where they end.
     """
@@ -161,8 +161,8 @@ def list_above(row, cut, mask, inf, start, found, marks, place):
         part = row[first : min(first + BLOCK, row.shape[0])]
         for j in range(part.shape[0]):
             marks[j] = min(part[j] & mask, inf) > cut
-        found = listed(marks, part.shape[0], first, found, place)
-    return found
+        end = listed(marks, part.shape[0], first, end, place)
+    return end
 
 
 @compiled
@@ -351,12 +351,12 @@ def _list(rows, keep, where, values):
     d = rows.shape[1]
     place, marks = np.empty(d + 1, np.int32), np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
-        found = 0
+        end = 0
         for start in range(0, d, BLOCK):
             part = keep[r, start : min(start + BLOCK, d)]
             for j in range(part.shape[0]):
                 marks[j] = part[j]
-            found = listed(marks, part.shape[0], start, found, place)
-        for t in range(found):
-            own = np.uint32(place[t])
-            where[r, t], values[r, t] = own, rows[r, own]
+            end = listed(marks, part.shape[0], start, end, place)
+        for t in range(end):
+            at = np.uint32(place[t])
+            where[r, t], values[r, t] = at, rows[r, at]

@@ -271,9 +271,9 @@ class ScaledMessage(_StandIn):
         return cls(message.d, message.dtype, [DenseMessage(1, message.dtype, factor), message])
 
     def plain(self) -> Message:
-        own, factor = scattered(self.parts[1]), self.parts[0].decode()
-        if own is not None:
-            return replace(own, values=own.values * factor, scale=own.scale * self.scale)
+        sparse, factor = scattered(self.parts[1]), self.parts[0].decode()
+        if sparse is not None:
+            return replace(sparse, values=sparse.values * factor, scale=sparse.scale * self.scale)
         values = self.parts[1].decode().mul_(factor).mul_(self.scale)
         return DenseMessage(self.d, self.dtype, values)
 
@@ -356,13 +356,17 @@ class Chain(Composed):
         alpha = first.alpha(d) if first.selection else None
         return None if alpha is None else (alpha, 1.0)
 
-    def _through(self, d: int, own: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _through(self, d: int, constants: tuple[float, float] | None) -> tuple[float, float] | None:
         """Return B1 or B2 of the first compressor after an unbiased second one."""
         if self.selection:
             alpha = self.alpha(d)
             return None if alpha is None else (alpha, 1.0)
         omega = self.part("then").omega(self.length(d))
-        return None if own is None or omega is None else (own[0], (omega + 1) * own[1])
+        return (
+            None
+            if constants is None or omega is None
+            else (constants[0], (omega + 1) * constants[1])
+        )
 
 
 def _error(op: Compressor, d: int) -> float | None:

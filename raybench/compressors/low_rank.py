@@ -236,9 +236,9 @@ class Projection(Compressor):
         object.__setattr__(self, self.sizes, sizes_of(getattr(self, self.sizes), self.sizes))
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        own = shape_from(layout, d)
-        free = own is not None and getattr(self, self.sizes) == AUTO
-        return replace(self, **{self.sizes: own}) if free else self  # type: ignore[type-var]
+        shape = shape_from(layout, d)
+        free = shape is not None and getattr(self, self.sizes) == AUTO
+        return replace(self, **{self.sizes: shape}) if free else self  # type: ignore[type-var]
 
     def entries(self, d: int) -> int:
         """Return the entries of the matrix or tensor that x fills, padding included."""

@@ -103,9 +103,9 @@ class PerTensor(Composed):
         """Return pattern and compressor of every group."""
         return [(pattern, build(operator, "groups")) for pattern, operator in self.groups]
 
-    def _of_group(self, own: Layout | None) -> Compressor | None:
+    def _of_group(self, layout: Layout | None) -> Compressor | None:
         """Return the compressor of the group of a tensor, None where it is in none."""
-        names = [name for name, _ in own] if own is not None else []
+        names = [name for name, _ in layout] if layout is not None else []
         matches = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
         return matches[0] if matches else None
 
@@ -174,10 +174,10 @@ class PerTensor(Composed):
         return _worst(self._every(d, lambda op, size: op.b2(size)))
 
 
-def _worst(found: list[tuple[float, float]] | None) -> tuple[float, float] | None:
-    if found is None:
+def _worst(classes: list[tuple[float, float]] | None) -> tuple[float, float] | None:
+    if classes is None:
         return None
-    return min(low for low, _ in found), max(beta for _, beta in found)
+    return min(low for low, _ in classes), max(beta for _, beta in classes)
 
 
 def _tensors(layout: Layout | None, d: int) -> list[tuple[int, Layout]]:

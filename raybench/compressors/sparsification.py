@@ -264,9 +264,9 @@ class _SharedSupport(Compressor):
         raise NotImplementedError
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Self:
-        own = replace(self, clients=n) if self.clients == AUTO else self  # type: ignore[type-var]
-        own._sizes(d, own.clients)
-        return own
+        sized = replace(self, clients=n) if self.clients == AUTO else self  # type: ignore[type-var]
+        sized._sizes(d, sized.clients)
+        return sized
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         auto = x.shape[-2] if x.ndim > 1 else 1

@@ -196,9 +196,9 @@ def _in_body(target: object) -> dict[str, Param]:
     return declarations
 
 
-def _add(target: Any, found: Mapping[str, Param]) -> None:
-    if found:
-        target.__params__ = {**getattr(target, "__params__", {}), **found}
+def _add(target: Any, params: Mapping[str, Param]) -> None:
+    if params:
+        target.__params__ = {**getattr(target, "__params__", {}), **params}
 
 
 def _in_signature(function: Any) -> dict[str, Param]:

@@ -23,7 +23,7 @@ CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-
 
 def printable(text: str) -> str:
     """Return a text with its control characters written out, as ``\\x1b``."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class Printable:

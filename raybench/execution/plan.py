@@ -44,19 +44,19 @@ class Plan:
     skipped: tuple[Skipped, ...]  # cells that make no sense, with the reason
     notes: tuple[str, ...]  # merged duplicates and the like
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by problem
-    found: Mapping[str, str] = field(default_factory=dict)  # all that the folder held, by status
+    statuses: Mapping[str, str] = field(default_factory=dict)  # all that the folder held, by status
     grid: tuple[Resolved, ...] = ()
     most: Mapping[str, int] = field(default_factory=dict)  # B_max by problem
     again: frozenset[str] = frozenset()  # cells that failed and are to be tried once more
     stage: Stage | None = None  # where a search is
 
-    def following(self, found: Mapping[str, str], best: Best | None) -> Plan:
+    def following(self, statuses: Mapping[str, str], best: Best | None) -> Plan:
         """Return the plan of what is to run next, given all cells that the folder holds now, by status.
 
         best: judges the steps that were tried. Raises TypeError where a search needs it and it is not given.
         """
         undone = {"skipped"} if self.sweep.prune.halves else {"skipped", "pruned"}
-        ended = {i: s for i, s in found.items() if i not in self.again and s not in undone}
+        ended = {i: s for i, s in statuses.items() if i not in self.again and s not in undone}
         stage, cells, new = None, self.grid, self.grid
         if self.sweep.search.step_size == "refine":
             start = self.sweep.search.start
@@ -71,16 +71,16 @@ class Plan:
         done = {c.id: ended[c.id] for c in cells if c.id in ended}
         return replace(self, cells=cells, batches=tuple(batches), done=done, stage=stage)
 
-    def after(self, found: Mapping[str, str], best: Best | None) -> Plan:
-        """Return what follows on this plan, whose batches have run; found: as for ``following``."""
+    def after(self, statuses: Mapping[str, str], best: Best | None) -> Plan:
+        """Return what follows on this plan, whose batches have run; statuses: as for ``following``."""
         ran = {c.id for b in self.batches for c in b.cells}
-        return replace(self, again=self.again - ran).following(found, best)
+        return replace(self, again=self.again - ran).following(statuses, best)
 
     @property
     def unpruned(self) -> frozenset[str]:
         """The cells that were pruned before and are to run to their end now."""
         ids = {c.id for b in self.batches for c in b.cells} if not self.sweep.prune.halves else ()
-        return frozenset(i for i in ids if self.found.get(i) == "pruned")
+        return frozenset(i for i in ids if self.statuses.get(i) == "pruned")
 
     @property
     def missing(self) -> int:
@@ -207,7 +207,7 @@ def make_plan(
         skipped=tuple(skipped),
         notes=(*sweep.notes, *notes),
         facts=facts,
-        found=done,
+        statuses=done,
         grid=tuple(kept),
         most=most,
         again=frozenset(i for i, s in done.items() if retry_failed and s == "failed"),

@@ -277,6 +277,6 @@ def grown_rows(results: Frames, table: pd.DataFrame) -> list[bool]:
         for *key, size in cells[[*names, "step_size"]].drop_duplicates().to_numpy(object)
     ]
     return [
-        any(key_of(key) == own and np.isclose(size, other, rtol=1e-6) for own, other in grown)
+        any(key_of(key) == name and np.isclose(size, other, rtol=1e-6) for name, other in grown)
         for *key, size in table[[*names, "step_size"]].to_numpy(object)
     ]

@@ -127,7 +127,7 @@ def drive(
         plan = _planned(sweep, store, done, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
         store.claim(plan.sweep.text)
-        store.apart = frozenset(c for c, status in plan.found.items() if status == "failed")
+        store.apart = frozenset(c for c, status in plan.statuses.items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         shown_before = planned(store.folder) if beside else frozenset()
         if shown_before is not None:
@@ -202,7 +202,7 @@ def _planned(
     """
     if not fresh:
         sweep = as_booked(sweep, store.folder)
-    if before is not None and (before.sweep, before.found) == (sweep, done):
+    if before is not None and (before.sweep, before.statuses) == (sweep, done):
         return before
     plan = make_plan(sweep, done, retry_failed, best)
     admit(plan, store.folder)

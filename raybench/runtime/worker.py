@@ -88,8 +88,8 @@ def store_method(shared: Shared, method: str) -> Callable[..., Any]:
 
     if shared.writer is not None:
         return lambda *given: ray.get(getattr(shared.writer, method).remote(*given))
-    own: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
-    return own
+    put: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
+    return put
 
 
 def committed(shared: Shared) -> set[str]:

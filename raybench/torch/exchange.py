@@ -109,14 +109,14 @@ class Plan:
             compressor = PerTensor(compressor, bucket=bucket, groups=groups)
         return PerPart(compressor) if self.collective == ALL_TO_ALL else compressor
 
-    def _small(self, own: Any, layout: Layout, dtype: torch.dtype) -> list[str]:
+    def _small(self, compressor: Any, layout: Layout, dtype: torch.dtype) -> list[str]:
         """Return the names of the tensors that are sent dense."""
 
         @cache
         def small(shape: tuple[int, ...], size: int) -> bool:
             if self.min_numel is not None:
                 return size < self.min_numel
-            fitted = own.fit(size, 1, Layout((("", shape),)))
+            fitted = compressor.fit(size, 1, Layout((("", shape),)))
             cost = fitted.compress(stream(0).normal(size).to(dtype)).nbytes
             return SAVING * float(torch.as_tensor(cost).max()) > size * dtype.itemsize
 

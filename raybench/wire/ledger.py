@@ -156,8 +156,8 @@ def _by_cells(message: Message, cells: Cells = slice(None)) -> Iterator[tuple[Ce
     if not isinstance(message, CasesMessage):
         yield cells, message
         return
-    for own, part in zip(message.cells, message.parts, strict=True):
-        at = own.cpu().numpy()
+    for ids, part in zip(message.cells, message.parts, strict=True):
+        at = ids.cpu().numpy()
         yield from _by_cells(part, at if isinstance(cells, slice) else cells[at])
 
 

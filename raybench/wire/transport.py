@@ -152,9 +152,9 @@ class Ranks(Transport):
 
     @staticmethod
     def _read(
-        message: Message, leaves: list[Message], blocks: list[Tensor], own: slice, ids: Tensor
+        message: Message, leaves: list[Message], blocks: list[Tensor], mine: slice, ids: Tensor
     ) -> Message:
-        """Return the message of framed payloads of clients, ids; own: which of its owners are here."""
+        """Return the message of framed payloads of clients, ids; mine: which of its owners are here."""
         got = []
         for leaf, data in zip(leaves, blocks, strict=True):
             present, stream = None, leaf.stream
@@ -162,7 +162,7 @@ class Ranks(Transport):
                 present, data = data[..., 0].bool(), data[..., 1:]
             if stream is not None:
                 stream = stream.at(ids.to(message.device))
-                stream = stream[:, own] if stream.root.ndim > 1 else stream
+                stream = stream[:, mine] if stream.root.ndim > 1 else stream
             whole = type(leaf).read(leaf.known(), data, stream)
             got.append(whole if present is None else whole.masked(present))
         return message.rebuild(iter(got))
