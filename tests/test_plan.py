@@ -331,6 +331,25 @@ def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch):
     assert result.seconds > 50 * 0.4
 
 
+@pytest.mark.parametrize("loads", [(0,), (0, 7)], ids=["at_first", "later_too"])
+def test_rounds_that_differ_count_as_their_mean(monkeypatch, loads):
+    """Every fifth round takes long, as where a server waits for all; kernels are loaded once, and are no part of it."""
+    made, clock, ran = plan(problem=P1, algorithm="gd", rounds=1000), [0.0], [0]
+    advance = Run.advance
+
+    def timed(run, n):
+        clock[0] += n * (3.0 if ran[0] in loads else 0.02 if ran[0] % 5 == 4 else 0.001)
+        ran[0] += n
+        return advance(run, n)
+
+    monkeypatch.setattr(Run, "advance", timed)
+    monkeypatch.setattr(estimates, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(estimates, "MOST_SECONDS_EACH", 3.5)
+    monkeypatch.setattr(estimates, "SECONDS_IN_ALL", 3.5)
+    (result,) = estimates.estimate(made.batches, options_of(made.sweep)).values()
+    assert 3.5 < result.seconds < 6.0
+
+
 def test_what_rows_measure_is_counted_once_for_each_row(monkeypatch):
     """The first rounds are recorded one by one, later ones seldom: what a row measures is no part of a round."""
     made = plan(algorithm="gd", rounds=10_000, record={"points": 20})

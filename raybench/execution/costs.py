@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from statistics import median
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
@@ -274,9 +274,11 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
             laps.append(perf_counter() - sum(run.looks) - began)
         if first > LONG_ROUND and (not laps or laps[0] > first / 2):
             laps.append(first)
-        # the median, as a lap in which a kernel is loaded would mislead
-        spent = median(laps) if laps else 0.0
+        # the mean, as rounds of one method may differ much; without a single lap in which a kernel was loaded
         laps, few = sorted(laps), len(laps) // 10
+        if len(laps) > 2 and laps[-1] > 5 * laps[-2]:
+            laps.pop()
+        spent = mean(laps) if laps else 0.0
         spread = (laps[few] / spent, laps[-1 - few] / spent) if spent else (1.0, 1.0)
         if len(laps) == 1:
             spread = (0.5, 2.0)  # one round says little
