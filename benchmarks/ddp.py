@@ -86,11 +86,11 @@ def rank(given: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def table(found: dict[str, list[float]], d: int) -> str:
+def table(seconds: dict[str, list[float]], d: int) -> str:
     """Return what was measured, as lines."""
-    ms = {name: 1e3 * float(np.median(values)) for name, values in found.items()}
-    spread = {n: 1e3 * (np.quantile(v, 0.75) - np.quantile(v, 0.25)) for n, v in found.items()}
-    ratios = np.array(found["ours"]) / np.array(found["ddp"])
+    ms = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
+    spread = {n: 1e3 * (np.quantile(v, 0.75) - np.quantile(v, 0.25)) for n, v in seconds.items()}
+    ratios = np.array(seconds["ours"]) / np.array(seconds["ddp"])
     rest = ms["ours"] - sum(ms[part] for part in PARTS)
     lines = [
         f"{d:,} parameters, {len(ratios)} rounds each, medians in ms (between the quartiles)",

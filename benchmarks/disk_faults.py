@@ -217,9 +217,9 @@ def main() -> None:
     with undisturbed() as (folder, steps, want):
         print(f"the story does {steps} things to the disk")
         for j, (at, kind) in enumerate(faults(given.faults, steps, given.seed)):
-            own = folder / "story"
-            ended[kind, try_fault(own, at, kind, want, seed=given.seed + j)] += 1
-            shutil.rmtree(own)
+            story = folder / "story"
+            ended[kind, try_fault(story, at, kind, want, seed=given.seed + j)] += 1
+            shutil.rmtree(story)
     for (kind, how), times in sorted(ended.items()):
         print(f"{kind:8s} {how:24s} {times:6d}")
     print(f"{sum(ended.values())} faults, nothing lost")

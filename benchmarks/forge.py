@@ -242,10 +242,10 @@ class Forger:
         else:
             value = copy.deepcopy(pick.choice(NASTY))
         same = pick.random() < 0.5  # a lie that is told everywhere gets further
-        for own, name in list(_places(head)) if same else [(holder, key)]:
-            alike = isinstance(own, dict) and own.get(name) == before
-            if name == key and (own is holder or alike):
-                own[name] = copy.deepcopy(value)
+        for place, name in list(_places(head)) if same else [(holder, key)]:
+            alike = isinstance(place, dict) and place.get(name) == before
+            if name == key and (place is holder or alike):
+                place[name] = copy.deepcopy(value)
         return head
 
 

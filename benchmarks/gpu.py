@@ -118,15 +118,15 @@ def beside_the_cpu(machine: Machine) -> Iterator[Row]:
 
 def forms() -> list[str]:
     """Return the catalogue of ``advise``, then every other compressor with usual parameters."""
-    found = [candidate.compressor for candidate in CATALOGUE]
-    known = {text.partition(":")[0] for text in found}
+    texts = [candidate.compressor for candidate in CATALOGUE]
+    names = {text.partition(":")[0] for text in texts}
     for name in registry.names("compressor"):
-        if name not in known:
+        if name not in names:
             try:
-                found.append(named(name)[0])
+                texts.append(named(name)[0])
             except Exception:  # has no usual parameters
-                found.append(name)
-    return list(dict.fromkeys(found))
+                texts.append(name)
+    return list(dict.fromkeys(texts))
 
 
 def codec(op: Any, x: Tensor, out: Tensor, source: Any) -> dict[str, float]:
@@ -251,10 +251,14 @@ PARTS = {"kernels": gpu_cases.kernels, "methods": beside_the_cpu, "codecs": code
 PARTS |= {"collectives": collectives, "training": training, "tests": tests}
 
 
-def page(found: Row) -> str:
+def page(figures: Row) -> str:
     """Return the figures as tables in Markdown."""
-    lines = ["# Figures of one machine", "", *(f"- {k}: {v}" for k, v in found["machine"].items())]
-    for name, part in found["parts"].items():
+    lines = [
+        "# Figures of one machine",
+        "",
+        *(f"- {k}: {v}" for k, v in figures["machine"].items()),
+    ]
+    for name, part in figures["parts"].items():
         about = PARTS[name].__doc__.splitlines()[0]
         lines += ["", f"## {name}", "", f"{about} ({part['seconds']:.1f} s)", ""]
         lines += [f"**Failed:** `{part['error']}`", ""] if part["error"] else []
@@ -283,7 +287,7 @@ def main() -> None:
     if wrong := set(given.parts.split(",")) - set(PARTS):
         parser.error(f"unknown parts {sorted(wrong)}: {', '.join(PARTS)}")
     machine = Machine(given.small, given.minutes)
-    found: Row = {"format": FORMAT, "machine": machine.facts(), "parts": {}}
+    figures: Row = {"format": FORMAT, "machine": machine.facts(), "parts": {}}
     with tempfile.TemporaryDirectory() as folder:
         backend = "nccl" if machine.cuda else "gloo"
         for name in given.parts.split(","):
@@ -297,13 +301,13 @@ def main() -> None:
             except Exception as error:  # the next part follows
                 part["error"] = f"{type(error).__name__}: {error}"
             part["seconds"] = time.perf_counter() - began
-            found["parts"][name] = part
+            figures["parts"][name] = part
             print(f"{name}: {part['seconds']:.1f} s {part['error']}", flush=True)
         if dist.is_initialized():
             dist.destroy_process_group()
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    (given.out / "gpu.md").write_text(page(found))
+    (given.out / "gpu.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (given.out / "gpu.md").write_text(page(figures))
     print(f"written: {given.out / 'gpu.json'}, {given.out / 'gpu.md'}")
 
 

@@ -50,12 +50,12 @@ class Given(nn.Module):
     def __init__(self, shapes: list[tuple[int, ...]], rank: int) -> None:
         super().__init__()
         source = torch.Generator().manual_seed(rank)
-        self.own = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
         self.slopes = [torch.randn(shape, generator=source) * 1e-2 for shape in shapes]
 
     def forward(self) -> Tensor:
         return torch.stack(
-            [(p * g).sum() for p, g in zip(self.own, self.slopes, strict=True)]
+            [(p * g).sum() for p, g in zip(self.weights, self.slopes, strict=True)]
         ).sum()
 
 
@@ -143,18 +143,18 @@ def main() -> None:
         show(given, json.loads(Path(folder, "times.json").read_text()))
 
 
-def show(given: argparse.Namespace, found: dict[str, Any]) -> None:
+def show(given: argparse.Namespace, rows: dict[str, Any]) -> None:
     d = sum(int(np.prod(shape)) for shape in shapes_of(given.model))
     print(f"{given.model}, {d:,} parameters, 2 processes, {given.link or 'loopback'}")
     print(f"{'hook':28}{'ms':>9}{'least':>9}{'of dense':>10}{'MB up':>9}")
-    dense = found.get("torch all-reduce", {}).get("ms", float("nan"))
-    for name, row in found.items():
+    dense = rows.get("torch all-reduce", {}).get("ms", float("nan"))
+    for name, row in rows.items():
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:9.2f}"
         print(f"{name:28}{row['ms']:9.1f}{row['least']:9.1f}{row['ms'] / dense:10.2f}{size}")
         if row["report"]:
             print(f"    {row['report'].split(' · ', 2)[-1]}")
-    if {"torch PowerSGD", "raybench power_sgd"} <= found.keys():
-        ratio = found["raybench power_sgd"]["ms"] / found["torch PowerSGD"]["ms"]
+    if {"torch PowerSGD", "raybench power_sgd"} <= rows.keys():
+        ratio = rows["raybench power_sgd"]["ms"] / rows["torch PowerSGD"]["ms"]
         print(f"PowerSGD of rank {RANK}: {ratio:.2f} of torch's hook")
 
 

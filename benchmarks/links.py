@@ -219,16 +219,16 @@ def row(one: dict[str, Any]) -> str:
     )
 
 
-def summary(found: list[dict[str, Any]]) -> list[str]:
+def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Return per link the rows of the documentation: errors of exchanges and rounds."""
     import numpy as np
 
     lines = ["| link | exchanges | within 25 % | median error | largest | rounds | largest |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|")
-    for text in dict.fromkeys(one["link"] for one in found):
-        own = [one for one in found if one["link"] == text]
-        plain = np.array([one["error"] for one in own if "computed" not in one])
-        whole = np.array([one["error"] for one in own if "computed" in one])
+    for text in dict.fromkeys(one["link"] for one in rows):
+        there = [one for one in rows if one["link"] == text]
+        plain = np.array([one["error"] for one in there if "computed" not in one])
+        whole = np.array([one["error"] for one in there if "computed" in one])
         inside = f"{(np.abs(plain) <= BOUND).sum()} | {np.median(np.abs(plain)):.0%}"
         most = plain[np.abs(plain).argmax()]
         last = f"{whole[np.abs(whole).argmax()]:+.0%}" if len(whole) else "–"

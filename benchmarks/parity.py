@@ -82,8 +82,8 @@ class Model:
     def grads(self, client: int | None = None) -> list[Tensor]:
         """Return a client's gradient, or the mean, tensor by tensor."""
         every = self.problem.oracle(self.x[None])[0][0]
-        own = every.mean(0) if client is None else every[client]
-        return [view.clone() for view in self.problem.layout.views(own)]
+        gradient = every.mean(0) if client is None else every[client]
+        return [view.clone() for view in self.problem.layout.views(gradient)]
 
 
 # Theirs ----------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def demo(code: Path, rank: int, rounds: int) -> Iterator[Tensor]:
     """DeMo's optimizer."""
     model = Model()
     theirs = module(code / "demo.py", "their_demo")
-    own = {"compression_decay": 0.9, "compression_topk": 5, "weight_decay": 0.1}
-    optimizer = theirs.DeMo(model.params, lr=0.003, **own)
+    settings = {"compression_decay": 0.9, "compression_topk": 5, "weight_decay": 0.1}
+    optimizer = theirs.DeMo(model.params, lr=0.003, **settings)
     for _ in range(rounds):
         for p, g in zip(model.params, model.grads(rank), strict=True):
             p.grad = g
@@ -202,15 +202,17 @@ def compared(what: str, code: Path, rounds: int) -> tuple[str, Path_, Path_]:
     """Return a name, our iterates and theirs."""
     if what == "demo":
         params = {"beta": 0.9, "decay": 0.1, "combine": "senders"}
-        own = followed(ours("demo", params, {"name": "dct_top_k", "k": 5}, 0.003, rounds), rounds)
-        return "DeMo", own, in_two_processes(partial(_of_rank, demo, code, rounds, ()))
+        points = followed(
+            ours("demo", params, {"name": "dct_top_k", "k": 5}, 0.003, rounds), rounds
+        )
+        return "DeMo", points, in_two_processes(partial(_of_rank, demo, code, rounds, ()))
     if what == "powersgd":
         run = ours("power_sgd", {"rank": 2}, None, 0.05, rounds)
         run.advance(0)
         basis = [None if Q is None else Q.clone() for Q in run.s.Q]
-        own = followed(run, rounds)
+        points = followed(run, rounds)
         theirs = in_two_processes(partial(_of_rank, powersgd, code, rounds, (basis,)))
-        return "PowerSGD, rank 2", own, theirs
+        return "PowerSGD, rank 2", points, theirs
     if what == "dion":
         params = {"rank": 3, "momentum": 0.9, "decay": 0.1}
         run = ours("dion", params, None, 0.01, rounds)
@@ -220,8 +222,8 @@ def compared(what: str, code: Path, rounds: int) -> tuple[str, Path_, Path_]:
     nesterov = what == "dgc, nesterov"
     params = {"momentum": 0.9, "nesterov": nesterov}
     operator = {"name": "top_k", "k": "10%", "granularity": "tensor"}
-    own = followed(ours("dgc", params, operator, 0.02, rounds), rounds)
-    return f"DGC's memory{what[3:]}", own, list(dgc(code, rounds, nesterov))
+    points = followed(ours("dgc", params, operator, 0.02, rounds), rounds)
+    return f"DGC's memory{what[3:]}", points, list(dgc(code, rounds, nesterov))
 
 
 def main() -> int:
@@ -238,10 +240,10 @@ def main() -> int:
         todo.append(("dgc, nesterov", given.dgc))
     failed = False
     for what, code in todo:
-        name, own, theirs = compared(what, code, given.rounds)
-        moved = float((own[-1] - own[0]).abs().max())
+        name, points, theirs = compared(what, code, given.rounds)
+        moved = float((points[-1] - points[0]).abs().max())
         apart = max(
-            float((a - b).abs().max() / b.abs().max()) for a, b in zip(own, theirs, strict=True)
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(points, theirs, strict=True)
         )
         failed |= not apart <= NEAR
         moved_and_apart = f"x moved {moved:.2g}, differs by {apart:.1e}"

@@ -50,7 +50,7 @@ seed: 0..{last}
 rounds: {rounds}
 """
 COMMAND = [sys.executable, "-c", "from raybench.cli import main; main()", "sweep"]
-Found = dict[str, float]
+Figures = dict[str, float]
 
 
 def text_of(cells: int, rounds: int) -> str:
@@ -82,7 +82,7 @@ def hashed(cells: Sequence[Any]) -> float:
     return total
 
 
-def expand(file: Path, out: Path) -> Found:
+def expand(file: Path, out: Path) -> Figures:
     from raybench import spec
     from raybench.core import registry
 
@@ -92,7 +92,7 @@ def expand(file: Path, out: Path) -> Found:
     return {"seconds": seconds, "floor": hashed(sweep.cells)}
 
 
-def plan(file: Path, out: Path) -> Found:
+def plan(file: Path, out: Path) -> Figures:
     from raybench import spec
     from raybench.execution.costs import admit
     from raybench.execution.plan import make_plan
@@ -118,7 +118,7 @@ READERS = {  # what reads results: a function, and the folders of the tables tha
 }
 
 
-def read(name: str, file: Path, out: Path) -> Found:
+def read(name: str, file: Path, out: Path) -> Figures:
     module, function, parts = READERS[name]
     reader = getattr(import_module(module), function)
     return {"floor": _reading(out, parts), "seconds": timed(lambda: reader(out))[0]}
@@ -130,7 +130,7 @@ FUNCTIONS = {"expand": expand, "plan": plan, **{name: partial(read, name) for na
 # Phases in processes ---------------------------------------------------------------------------------
 
 
-def ran(command: list[str]) -> Found:
+def ran(command: list[str]) -> Figures:
     """Return seconds and peak memory, in MiB, of a command, whose output is dropped."""
     began, peak = perf_counter(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -143,7 +143,7 @@ def ran(command: list[str]) -> Found:
     return {"seconds": perf_counter() - began, "memory": peak / 2**20}
 
 
-def apart(name: str, file: Path, out: Path) -> Found:
+def apart(name: str, file: Path, out: Path) -> Figures:
     """Return what a phase found in a process of its own."""
     with tempfile.NamedTemporaryFile("r") as told:
         phase = [sys.executable, __file__, "--phase", name, str(file), str(out), told.name]
@@ -156,12 +156,12 @@ def hashing(out: Path) -> float:
     return timed(lambda: [hashlib.sha256(f.read_bytes()).digest() for f in files])[0]
 
 
-def shown(cells: int, name: str, found: Found) -> None:
-    floor = found.get("floor")
-    beside = f"{floor:9.3f} s {found['seconds'] / floor:8.1f} x" if floor else ""
-    each = 1e3 * found["seconds"] / cells
+def shown(cells: int, name: str, figures: Figures) -> None:
+    floor = figures.get("floor")
+    beside = f"{floor:9.3f} s {figures['seconds'] / floor:8.1f} x" if floor else ""
+    each = 1e3 * figures["seconds"] / cells
     print(
-        f"{cells:>8,} {name:8} {found['seconds']:9.3f} s {each:8.4f} ms {found['memory']:7.0f} MiB  {beside}",
+        f"{cells:>8,} {name:8} {figures['seconds']:9.3f} s {each:8.4f} ms {figures['memory']:7.0f} MiB  {beside}",
         flush=True,
     )
 
@@ -171,7 +171,7 @@ def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str
     file, out = folder / f"planning-{count}.yaml", folder / f"results-{count}"
     file.write_text(text_of(count, rounds))
     command = [*COMMAND, str(file), "--out", str(out)]
-    phases: dict[str, Callable[[], Found]] = {
+    phases: dict[str, Callable[[], Figures]] = {
         "expand": lambda: apart("expand", file, out),
         "plan": lambda: apart("plan", file, out),
     }
