@@ -261,8 +261,8 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
 def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
     """A received folder may say what it likes of its launch: whatever is not kept for this user is not read."""
     ran, folder = tmp_path / "ran", tmp_path / "received"
-    head = {"address": "h", "user": "u", "key": "", "known_hosts": ""}
-    head["proxy"] = f"touch {ran}; false"
+    auth = {"ssh_user": "u", "ssh_proxy_command": f"touch {ran}; false"}
+    head = {"address": "h", "auth": auth, "known_hosts": ""}
     reached = {"up": {"at": 1.0, "head": head}, "submitted": {"at": 1.0}}
     order = {"id": "0123abcd", "name": "x", "job": "j", "kept": "k", "reached": reached}
     for place in (folder / "launch", tmp_path / "hostile"):
@@ -582,7 +582,7 @@ class Here(Host):
         return ["sh", "-c", 'test "$1" != -l || shift 2; shift; eval "$*"', "sh"]
 
 
-HERE = Here("here", "me")
+HERE = Here("here", {"ssh_user": "me"})
 
 
 def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

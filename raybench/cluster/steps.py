@@ -15,7 +15,7 @@ from typing import Any
 
 from raybench.cluster import file, launcher, stage
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.hosts import Host, Unreachable, exit_code, fetch, send
+from raybench.cluster.hosts import Host, Unreachable, fetch, send
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
 from raybench.cluster.stage import ENDED, LEASE, LOG, PID
@@ -109,7 +109,8 @@ class Steps:
         launcher.render(self.cluster, self.folder, name, take, deadline)
         self._take_hosts(take)
         tell(f"starting {name} (ray up)")
-        head = launcher.up(self.folder)
+        place = str((self.folder / "known_hosts").resolve())
+        head = Host(**launcher.ray("up", self.folder), known_hosts=place)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         tell(f"the head is up: {head.login}")
@@ -130,7 +131,7 @@ class Steps:
                 raise InputError.of("--cluster", str(error), fix) from error
 
     def _machines(self) -> list[Host]:
-        return [Host.of(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
+        return [Host(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
@@ -185,9 +186,9 @@ class Steps:
                         self._see(head, silence)
                 except (RuntimeError, OSError) as error:
                     remark = str(error)  # a full disk here does not end the sweep there
-                    with suppress(Unreachable):
-                        end = f"cat {self.job}/{ENDED} 2>/dev/null; true"
-                        code = exit_code(head.run(end, timeout=30))
+                    with suppress(Unreachable, ValueError):  # of a sweep that has not ended
+                        end = f"cat {self.job}/{ENDED}"
+                        code = int(head.run(end, timeout=30, check=False))
                 if said and view is None:
                     view = View(said["name"], said["cells"], said["rounds"], said["before"])
                     block.enter_context(view)
@@ -211,7 +212,7 @@ class Steps:
         """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
         if not self.cluster.hosts:
             try:
-                self.lost = not launcher.alive(self.folder)
+                self.lost = not launcher.ray("alive", self.folder)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
             if self.lost:
@@ -318,12 +319,12 @@ class Steps:
             if head is not None:
                 head.run(f"{LEASE} end", check=False)
         try:
-            launcher.down(self.folder)
+            launcher.ray("down", self.folder)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
         while True:
             try:
-                left = launcher.alive(self.folder)
+                left = launcher.ray("alive", self.folder)
             except launcher.LaunchFailed as error:
                 raise RuntimeError(f"the provider does not say what is left: {error}") from error
             if not left:
