@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raybench.cluster.file import OWN, ClusterFile, NodeType
+from raybench.cluster.states import money
 from raybench.core.errors import InputError
 from raybench.execution.costs import admit, estimate
 from raybench.execution.plan import Plan, as_booked, make_plan
@@ -160,19 +159,3 @@ def _places(node: NodeType, cpus: float, gpus: float) -> float | None:
         return None
     fits = node.cpus / cpus if cpus else math.inf
     return math.floor(min(fits, node.gpus / gpus if gpus else math.inf) + 1e-9)
-
-
-def money(amount: float, currency: str) -> str:
-    """Return an amount as people write it: ``12.50 USD``, never less than a cent that is not nothing."""
-    return f"{max(amount, 0.01) if amount > 0 else 0:.2f} {currency}"
-
-
-def spent(facts: Mapping[str, Any]) -> str:
-    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
-    try:
-        ended = facts.get("reached", {}).get("down", {}).get("at", math.inf)
-        over = min(time.time(), facts["deadline"], ended)
-        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
-        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
-    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
-        return "unknown"

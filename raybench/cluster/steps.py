@@ -19,7 +19,7 @@ from raybench.cluster.hosts import Host, Unreachable, fetch, send
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
 from raybench.cluster.stage import ENDED, LEASE, LOG, PID
-from raybench.cluster.states import Launch
+from raybench.cluster.states import Launch, clock
 from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
@@ -267,10 +267,9 @@ class Steps:
                 home = True
             except (RuntimeError, OSError) as error:
                 if self.order["lease"] == "hold" and not self.lost:
-                    ends = time.localtime(float(self.order["deadline"]))
                     raise RuntimeError(
                         f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
-                        f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
+                        f"{clock(self.order['deadline'])}; --no-fetch ends it now, and they are lost"
                     ) from error
                 tell(f"not all results could be fetched: {error}")
         if not (self.folder / launcher.CONFIG).exists():
