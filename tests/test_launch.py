@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import shutil
@@ -161,7 +162,7 @@ def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Pat
     assert prices(changed(spot)) == {"head": 0.1, "worker": 0.4, "gpu": 2.0}
     assert prices(changed({"InstanceType": "large"}))["worker"] == 1.0
     for rented in (changed({"InstanceType": "p5.48xlarge"}), changed(spot, "eu-north-1")):
-        assert price(rented, (36, 36), 10, ONE, 20, None).cost is None
+        assert price(rented, (36, 36), 10, ONE, 20, None).cost == (math.inf, math.inf)
         with pytest.raises(InputError, match=r"per_hour: \{(us-west-2|eu-north-1): \{.*list: 1.23"):
             price(rented, (36, 36), 10, ONE, 20, 5.0)
     own = yaml.safe_load(yaml.safe_dump(CLOUD["metadata"]))
@@ -223,8 +224,6 @@ def test_price_never_exceeds_what_is_allowed(
         made = price(rented, (seconds / 2, seconds), batches, asked, 1e6, most)
     except InputError:
         return
-    assert made.most is not None
-    assert made.cost is not None
     assert made.cost[1] <= most
     assert made.most <= most * (1 + 1e-9)
     assert made.hours[1] <= made.most_hours

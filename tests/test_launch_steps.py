@@ -153,7 +153,7 @@ def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
     cluster = file.read(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
-    _, cost = offer(sweep, cluster, launch.results, "", 12.0, None)
+    _, cost = offer(sweep, cluster, str(launch.results), 12.0, None)
     steps.order(launch, sweep, cluster, cost, [], "", False)
     said = launch.order()
     launch.amend(**{key: said[key] - 3600 * began for key in ("began", "deadline")})

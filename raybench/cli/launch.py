@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -77,15 +78,15 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
+    where = remote or str(folder)
     nodes, record = files.read(cluster), Launch(folder)
     if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
     if record.state == "fetched":  # its cluster was kept, and its hours go on
         max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
-    best = BestSteps(remote or folder)
-    plan, cost = offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
-    _show_offer(plan, cost, nodes, str(remote or folder), record)
+    plan, cost = offer(sweep, nodes, where, max_hours, max_cost, retry_failed, BestSteps(where))
+    _show_offer(plan, cost, nodes, where, record)
     if dry_run:
         raise typer.Exit(0)
     if not plan.batches:
@@ -270,7 +271,7 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
     if cluster.hosts:
         return [("cost", "your own machines")]
-    if cost.cost is None or cost.most is None:
+    if math.isinf(cost.most):
         bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
         return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))

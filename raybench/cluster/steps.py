@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import re
 import shutil
 import socket
@@ -68,7 +69,8 @@ def order(
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
-    facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
+    per_hour = cost.per_hour if math.isfinite(cost.per_hour) else None
+    facts |= {"per_hour": per_hour, "currency": cluster.currency}
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
 
