@@ -191,14 +191,15 @@ def _nodes(
     here = costs.get(region, {})
     if hosts:  # which are all of one type to Ray, and cost nothing
         count = len(hosts) - 1
-        head, types = "head", {"head": {}, "worker": {"min_workers": count, "max_workers": count}}
+        workers = {"resources": {}, "min_workers": count, "max_workers": count}
+        head, types = "head", {"head": workers, "worker": workers}
         here = {name: {"list": 0.0} for name in types}
     cpus, gpus = own.get("cpus", {}), own.get("gpus", {})
 
     def kind(name: str) -> NodeType:
         said = types[name]
         machine = str(_at(said, f"node_config.{machine_at}") or name)
-        size, price = said.get("resources") or {}, here.get(machine, {})
+        size, price = said["resources"], here.get(machine, {})
         spot = str(_at(said, f"node_config.{spot_at}")).lower() == "spot"
         listed = price.get("list", math.inf)
         usual = price.get("spot", listed) if spot else listed

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -104,20 +103,19 @@ def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: f
     serve = f"setsid nohup {LEASE} serve >/dev/null 2>&1 </dev/null & sleep 0.1"
     config["worker_start_ray_commands"].append(serve)
     for node in config["available_node_types"].values():
-        _ending_by_itself(config["provider"], node.get("node_config") or {}, cluster, deadline)
+        _ending_by_itself(cluster, node["node_config"], deadline)
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
 
 
-def _ending_by_itself(
-    provider: Mapping[str, Any], node: dict[str, Any], cluster: ClusterFile, deadline: float
-) -> None:
+def _ending_by_itself(cluster: ClusterFile, node: dict[str, Any], deadline: float) -> None:
     """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so."""
+    provider = cluster.config["provider"]
     if provider["type"] == "aws":
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
         node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease // 60))
         image = str(node.get("ImageId", ""))
         if image.startswith(SSM):
-            node["ImageId"] = image_id(image.removeprefix(SSM), str(provider["region"]))
+            node["ImageId"] = image_id(image.removeprefix(SSM), cluster.region)
     limit = (node.get("scheduling") or {}).get("maxRunDuration")
     if provider["type"] == "gcp" and limit:
         seconds = max(600, math.ceil(deadline - time.time()))

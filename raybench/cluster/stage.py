@@ -30,8 +30,7 @@ def gather(folder: Path, sweep: Sweep, words: Sequence[str]) -> None:
     """
     token = (folder / TOKEN).read_text() if (folder / TOKEN).exists() else secrets.token_hex(32)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    folder.chmod(0o700)
+    folder.mkdir(mode=0o700, parents=True)
     write_private(folder / TOKEN, token)
     wheel(folder)
     (folder / "constraints.txt").write_text(constraints())
@@ -100,12 +99,10 @@ def wheel(folder: Path) -> Path:
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     target = folder / f"{stem}-py3-none-any.whl"
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for name, data in files.items():
-            # a fixed date: the same files make the same wheel
-            archive.writestr(
-                zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED
-            )
+            # its date is always the same, so that the same files make the same wheel
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return target
 
 

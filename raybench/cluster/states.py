@@ -118,13 +118,13 @@ class Launch:
     @property
     def state(self) -> str:
         """The last state that is reached; ``ordered`` before the first, ``down`` where nothing was launched."""
-        order = self.order()
-        return last_state(order) if order else "down"
+        return last_state(self.order())
 
 
 def last_state(facts: Mapping[str, Any]) -> str:
-    """Return the last state of a launch's document; ``ordered`` before the first."""
-    return next((s for s in reversed(STATES) if s in facts.get("reached", {})), "ordered")
+    """Return the last state of a launch's document; ``ordered`` before the first, ``down`` of an empty one."""
+    reached = facts.get("reached", {}) if facts else STATES
+    return next((state for state in reversed(STATES) if state in reached), "ordered")
 
 
 def noted(folder: Path) -> dict[str, Any]:

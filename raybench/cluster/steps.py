@@ -89,11 +89,8 @@ class Steps:
         return file.read(str(self.folder / GIVEN))
 
     def head(self) -> Host:
-        """Return the head. Raises RuntimeError where the cluster was never up."""
-        up = self.launch.reached("up")
-        if up is None:
-            raise RuntimeError("the cluster is not up yet")
-        return Host(**up["head"])
+        """Return the head of a cluster that was up."""
+        return Host(**self.launch.order()["reached"]["up"]["head"])
 
     # -- up, submitted -----------------------------------------------------------------------
 
@@ -243,8 +240,8 @@ class Steps:
 
     def log(self) -> str:
         """Return the job's log: as it is on the head, or as it was when it was fetched."""
-        with suppress(RuntimeError):
-            if not self.launch.reached("down"):
+        if self.launch.reached("up") and not self.launch.reached("down"):
+            with suppress(RuntimeError):
                 return self.head().run(f"cat {self.job}/{LOG}")
         path = self.folder / LOG
         return path.read_text() if path.exists() else ""
