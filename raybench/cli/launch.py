@@ -83,10 +83,11 @@ def launch(
     if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if record.state == "fetched":  # its cluster was kept, and its hours go on
+    up = record.state == "fetched"
+    if up:  # its cluster was kept, and its hours go on
         max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
     plan, cost = offer(sweep, nodes, where, max_hours, max_cost, retry_failed, BestSteps(where))
-    _show_offer(plan, cost, nodes, where, record)
+    _show_offer(plan, cost, nodes, where, up)
     if dry_run:
         raise typer.Exit(0)
     if not plan.batches:
@@ -234,10 +235,8 @@ def _ended(steps: Steps, fetching: bool = True) -> int:
     return 0
 
 
-def _show_offer(
-    plan: Plan, cost: Price, cluster: ClusterFile, results: str, record: Launch
-) -> None:
-    """Print what the launch would take."""
+def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str, up: bool) -> None:
+    """Print what the launch would take; up: on the cluster of an earlier one."""
     screen = Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     missing = count(plan.missing, "cell")
@@ -262,7 +261,7 @@ def _show_offer(
         ("ends", ends),
         ("results", results),
     ]
-    if record.state == "fetched":
+    if up:
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 

@@ -129,7 +129,7 @@ def read(path: str) -> ClusterFile:
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
     config = _checked(file)
-    provider, own = config["provider"], config.get(OWN) or {}
+    provider, own = config["provider"], config[OWN]
     prices = own.get("prices", {})
     hosts: tuple[str, ...] = ()
     if provider["type"] == "local":
@@ -138,7 +138,7 @@ def read(path: str) -> ClusterFile:
     return ClusterFile(
         file,
         config,
-        _nodes(config, own, region, hosts),
+        _nodes(config, region, hosts),
         hosts,
         region,
         own.get("idle_minutes", 60.0),
@@ -178,16 +178,14 @@ def _checked(file: Path) -> dict[str, Any]:
         lines = config["head_start_ray_commands"]
         config["head_start_ray_commands"] = [line.replace("0.0.0.0", "127.0.0.1") for line in lines]
     # they stand among those of head and workers now, where Ray would put them once more
-    return {**config, "setup_commands": []}
+    return {**config, "setup_commands": [], OWN: config.get(OWN) or {}}
 
 
-def _nodes(
-    config: Mapping[str, Any], own: Mapping[str, Any], region: str, hosts: Sequence[str]
-) -> tuple[NodeType, ...]:
+def _nodes(config: Mapping[str, Any], region: str, hosts: Sequence[str]) -> tuple[NodeType, ...]:
     """Return the types of nodes that there may be, the head first."""
     head, types = config["head_node_type"], config["available_node_types"]
     _, machine_at, spot_at = CLOUDS.get(config["provider"]["type"], ("", "", ""))
-    costs = own.get("prices", {}).get("per_hour", {})
+    own, costs = config[OWN], config[OWN].get("prices", {}).get("per_hour", {})
     here = costs.get(region, {})
     if hosts:  # which are all of one type to Ray, and cost nothing
         count = len(hosts) - 1

@@ -57,8 +57,8 @@ class Host:
 
         Raises Unreachable where ssh fails, and RuntimeError where ``check`` and the command does.
         """
-        well = (0,) if check else range(255)
-        return self._call([*self.ssh(), self.login, command], well, (255,), timeout)
+        well = {0} if check else range(255)
+        return self._call([*self.ssh(), self.login, command], well, {255}, timeout)
 
     def push(self, here: Path, there: str, *options: str) -> None:
         """Copy a folder to the host. Raises Unreachable and RuntimeError as ``run`` does."""
@@ -69,14 +69,10 @@ class Host:
         # paths on the host are for rsync alone, so that no shell of the host reads them
         call = ["rsync", "--protect-args", "--timeout=60", "-e", shlex.join(self.ssh()), *words]
         # 24: a file went away meanwhile; 12, 30, 35, 255: the connection broke or never was
-        self._call(call, (0, 24), (12, 30, 35, 255))
+        self._call(call, {0, 24}, {12, 30, 35, 255})
 
     def _call(
-        self,
-        words: list[str],
-        well: Container[int],
-        lost: Container[int],
-        timeout: float | None = None,
+        self, words: list[str], well: Container[int], lost: set[int], timeout: float | None = None
     ) -> str:
         """Call a program that reaches the host; well, lost: exit codes of what went well, and of a connection that did not."""
         try:
@@ -97,17 +93,13 @@ class Host:
 
 # What a sweep on the head tells, and its results ---------------------------------------------------
 
-OURS = (  # what a launch has sent to has the mark beside it
-    "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
-    "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
-)
 # What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
 LOOK = """\
 {lease} push >/dev/null 2>&1
 if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
   sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
 fi
-{ours} && rsync"""
+rsync"""
 SHARD = re.compile(
     r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
@@ -115,11 +107,7 @@ ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what mak
 
 
 def send(host: Host, results: Path, out: str) -> None:
-    """Copy what the folder here holds already to the head, whose driver then goes on from it.
-
-    Raises RuntimeError where the head's folder holds a sweep of somebody else.
-    """
-    host.run(f"{OURS.format(out=out)} && mkdir -p {out} && touch {out}/../launch")
+    """Copy what the folder here holds already to one on the head, whose driver then goes on from it."""
     # the sweep's text has paths of each machine, and the locks are each machine's own
     apart = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
     host.push(results, out, *(f"--exclude={name}" for name in apart))
@@ -136,8 +124,7 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
     spare = results / "tmp"
     shutil.rmtree(spare, ignore_errors=True)
     spare.mkdir(parents=True)
-    ours = OURS.format(out=out) if out else "true"
-    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID, ours=ours)
+    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID)
     there = [f"{job}/{ENDED}", f"{job}/{PROGRESS}"]
     there += [f"{out}/{part}" for part in reversed(ORDER) if out]
     host.rsync(

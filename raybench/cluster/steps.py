@@ -138,9 +138,9 @@ class Steps:
             return
         head, job, there = self.head(), self.order["job"], self.cluster.there
         head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
+        head.run(f"mkdir -p {self.job} {self.order['out']} && {LEASE} push")
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
-        head.run(f"mkdir -p {self.job} && {LEASE} push")
         python = f"{launcher.token(self.cluster)}; {self.cluster.python}"
         ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
         until = time.monotonic() + DASHBOARD_SECONDS
