@@ -649,6 +649,18 @@ def test_what_is_home_does_not_travel_again(
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
 
+def test_what_is_here_goes_along(tmp_path: Path) -> None:
+    """The driver on the head goes on from it; the sweep with its paths, the lock and the launch's id stay here."""
+    here, far = tmp_path / "here", tmp_path / "far"
+    far.mkdir()
+    names = ["cells/a", "plan/cells.json", "sweep.yaml", "plan/lock", "launch", "tmp/cells/b"]
+    for name in names:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).touch()
+    HERE.push(here, str(far), hosts.APART)
+    assert {p.relative_to(far).as_posix() for p in far.rglob("*") if p.is_file()} == {*names[:2]}
+
+
 def test_what_a_job_tells(tmp_path: Path) -> None:
     """Its progress and its exit code come with the results, and nothing of them stays; one that was killed has 137."""
     job, home = tmp_path / "kept/job", tmp_path / "home"

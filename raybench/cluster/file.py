@@ -130,21 +130,14 @@ def read(path: str) -> ClusterFile:
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
     config = _checked(file)
     provider, own = config["provider"], config[OWN]
-    prices = own.get("prices", {})
-    hosts: tuple[str, ...] = ()
-    if provider["type"] == "local":
-        hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"])))
+    local = provider["type"] == "local"
+    hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"]) if local else ()))
     region = str(provider.get(CLOUDS.get(provider["type"], ("",))[0], ""))
-    return ClusterFile(
-        file,
-        config,
-        _nodes(config, region, hosts),
-        hosts,
-        region,
-        own.get("idle_minutes", 60.0),
-        prices.get("currency", "USD"),
-        datetime.date.fromisoformat(prices["as_of"]) if prices else None,
-    )
+    idle, prices = own.get("idle_minutes", 60.0), own.get("prices", {})
+    currency = prices.get("currency", "USD")
+    day = datetime.date.fromisoformat(prices["as_of"]) if prices else None
+    nodes = _nodes(config, region, hosts)
+    return ClusterFile(file, config, nodes, hosts, region, idle, currency, day)
 
 
 def _checked(file: Path) -> dict[str, Any]:
@@ -156,9 +149,9 @@ def _checked(file: Path) -> dict[str, Any]:
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
     try:
         parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
-        # as JSON, where a day is a text and nothing is .nan, which the schema would let pass
+        # as JSON, where a day is a text, and so is .nan, which the schema would let pass
         given: Any = parts[0] if len(parts) == 1 else None
-        given = json.loads(json.dumps(given, default=str, allow_nan=False))
+        given = json.loads(json.dumps(given, default=str), parse_constant=str)
         jsonschema.validate(given, FILE, format_checker=jsonschema.FormatChecker())
         config: dict[str, Any] = prepare_config(given)
         validate_config(config)

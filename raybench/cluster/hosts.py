@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +60,10 @@ class Host:
         well = {0} if check else range(255)
         return self._call([*self.ssh(), self.login, command], well, {255}, timeout)
 
-    def push(self, here: Path, there: str, *options: str) -> None:
-        """Copy a folder to the host. Raises Unreachable and RuntimeError as ``run`` does."""
-        self.rsync("-a", *options, f"{here}/", f"{self.login}:{there}/")
+    def push(self, here: Path, there: str, apart: Sequence[str] = ()) -> None:
+        """Copy a folder to the host, but for some names. Raises Unreachable and RuntimeError as ``run`` does."""
+        left_out = (f"--exclude={name}" for name in apart)
+        self.rsync("-a", *left_out, f"{here}/", f"{self.login}:{there}/")
 
     def rsync(self, *words: str) -> None:
         """Call rsync with ssh as for this host. Raises Unreachable and RuntimeError as ``run`` does."""
@@ -103,14 +104,9 @@ rsync"""
 SHARD = re.compile(
     r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
+# What stays here: the sweep's text has paths of each machine, and the locks are each machine's own.
+APART = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
-
-
-def send(host: Host, results: Path, out: str) -> None:
-    """Copy what the folder here holds already to one on the head, whose driver then goes on from it."""
-    # the sweep's text has paths of each machine, and the locks are each machine's own
-    apart = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
-    host.push(results, out, *(f"--exclude={name}" for name in apart))
 
 
 def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
