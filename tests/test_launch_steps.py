@@ -56,6 +56,7 @@ class World:
 
     before: whether the kill comes before the thing is done, or after. ends: what the head says of the sweep's end.
     gone: hosts that do not answer, each after two minutes of the clock. empty: whether the sweep leaves no results.
+    instead: what is done in place of a verb of the launcher.
     """
 
     home: Path
@@ -69,23 +70,20 @@ class World:
     empty: bool = False
     leased: dict[str, str] = field(default_factory=dict)
     clock: float = 0.0
+    instead: dict[str, Any] = field(default_factory=dict)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, of which no test waits."""
         self.clock += seconds
 
-    def ray_up(self) -> dict[str, Any]:
-        """Do as Ray's launcher, and say where the head is."""
-        self.step("ray up", partial(setattr, self, "alive", True))
+    def ray(self, verb: str, _: Path) -> Any:
+        """Do as Ray's launcher, or what stands in its place."""
+        if verb in self.instead:
+            return self.instead[verb]()
+        if verb == "alive":
+            return ["i-1"] if self.alive else []
+        self.step(f"ray {verb}", partial(setattr, self, "alive", verb == "up"))
         return {"address": "10.0.0.1", "auth": {"ssh_user": "me"}}
-
-    def ray_down(self) -> None:
-        """Do as Ray's launcher."""
-        self.step("ray down", partial(setattr, self, "alive", False))
-
-    def ray_alive(self) -> list[str]:
-        """Say which nodes the provider has."""
-        return ["i-1"] if self.alive else []
 
     def step(self, what: str, do: Any = None) -> Any:
         """Do a thing, and be killed before or after it if it is its turn."""
@@ -141,7 +139,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(steps, "fetch", fetched)
     monkeypatch.setattr(Host, "push", lambda *a: made.step("push"))
-    monkeypatch.setattr(steps.launcher, "ray", lambda verb, _: getattr(made, f"ray_{verb}")())
+    monkeypatch.setattr(steps.launcher, "ray", made.ray)
     monkeypatch.setattr(steps.time, "sleep", made.sleep)
     monkeypatch.setattr(steps.time, "monotonic", lambda: made.clock)
     return made
@@ -254,7 +252,7 @@ ENDS = {
     "a failed sweep": ({"empty": True, "ends": 2}, {}, 2, "no cell has ended well"),
     "its hours": ({"ends": None}, {}, 1, "the hours of this launch are over"),
     "no table": ({}, {"raybench.report.table": "not callable"}, 1, "error"),
-    "no start": ({"alive": True, "ray_up": fail}, {}, 1, "no such image"),
+    "no start": ({"alive": True, "instead": {"up": fail}}, {}, 1, "no such image"),
 }
 
 
@@ -307,7 +305,7 @@ def test_a_follower_without_a_network_waits(world: World) -> None:
 
     launch = under_way(world.home)
     world.gone = ("10.0.0.1",)
-    world.ray_alive = cut
+    world.instead["alive"] = cut
     assert Steps(launch).follow() == 0
 
 
@@ -341,7 +339,7 @@ def test_what_may_be_left_is_named(world: World, monkeypatch: pytest.MonkeyPatch
     world.gone = ()
     assert any("10.0.0.2" in line for line in Steps(launch).down())
     launch, nodes = under_way(world.home / "rented"), ["i-123"]
-    world.ray_alive = lambda: nodes
+    world.instead["alive"] = lambda: nodes
     with pytest.raises(RuntimeError, match="i-123"):
         Steps(launch).down()
     nodes.clear()

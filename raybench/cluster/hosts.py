@@ -16,8 +16,6 @@ from typing import Any
 
 from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
 
-CONNECT_SECONDS = 10
-
 
 class Unreachable(RuntimeError):
     """A host does not answer, or refuses; what ssh said is the text."""
@@ -43,7 +41,7 @@ class Host:
 
     def ssh(self) -> list[str]:
         """Return the command line of ssh up to the login."""
-        words = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "LogLevel=ERROR"]
+        words = ["BatchMode=yes", "ConnectTimeout=10", "LogLevel=ERROR"]
         words += ["ServerAliveInterval=5", "ServerAliveCountMax=4"]
         words += ["StrictHostKeyChecking=accept-new", f"UserKnownHostsFile={self.known_hosts}"]
         if proxy := self.auth.get("ssh_proxy_command"):
@@ -89,7 +87,8 @@ class Host:
         # what rsync says last is that it ends
         said = [line for line in said if not line.startswith("rsync")] or said
         text = f"{self.address}: {said[-1] if said else f'exit code {done.returncode}'}"
-        raise (Unreachable if done.returncode in lost else RuntimeError)(text)
+        silent = done.returncode in lost or done.returncode < 0  # ssh itself was killed
+        raise (Unreachable if silent else RuntimeError)(text)
 
 
 # What a sweep on the head tells, and its results ---------------------------------------------------
