@@ -186,7 +186,7 @@ class Hosts:
 
     def run(self, k: int, command: str, check: bool = True, timeout: float = 60) -> str:
         """Run a command on host k by ssh, and return what it printed; nothing where it fails and need not succeed."""
-        host = Host(self.address(k), "root", str(self.key))
+        host = Host(self.address(k), {"ssh_user": "root", "ssh_private_key": str(self.key)})
         with contextlib.suppress(*[] if check else [Unreachable]):
             return host.run(command, check=check, timeout=timeout)
         return ""

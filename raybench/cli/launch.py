@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +16,9 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
-from raybench.cluster.states import Launch, begun, last_state
+from raybench.cluster.states import Launch, begun, clock, last_state, money, spent
 from raybench.core.errors import InputError
+from raybench.core.limits import duration
 
 if TYPE_CHECKING:
     from raybench.cluster.file import ClusterFile, NodeType
@@ -22,12 +26,10 @@ if TYPE_CHECKING:
     from raybench.cluster.steps import Steps
     from raybench.execution.plan import Plan
 
+OLD_DAYS = 90  # of prices, which are then said to be old
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
 Which = Annotated[
     str, Argument(metavar="DIR", help="A results folder, a sweep's name or a launch's id.")
-]
-Notify = Annotated[
-    str, Option(metavar="CMD", help="Run at the end by the shell, with what happened on its input.")
 ]
 
 
@@ -47,7 +49,10 @@ def launch(
         float, Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
-    notify: Notify = "",
+    notify: Annotated[
+        str,
+        Option(metavar="CMD", help="Run at the end by the shell, with what happened on its input."),
+    ] = "",
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
 ) -> None:
@@ -73,15 +78,16 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
+    where = remote or str(folder)
     nodes, record = files.read(cluster), Launch(folder)
     if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    if record.state == "fetched":  # its cluster was kept, and its hours go on
+    up = record.state == "fetched"
+    if up:  # its cluster was kept, and its hours go on
         max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
-    best = BestSteps(remote or folder)
-    plan, cost = offer(sweep, nodes, folder, remote, max_hours, max_cost, retry_failed, best)
-    _show_offer(plan, cost, nodes, str(remote or folder), record)
+    plan, cost = offer(sweep, nodes, where, max_hours, max_cost, retry_failed, BestSteps(where))
+    _show_offer(plan, cost, nodes, where, up)
     if dry_run:
         raise typer.Exit(0)
     if not plan.batches:
@@ -97,12 +103,10 @@ def launch(
 
 def _list() -> None:
     """Print this user's launches: the last state that each has reached, what it has cost, and when it ends."""
-    from raybench.cluster.price import spent
-
     rows = []
     for key, facts in begun():
         state = last_state(facts)
-        ends = "" if state == "down" else _clock(facts.get("deadline"))
+        ends = "" if state == "down" else clock(facts.get("deadline"))
         state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
         name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
         rows.append((key, name, state, spent(facts), ends, folder))
@@ -111,12 +115,6 @@ def _list() -> None:
         return
     head = ("id", "sweep", "state", "cost so far", "ends by", "folder")
     Screen().print(shared.listing(head, rows, fold="folder"))
-
-
-def _clock(when: object) -> str:
-    if not isinstance(when, (int, float)):
-        return "unknown"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
 def attach(folder: Which, keep: Keep = False) -> None:
@@ -183,7 +181,7 @@ def _go_on(record: Launch, keep: bool) -> int:
             complain([str(error)])
         finally:
             if stays:
-                ends, end = _clock(steps.order["deadline"]), f"raybench down {record.results}"
+                ends, end = clock(steps.order["deadline"]), f"raybench down {record.results}"
                 note(f"the cluster stays up until {end}, {ends} at the latest")
             else:
                 code = _ended(steps) or code
@@ -194,10 +192,6 @@ def _go_on(record: Launch, keep: bool) -> int:
 
 def _notify(steps: Steps, code: int) -> None:
     """Say in one line how it ended, also to the command that the user gave."""
-    import subprocess
-
-    from raybench.cluster.price import spent
-
     facts = steps.launch.order()
     up = "" if steps.launch.state == "down" else ", its cluster is up"
     where = facts["remote_out"] or steps.launch.results
@@ -241,12 +235,8 @@ def _ended(steps: Steps, fetching: bool = True) -> int:
     return 0
 
 
-def _show_offer(
-    plan: Plan, cost: Price, cluster: ClusterFile, results: str, record: Launch
-) -> None:
-    """Print what the launch would take."""
-    from raybench.core.limits import duration
-
+def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str, up: bool) -> None:
+    """Print what the launch would take; up: on the cluster of an earlier one."""
     screen = Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     missing = count(plan.missing, "cell")
@@ -271,21 +261,16 @@ def _show_offer(
         ("ends", ends),
         ("results", results),
     ]
-    if record.state == "fetched":
+    if up:
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 
 
 def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
-    from datetime import date
-
-    from raybench.cluster.file import OLD_DAYS
-    from raybench.cluster.price import money
-
     if cluster.hosts:
         return [("cost", "your own machines")]
-    if cost.cost is None or cost.most is None:
+    if math.isinf(cost.most):
         bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
         return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
@@ -305,6 +290,6 @@ def _node(node: NodeType) -> str:
     """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
     sizes = [(node.cpus or 0, "CPU"), (node.gpus, "GPU")]
     size = " and ".join(count(int(amount), word) for amount, word in sizes if amount)
-    kind = ", ".join([node.machine] * bool(node.machine) + ["spot"] * node.spot)
+    kind = ", ".join([node.machine] * (node.machine != node.name) + ["spot"] * node.spot)
     text = f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}"
     return text + f" ({kind})" * bool(kind) + f" of {size}" * bool(size)

@@ -7,8 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from raybench.spec.keys import closed
 
 OWN = "metadata"  # Ray reads nothing there
 THERE = "raybench-launch"  # the folder of what travels, in the home of the user who runs Ray
-OLD_DAYS = 90  # of prices, which are then said to be old
 # Where a provider says where its machines are, and nodes which machine they are and whether it may be taken away.
 CLOUDS: Mapping[str, tuple[str, str, str]] = {
     "aws": ("region", "InstanceType", "InstanceMarketOptions.MarketType"),
@@ -32,7 +30,8 @@ SIZES = {"type": "object", "additionalProperties": AMOUNT, "description": "by ma
 MACHINE = {**closed({"list": AMOUNT, "spot": AMOUNT}), "description": BY}
 REGION = {"type": "object", "additionalProperties": MACHINE, "description": BY}
 REGIONS = {"type": "object", "additionalProperties": REGION, "description": BY}
-PRICES = closed({"as_of": {}, "currency": {"type": "string"}, "per_hour": REGIONS}, ["as_of"])
+AS_OF = {"type": "string", "format": "date", "description": "the day of the prices: 2026-11-01"}
+PRICES = closed({"as_of": AS_OF, "currency": {"type": "string"}, "per_hour": REGIONS}, ["as_of"])
 METADATA = closed({"prices": PRICES, "cpus": SIZES, "gpus": SIZES, "idle_minutes": AMOUNT})
 FILE = {
     "type": "object",
@@ -52,7 +51,7 @@ class NodeType:
     """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
     price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. Infinite where the
-    file does not say. cpus: None where it does not.
+    file does not say. cpus: None where it does not. machine: the kind's name where the file does not say.
     """
 
     name: str
@@ -86,8 +85,8 @@ class ClusterFile:
     @property
     def unpriced(self) -> list[str]:
         """The machines whose list price nobody has written down."""
-        bare = [node for node in self.nodes if node.most and not math.isfinite(node.listed)]
-        return list(dict.fromkeys(node.machine or node.name for node in bare))
+        bare = [node.machine for node in self.nodes if math.isinf(node.listed)]
+        return list(dict.fromkeys(bare))
 
     @property
     def ends_by_itself(self) -> bool:
@@ -130,30 +129,15 @@ def read(path: str) -> ClusterFile:
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
     config = _checked(file)
-    provider, own = config["provider"], config.get(OWN) or {}
-    prices = own.get("prices") or {}
-    hosts: tuple[str, ...] = ()
-    if provider["type"] == "local":
-        hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"])))
-        counts = {"head": 1, "worker": len(hosts) - 1}
-        cpus, gpus = (_sizes(own, key, counts) for key in ("cpus", "gpus"))
-        nodes = tuple(
-            NodeType(name, n, cpus.get(name), gpus.get(name, 0.0), 0.0, 0.0, fewest=n)
-            for name, n in counts.items()
-            if n
-        )
-    else:
-        nodes = _rented(config, own, prices.get("per_hour") or {})
-    return ClusterFile(
-        file,
-        config,
-        nodes,
-        hosts,
-        str(provider.get(CLOUDS.get(provider["type"], ("",))[0], "")),
-        own.get("idle_minutes", 60.0),
-        prices.get("currency", "USD"),
-        _day(prices["as_of"]) if prices else None,
-    )
+    provider, own = config["provider"], config[OWN]
+    local = provider["type"] == "local"
+    hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"]) if local else ()))
+    region = str(provider.get(CLOUDS.get(provider["type"], ("",))[0], ""))
+    idle, prices = own.get("idle_minutes", 60.0), own.get("prices", {})
+    currency = prices.get("currency", "USD")
+    day = datetime.date.fromisoformat(prices["as_of"]) if prices else None
+    nodes = _nodes(config, region, hosts)
+    return ClusterFile(file, config, nodes, hosts, region, idle, currency, day)
 
 
 def _checked(file: Path) -> dict[str, Any]:
@@ -165,16 +149,15 @@ def _checked(file: Path) -> dict[str, Any]:
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
     try:
         parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
+        # as JSON, where a day is a text, and so is .nan, which the schema would let pass
         given: Any = parts[0] if len(parts) == 1 else None
-        jsonschema.validate(given, FILE)
-        json.dumps(given.get(OWN), default=str, allow_nan=False)  # the schema lets .nan pass
-        config: dict[str, Any] = prepare_config(deepcopy(given))
+        given = json.loads(json.dumps(given, default=str), parse_constant=str)
+        jsonschema.validate(given, FILE, format_checker=jsonschema.FormatChecker())
+        config: dict[str, Any] = prepare_config(given)
         validate_config(config)
     except jsonschema.ValidationError as error:
         at = ".".join(map(str, error.absolute_path)) or "the file"
-        usual = (
-            "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells how others are used"
-        )
+        usual = "a file for `ray up`, such as cluster.yaml; docs/cluster.md tells of others"
         fix = error.schema.get("description", usual)
         if error.validator == "additionalProperties" and "properties" in error.schema:
             names = error.schema["properties"]
@@ -188,42 +171,40 @@ def _checked(file: Path) -> dict[str, Any]:
         lines = config["head_start_ray_commands"]
         config["head_start_ray_commands"] = [line.replace("0.0.0.0", "127.0.0.1") for line in lines]
     # they stand among those of head and workers now, where Ray would put them once more
-    return {**config, "setup_commands": []}
+    return {**config, "setup_commands": [], OWN: config.get(OWN) or {}}
 
 
-def _rented(
-    config: Mapping[str, Any], own: Mapping[str, Any], costs: Mapping[str, Any]
-) -> tuple[NodeType, ...]:
-    """Return the types of a cloud's machines, the head first."""
-    types: Mapping[str, Any] = config["available_node_types"]
-    provider, head, bound = config["provider"], config["head_node_type"], config["max_workers"]
-    place, machine_at, spot_at = CLOUDS.get(provider["type"], ("", "", ""))
-    here = costs.get(str(provider.get(place, "")), {})
-    machines = {name: str(_at(said.get("node_config"), machine_at)) for name, said in types.items()}
-    names = {*machines.values(), *(machine for region in costs.values() for machine in region)}
-    cpus, gpus = (_sizes(own, key, names) for key in ("cpus", "gpus"))
+def _nodes(config: Mapping[str, Any], region: str, hosts: Sequence[str]) -> tuple[NodeType, ...]:
+    """Return the types of nodes that there may be, the head first."""
+    head, types = config["head_node_type"], config["available_node_types"]
+    _, machine_at, spot_at = CLOUDS.get(config["provider"]["type"], ("", "", ""))
+    own, costs = config[OWN], config[OWN].get("prices", {}).get("per_hour", {})
+    here = costs.get(region, {})
+    if hosts:  # which are all of one type to Ray, and cost nothing
+        count = len(hosts) - 1
+        workers = {"resources": {}, "min_workers": count, "max_workers": count}
+        head, types = "head", {"head": workers, "worker": workers}
+        here = {name: {"list": 0.0} for name in types}
+    cpus, gpus = own.get("cpus", {}), own.get("gpus", {})
 
     def kind(name: str) -> NodeType:
-        said, machine = types[name], machines[name]
-        size, price = said.get("resources") or {}, here.get(machine, {})
-        spot = str(_at(said.get("node_config"), spot_at)).lower() == "spot"
+        said = types[name]
+        machine = str(_at(said, f"node_config.{machine_at}") or name)
+        size, price = said["resources"], here.get(machine, {})
+        spot = str(_at(said, f"node_config.{spot_at}")).lower() == "spot"
         listed = price.get("list", math.inf)
         usual = price.get("spot", listed) if spot else listed
-        most = 1 if name == head else min(bound, said["max_workers"])
+        most = 1 if name == head else min(config["max_workers"], said["max_workers"])
         fewest = 1 if name == head else min(most, said["min_workers"])
         cpu, gpu = size.get("CPU", cpus.get(machine)), size.get("GPU", gpus.get(machine, 0.0))
         return NodeType(name, most, cpu, gpu, usual, listed, machine, spot, fewest)
 
-    return tuple(kind(name) for name in sorted(types, key=lambda name: name != head))
-
-
-def _sizes(own: Mapping[str, Any], key: str, names: Collection[str]) -> Mapping[str, float]:
-    """Return CPUs or GPUs by machine, or by head and worker where they are the user's own."""
-    sizes: Mapping[str, float] = own.get(key) or {}
-    for name in sizes:
-        if name not in names:
-            raise InputError.of(f"{OWN}.{key}.{name}", "unknown key", nearest(str(name), names))
-    return sizes
+    nodes = [kind(name) for name in sorted(types, key=lambda name: name != head)]
+    names = {node.machine for node in nodes}.union(*costs.values())
+    for key, sizes in (("cpus", cpus), ("gpus", gpus)):
+        for name in sizes.keys() - names:
+            raise InputError.of(f"{OWN}.{key}.{name}", "unknown key", nearest(name, names))
+    return tuple(node for node in nodes if node.most)
 
 
 def _at(value: Any, path: str) -> Any:
@@ -231,12 +212,3 @@ def _at(value: Any, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key, "") if isinstance(value, Mapping) else ""
     return value
-
-
-def _day(value: object) -> datetime.date:
-    """Return the day of the prices: without one nobody knows what they are worth."""
-    try:
-        return datetime.date.fromisoformat(str(value)[:10])
-    except ValueError:
-        what, fix = f"{value!r} is no day", "the day of the prices: 2026-11-01"
-        raise InputError.of(f"{OWN}.prices.as_of", what, fix) from None

@@ -8,15 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raybench.cluster.stage import ENDED, LEASE, PID, PROGRESS
-
-CONNECT_SECONDS = 10
 
 
 class Unreachable(RuntimeError):
@@ -25,7 +23,7 @@ class Unreachable(RuntimeError):
 
 @dataclass(frozen=True)
 class Host:
-    """A host: its address, whom to log in as, the private key's file, and a command that leads there.
+    """A host: its address, and how it is reached from here, as a cluster file says under ``auth``.
 
     A command runs in a plain shell of the host, which reads no profile. The first key that a host shows is written into
     known_hosts and must not change while the launch lasts: hosts of a cloud are new every time, and their keys are known
@@ -33,102 +31,81 @@ class Host:
     """
 
     address: str
-    user: str
-    key: str = ""
-    proxy: str = ""
+    auth: Mapping[str, Any]
     known_hosts: str = "/dev/null"
-
-    @classmethod
-    def of(cls, address: str, auth: Mapping[str, Any], known_hosts: str = "/dev/null") -> Host:
-        """Return a host as it is reached from here, by what a cluster file says under ``auth``."""
-        key = os.path.expanduser(auth.get("ssh_private_key", ""))
-        proxy = auth.get("ssh_proxy_command", "")
-        return cls(address, auth.get("ssh_user", "root"), key, proxy, known_hosts)
 
     @property
     def login(self) -> str:
         """``user@address``."""
-        return f"{self.user}@{self.address}"
+        return f"{self.auth.get('ssh_user', 'root')}@{self.address}"
 
     def ssh(self) -> list[str]:
         """Return the command line of ssh up to the login."""
-        words = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "LogLevel=ERROR"]
+        words = ["BatchMode=yes", "ConnectTimeout=10", "LogLevel=ERROR"]
         words += ["ServerAliveInterval=5", "ServerAliveCountMax=4"]
         words += ["StrictHostKeyChecking=accept-new", f"UserKnownHostsFile={self.known_hosts}"]
-        words += [f"ProxyCommand={self.proxy}"] if self.proxy else []
-        key = ["-i", self.key, "-o", "IdentitiesOnly=yes"] if self.key else []
-        return ["ssh", *key, *(f"-o{word}" for word in words)]
+        if proxy := self.auth.get("ssh_proxy_command"):
+            words.append(f"ProxyCommand={proxy}")
+        key = os.path.expanduser(self.auth.get("ssh_private_key", ""))
+        own = ["-i", key, "-o", "IdentitiesOnly=yes"] if key else []
+        return ["ssh", *own, *(f"-o{word}" for word in words)]
 
     def run(self, command: str, *, timeout: float = 120, check: bool = True) -> str:
         """Run a command on the host and return what it printed.
 
         Raises Unreachable where ssh fails, and RuntimeError where ``check`` and the command does.
         """
-        try:
-            done = subprocess.run(
-                [*self.ssh(), self.login, command],
-                capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise Unreachable(f"{self.address}: no answer within {timeout:g} s") from error
-        if done.returncode == 255:
-            raise Unreachable(f"{self.address}: {last_line(done.stderr) or 'ssh failed'}")
-        if check and done.returncode:
-            said = last_line(done.stderr) or last_line(done.stdout)
-            raise RuntimeError(f"{self.address}: {said or f'exit code {done.returncode}'}")
-        return done.stdout
+        well = {0} if check else range(255)
+        return self._call([*self.ssh(), self.login, command], well, {255}, timeout)
 
-    def push(self, here: Path, there: str, *options: str) -> None:
-        """Copy a folder to the host. Raises Unreachable and RuntimeError as ``run`` does."""
-        self.rsync("-a", *options, f"{here}/", f"{self.login}:{there}/")
+    def push(self, here: Path, there: str, apart: Sequence[str] = ()) -> None:
+        """Copy a folder to the host, but for some names. Raises Unreachable and RuntimeError as ``run`` does."""
+        left_out = (f"--exclude={name}" for name in apart)
+        self.rsync("-a", *left_out, f"{here}/", f"{self.login}:{there}/")
 
     def rsync(self, *words: str) -> None:
         """Call rsync with ssh as for this host. Raises Unreachable and RuntimeError as ``run`` does."""
         # paths on the host are for rsync alone, so that no shell of the host reads them
         call = ["rsync", "--protect-args", "--timeout=60", "-e", shlex.join(self.ssh()), *words]
-        done = subprocess.run(call, capture_output=True, text=True, check=False)
-        if done.returncode in (0, 24):  # 24: a file went away meanwhile
-            return
-        said = "\n".join(x for x in done.stderr.splitlines() if not x.startswith("rsync"))
-        text = f"{self.address}: {last_line(said) or last_line(done.stderr) or 'rsync failed'}"
-        # 12, 30, 35, 255: the connection broke or never was
-        raise Unreachable(text) if done.returncode in (12, 30, 35, 255) else RuntimeError(text)
+        # 24: a file went away meanwhile; 12, 30, 35, 255: the connection broke or never was
+        self._call(call, {0, 24}, {12, 30, 35, 255})
 
-
-def last_line(text: str) -> str:
-    """Return the last line that is not empty."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    def _call(
+        self, words: list[str], well: Container[int], lost: set[int], timeout: float | None = None
+    ) -> str:
+        """Call a program that reaches the host; well, lost: exit codes of what went well, and of a connection that did not."""
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise Unreachable(f"{self.address}: no answer within {error.timeout:g} s") from error
+        if done.returncode in well:
+            return done.stdout
+        text = f"{done.stdout}\n{done.stderr}"
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        # what rsync says last is that it ends
+        said = [line for line in said if not line.startswith("rsync")] or said
+        text = f"{self.address}: {said[-1] if said else f'exit code {done.returncode}'}"
+        silent = done.returncode in lost or done.returncode < 0  # ssh itself was killed
+        raise (Unreachable if silent else RuntimeError)(text)
 
 
 # What a sweep on the head tells, and its results ---------------------------------------------------
 
-OURS = (  # what a launch has sent to has the mark beside it
-    "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
-    "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
-)
 # What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
 LOOK = """\
 {lease} push >/dev/null 2>&1
 if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
   sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
 fi
-{ours} && rsync"""
+rsync"""
 SHARD = re.compile(
     r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
+# What stays here: the sweep's text has paths of each machine, and the locks are each machine's own.
+APART = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
-
-
-def send(host: Host, results: Path, out: str) -> None:
-    """Copy what the folder here holds already to the head, whose driver then goes on from it.
-
-    Raises RuntimeError where the head's folder holds a sweep of somebody else.
-    """
-    host.run(f"{OURS.format(out=out)} && mkdir -p {out} && touch {out}/../launch")
-    # the sweep's text has paths of each machine, and the locks are each machine's own
-    apart = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
-    host.push(results, out, *(f"--exclude={name}" for name in apart))
 
 
 def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
@@ -142,8 +119,7 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
     spare = results / "tmp"
     shutil.rmtree(spare, ignore_errors=True)
     spare.mkdir(parents=True)
-    ours = OURS.format(out=out) if out else "true"
-    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID, ours=ours)
+    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID)
     there = [f"{job}/{ENDED}", f"{job}/{PROGRESS}"]
     there += [f"{out}/{part}" for part in reversed(ORDER) if out]
     host.rsync(
@@ -152,9 +128,11 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
         *(f"{host.login}:{path}" for path in there), f"{spare}/",
     )  # fmt: skip
     progress: dict[str, Any] = {}
+    code: int | None = None
     with suppress(OSError, ValueError, TypeError):
         progress = dict(json.loads((spare / PROGRESS).read_text()))
-    code = exit_code((spare / ENDED).read_text()) if (spare / ENDED).is_file() else None
+    with suppress(OSError, ValueError):
+        code = int((spare / ENDED).read_text())
     for part in ORDER if out else ():
         for file in sorted(spare.glob(f"{part}/*")):
             if SHARD.fullmatch(f"{part}/{file.name}") and file.is_file() and not file.is_symlink():
@@ -162,8 +140,3 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
                 file.replace(results / part / file.name)
     shutil.rmtree(spare, ignore_errors=True)
     return progress, code
-
-
-def exit_code(text: str) -> int | None:
-    """Return what a job left behind at its end, None of one that runs."""
-    return int(text) if text.strip().isdecimal() else None

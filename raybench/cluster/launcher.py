@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from typing import Any
 import yaml
 
 from raybench.cluster.file import THERE, ClusterFile
-from raybench.cluster.hosts import Host
 from raybench.cluster.stage import LEASE, TOKEN
 from raybench.core.errors import InputError
 
@@ -41,7 +39,7 @@ from ray.autoscaler._private.providers import _get_node_provider
 verb, path, facts = *sys.argv[1:], None
 if verb == "up":
     config = sdk.create_or_update_cluster(path, no_config_cache=True)
-    facts = {"head": sdk.get_head_node_ip(path), "auth": config["auth"]}
+    facts = {"address": sdk.get_head_node_ip(path), "auth": config["auth"]}
 elif verb == "down":
     sdk.teardown_cluster(path)
 else:
@@ -105,20 +103,19 @@ def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: f
     serve = f"setsid nohup {LEASE} serve >/dev/null 2>&1 </dev/null & sleep 0.1"
     config["worker_start_ray_commands"].append(serve)
     for node in config["available_node_types"].values():
-        _ending_by_itself(config["provider"], node.get("node_config") or {}, cluster, deadline)
+        _ending_by_itself(cluster, node["node_config"], deadline)
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False))
 
 
-def _ending_by_itself(
-    provider: Mapping[str, Any], node: dict[str, Any], cluster: ClusterFile, deadline: float
-) -> None:
+def _ending_by_itself(cluster: ClusterFile, node: dict[str, Any], deadline: float) -> None:
     """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so."""
+    provider = cluster.config["provider"]
     if provider["type"] == "aws":
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
         node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease // 60))
         image = str(node.get("ImageId", ""))
         if image.startswith(SSM):
-            node["ImageId"] = image_id(image.removeprefix(SSM), str(provider["region"]))
+            node["ImageId"] = image_id(image.removeprefix(SSM), cluster.region)
     limit = (node.get("scheduling") or {}).get("maxRunDuration")
     if provider["type"] == "gcp" and limit:
         seconds = max(600, math.ceil(deadline - time.time()))
@@ -145,23 +142,12 @@ def image_id(parameter: str, region: str) -> str:
 # The program ---------------------------------------------------------------------------------
 
 
-def up(folder: Path) -> Host:
-    """Start or repair the cluster of a launch's folder, and return its head. Raises LaunchFailed."""
-    facts = _ray("up", folder)
-    return Host.of(facts["head"], facts["auth"], str((folder / "known_hosts").resolve()))
+def ray(verb: str, folder: Path) -> Any:
+    """Let Ray's launcher work on the cluster of a launch's folder, and return what it knows then.
 
-
-def down(folder: Path) -> None:
-    """Ask Ray to end the cluster. That it says so proves nothing: see ``alive``. Raises LaunchFailed."""
-    _ray("down", folder)
-
-
-def alive(folder: Path) -> list[str]:
-    """Return the nodes of the cluster that the provider says are there. Raises LaunchFailed."""
-    return list(_ray("alive", folder))
-
-
-def _ray(verb: str, folder: Path) -> Any:
+    ``up`` starts or repairs the cluster, and returns the head's address and how it is reached. ``down`` asks to end it:
+    that Ray says so proves nothing. ``alive`` returns the nodes that the provider says are there. Raises LaunchFailed.
+    """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / STAGE / TOKEN)}
     with (folder / LOG).open("ab") as out:
         began = out.tell()

@@ -30,8 +30,7 @@ def gather(folder: Path, sweep: Sweep, words: Sequence[str]) -> None:
     """
     token = (folder / TOKEN).read_text() if (folder / TOKEN).exists() else secrets.token_hex(32)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    folder.chmod(0o700)
+    folder.mkdir(mode=0o700, parents=True)
     write_private(folder / TOKEN, token)
     wheel(folder)
     (folder / "constraints.txt").write_text(constraints())
@@ -97,20 +96,17 @@ def wheel(folder: Path) -> Path:
     files[f"{info}/METADATA"] = about.encode()
     files[f"{info}/entry_points.txt"] = (there.read_text("entry_points.txt") or "").encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()
-    record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    record = f"{info}/RECORD,,\n"
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(data)}\n"
+    files[f"{info}/RECORD"] = record.encode()
     target = folder / f"{stem}-py3-none-any.whl"
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for name, data in files.items():
-            # a fixed date: the same files make the same wheel
-            archive.writestr(
-                zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED
-            )
+            # its date is always the same, so that the same files make the same wheel
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return target
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def constraints() -> str:

@@ -7,6 +7,7 @@ commands, hosts and keys.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -117,13 +118,13 @@ class Launch:
     @property
     def state(self) -> str:
         """The last state that is reached; ``ordered`` before the first, ``down`` where nothing was launched."""
-        order = self.order()
-        return last_state(order) if order else "down"
+        return last_state(self.order())
 
 
 def last_state(facts: Mapping[str, Any]) -> str:
-    """Return the last state of a launch's document; ``ordered`` before the first."""
-    return next((s for s in reversed(STATES) if s in facts.get("reached", {})), "ordered")
+    """Return the last state of a launch's document; ``ordered`` before the first, ``down`` of an empty one."""
+    reached = facts.get("reached", {}) if facts else STATES
+    return next((state for state in reversed(STATES) if state in reached), "ordered")
 
 
 def noted(folder: Path) -> dict[str, Any]:
@@ -160,3 +161,26 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
     fresh.replace(path)
+
+
+def money(amount: float, currency: str) -> str:
+    """Return an amount as people write it: ``12.50 USD``, never less than a cent that is not nothing."""
+    return f"{max(amount, 0.01) if amount > 0 else 0:.2f} {currency}"
+
+
+def spent(facts: Mapping[str, Any]) -> str:
+    """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
+    try:
+        ended = facts.get("reached", {}).get("down", {}).get("at", math.inf)
+        over = min(time.time(), facts["deadline"], ended)
+        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
+        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
+    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
+        return "unknown"
+
+
+def clock(when: object) -> str:
+    """Return the minute of a time in seconds since 1970, ``unknown`` of anything else."""
+    if not isinstance(when, int | float):
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import re
 import shutil
 import socket
@@ -15,11 +16,11 @@ from typing import Any
 
 from raybench.cluster import file, launcher, stage
 from raybench.cluster.file import ClusterFile
-from raybench.cluster.hosts import Host, Unreachable, exit_code, fetch, send
+from raybench.cluster.hosts import APART, Host, Unreachable, fetch
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
 from raybench.cluster.stage import ENDED, LEASE, LOG, PID
-from raybench.cluster.states import Launch
+from raybench.cluster.states import Launch, clock
 from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
@@ -68,7 +69,8 @@ def order(
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
-    facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
+    per_hour = cost.per_hour if math.isfinite(cost.per_hour) else None
+    facts |= {"per_hour": per_hour, "currency": cluster.currency}
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
 
@@ -87,11 +89,8 @@ class Steps:
         return file.read(str(self.folder / GIVEN))
 
     def head(self) -> Host:
-        """Return the head. Raises RuntimeError where the cluster was never up."""
-        up = self.launch.reached("up")
-        if up is None:
-            raise RuntimeError("the cluster is not up yet")
-        return Host(**up["head"])
+        """Return the head of a cluster that was up."""
+        return Host(**self.launch.order()["reached"]["up"]["head"])
 
     # -- up, submitted -----------------------------------------------------------------------
 
@@ -109,7 +108,8 @@ class Steps:
         launcher.render(self.cluster, self.folder, name, take, deadline)
         self._take_hosts(take)
         tell(f"starting {name} (ray up)")
-        head = launcher.up(self.folder)
+        place = str((self.folder / "known_hosts").resolve())
+        head = Host(**launcher.ray("up", self.folder), known_hosts=place)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         tell(f"the head is up: {head.login}")
@@ -130,7 +130,7 @@ class Steps:
                 raise InputError.of("--cluster", str(error), fix) from error
 
     def _machines(self) -> list[Host]:
-        return [Host.of(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
+        return [Host(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
@@ -138,9 +138,9 @@ class Steps:
             return
         head, job, there = self.head(), self.order["job"], self.cluster.there
         head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
-        if self.order["out"]:
-            send(head, self.launch.results, self.order["out"])
-        head.run(f"mkdir -p {self.job} && {LEASE} push")
+        head.run(f"mkdir -p {self.job} {self.order['out']} && {LEASE} push")
+        if self.order["out"]:  # the driver there goes on from what is here
+            head.push(self.launch.results, self.order["out"], APART)
         python = f"{launcher.token(self.cluster)}; {self.cluster.python}"
         ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
         until = time.monotonic() + DASHBOARD_SECONDS
@@ -185,9 +185,9 @@ class Steps:
                         self._see(head, silence)
                 except (RuntimeError, OSError) as error:
                     remark = str(error)  # a full disk here does not end the sweep there
-                    with suppress(Unreachable):
-                        end = f"cat {self.job}/{ENDED} 2>/dev/null; true"
-                        code = exit_code(head.run(end, timeout=30))
+                    with suppress(Unreachable, ValueError):  # of a sweep that has not ended
+                        end = f"cat {self.job}/{ENDED}"
+                        code = int(head.run(end, timeout=30, check=False))
                 if said and view is None:
                     view = View(said["name"], said["cells"], said["rounds"], said["before"])
                     block.enter_context(view)
@@ -211,7 +211,7 @@ class Steps:
         """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
         if not self.cluster.hosts:
             try:
-                self.lost = not launcher.alive(self.folder)
+                self.lost = not launcher.ray("alive", self.folder)
             except launcher.LaunchFailed:  # it is this machine that has no way out
                 return
             if self.lost:
@@ -240,8 +240,8 @@ class Steps:
 
     def log(self) -> str:
         """Return the job's log: as it is on the head, or as it was when it was fetched."""
-        with suppress(RuntimeError):
-            if not self.launch.reached("down"):
+        if self.launch.reached("up") and not self.launch.reached("down"):
+            with suppress(RuntimeError):
                 return self.head().run(f"cat {self.job}/{LOG}")
         path = self.folder / LOG
         return path.read_text() if path.exists() else ""
@@ -266,10 +266,9 @@ class Steps:
                 home = True
             except (RuntimeError, OSError) as error:
                 if self.order["lease"] == "hold" and not self.lost:
-                    ends = time.localtime(float(self.order["deadline"]))
                     raise RuntimeError(
                         f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
-                        f"{time.strftime('%H:%M on %Y-%m-%d', ends)}; --no-fetch ends it now, and they are lost"
+                        f"{clock(self.order['deadline'])}; --no-fetch ends it now, and they are lost"
                     ) from error
                 tell(f"not all results could be fetched: {error}")
         if not (self.folder / launcher.CONFIG).exists():
@@ -318,12 +317,12 @@ class Steps:
             if head is not None:
                 head.run(f"{LEASE} end", check=False)
         try:
-            launcher.down(self.folder)
+            launcher.ray("down", self.folder)
         except launcher.LaunchFailed as error:  # whether something is left is seen below
             trouble = str(error)
         while True:
             try:
-                left = launcher.alive(self.folder)
+                left = launcher.ray("alive", self.folder)
             except launcher.LaunchFailed as error:
                 raise RuntimeError(f"the provider does not say what is left: {error}") from error
             if not left:
