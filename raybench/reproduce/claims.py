@@ -41,7 +41,7 @@ class Measure:
     of: str
     y: str = "grad_norm_sq"
     target: float = math.nan
-    at: str | tuple[str, float | str] = END
+    at: tuple[str, float | str] = ("round", END)
     best: str = field(default="lowest", metadata={"among": BEST})
 
     @property
@@ -49,9 +49,7 @@ class Measure:
         """The columns of curves that it reads."""
         if self.kind == "ended":
             return set()
-        other = {"cost": self.y, "rate": "round"}.get(self.kind)
-        other = self.at[0] if isinstance(self.at, tuple) else other
-        return {self.of} if other is None else {self.of, other}
+        return {self.of, self.y if self.kind == "cost" else self.at[0]}
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def _measure(stated: Any, place: str) -> Measure:
     values |= {"kind": kind, "of": values.pop(kind)}
     if kind == "highest":
         values.setdefault("best", "highest")
-    at = values.get("at", END)
+    at = values.pop("at", END)
     if isinstance(at, Mapping) and len(at) == 1:
         ((x, budget),) = at.items()
         if not isinstance(budget, int | float) and budget != COMMON:
