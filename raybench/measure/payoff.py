@@ -237,13 +237,7 @@ def verdict(
         link = replace(network.link, bandwidth=bandwidth)
         return step_of(x, replace(network, link=link), n, compute).seconds
 
-    free, of_base = replace(exchange, encode=0.0, decode=0.0), partial(at, baseline)
+    free = replace(exchange, encode=0.0, decode=0.0)
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
-    return Verdict(
-        exchange,
-        base,
-        step,
-        least,
-        break_even(partial(at, exchange), of_base, WORTH),
-        break_even(partial(at, free), of_base, WORTH),
-    )
+    limits = (break_even(partial(at, x), partial(at, baseline), WORTH) for x in (exchange, free))
+    return Verdict(exchange, base, step, least, *limits)
