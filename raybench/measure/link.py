@@ -39,11 +39,6 @@ class Timing:
     size: int
     seconds: tuple[float, ...]
 
-    @property
-    def median(self) -> float:
-        """The median of the repeats."""
-        return float(np.median(self.seconds))
-
 
 # Timing --------------------------------------------------------------------------------------
 
@@ -171,7 +166,7 @@ def fit(timings: Sequence[Timing]) -> Fitted:
     kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
     if len(set(sizes)) < 2:
         raise ValueError("two sizes at least are needed to tell latency from bandwidth")
-    measured = np.maximum([t.median for t in timings], 1e-9)
+    measured = np.maximum([np.median(t.seconds) for t in timings], 1e-9)
     largest = int(np.argmax(sizes))
     start = np.log([min(measured), max(sizes[largest], 1) / measured[largest]])
 
