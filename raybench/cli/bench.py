@@ -276,10 +276,9 @@ def study(
     load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
-    rows = studies.compressors(folder, d, draws, grids, seed)
-    paths = studies.figures(rows, folder)
+    rows, paths = studies.compressors(folder, d, draws, grids, seed)
     _errors(Screen(), rows)
-    shared.show_files([Path(folder) / "study.parquet", *paths])
+    shared.show_files(paths)
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:

@@ -18,10 +18,7 @@ from raybench.core import yaml
 from raybench.core.errors import InputError, nearest
 
 ENDING = ".claims.yaml"
-KINDS = ("convex", "network")
-RELATIONS = ("below", "above", "within")
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
-BEST = ("lowest", "highest")
 COMMON = "common"  # the largest budget that every cell of a comparison has spent
 END = "end"
 T = TypeVar("T")
@@ -42,7 +39,7 @@ class Measure:
     y: str = "grad_norm_sq"
     target: float = math.nan
     at: tuple[str, float | str] = ("round", END)
-    best: str = field(default="lowest", metadata={"among": BEST})
+    best: str = field(default="lowest", metadata={"among": ("lowest", "highest")})
 
     @property
     def columns(self) -> set[str]:
@@ -77,7 +74,7 @@ class Claim:
     name: str
     says: str
     left: Side
-    relation: str = field(metadata={"among": RELATIONS, "key": "is"})
+    relation: str = field(metadata={"among": ("below", "above", "within"), "key": "is"})
     right: Side | float
     published: str = ""
     own: str = ""
@@ -99,7 +96,7 @@ class Reproduction:
     file: Path
     sweep: Path | None = None
     script: Path | None = None
-    kind: str = field(default="convex", metadata={"among": KINDS})
+    kind: str = field(default="convex", metadata={"among": ("convex", "network")})
     full: tuple[str, ...] = ()
     figures: tuple[Mapping[str, Any], ...] = ()
     evidence: Path | None = None

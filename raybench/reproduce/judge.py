@@ -315,8 +315,8 @@ def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
         }
         return pd.Series(slopes, dtype=float)
     values = recorded.groupby("cell")[measure.of]
-    how = {"value": values.last, "lowest": values.min, "highest": values.max}
-    return how[measure.kind]().astype(float)
+    how = {"value": "last", "lowest": "min", "highest": "max"}[measure.kind]
+    return values.agg(how).astype(float)
 
 
 # In words ---------------------------------------------------------------------------------------------
