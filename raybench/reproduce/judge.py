@@ -116,11 +116,8 @@ class Verdict:
     @property
     def word(self) -> str:
         """AGREES where all comparisons do, DISAGREES where one does, else NOT RUN or UNDECIDED for what they lack."""
-        if self.compared and set(self.words) == {AGREES}:
-            return AGREES
-        if DISAGREES in self.words:
-            return DISAGREES
-        return UNDECIDED if self.compared and NOT_RUN not in self.words else NOT_RUN
+        decisive = (DISAGREES, NOT_RUN, UNDECIDED, AGREES)
+        return next((word for word in decisive if word in self.words), NOT_RUN)
 
 
 def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
@@ -173,10 +170,9 @@ def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
         return _below(left, right)
     if claim.relation == "above":
         return _below(right, left)
-    ends = [right.times(1 + side * claim.tolerance) for side in (-1, 1)]
-    if float(right.upper.median()) < 0:
-        ends.reverse()
-    apart = (_below(left, ends[0], True), _below(ends[1], left, True))
+    ends = (right.times(1 + side * claim.tolerance) for side in (-1, 1))
+    low, high = sorted(ends, key=lambda end: end.value)
+    apart = (_below(left, low, True), _below(high, left, True))
     words = [word for word, _ in apart]
     p_value = max(p for _, p in apart)
     if AGREES in words:
