@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,11 +131,10 @@ def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
-    marks = "osv^D<>Pp*XhH8"
-    for number, (name, part) in enumerate(rows.groupby(by, sort=False) if by else [("", rows)]):
-        lines = part.sort_values(x)
-        mark, colour = marks[number % len(marks)], PALETTE[number % len(PALETTE)]
-        axis.plot(lines[x], lines[y], marker=mark, color=colour, label=str(name))
+    looks = zip(cycle("osv^D<>Pp*XhH8"), cycle(PALETTE))
+    lines = rows.groupby(by, sort=False) if by else [("", rows)]
+    for (mark, colour), (name, part) in zip(looks, lines):
+        axis.plot(x, y, data=part.sort_values(x), marker=mark, color=colour, label=str(name))
     for side in asked.get("log", []):
         getattr(axis, f"set_{side}scale")("log")
     axis.set_xlabel(asked.get("x_label", x))
