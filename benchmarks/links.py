@@ -82,7 +82,9 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
     join(ask["folder"], which, ask["machines"])
     transport = Distributed()
     result = [
-        dataclasses.asdict(timed(what, size, transport, ask["repeats"], warm=2))
+        _served(size, transport, ask["repeats"])
+        if what == "server"
+        else dataclasses.asdict(timed(what, size, transport, ask["repeats"]))
         for what, sizes in ask["sizes"].items()
         for size in sizes
     ]
@@ -90,6 +92,34 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
     dist.barrier()
     dist.destroy_process_group()
     return result
+
+
+def _served(size: int, transport: Any, repeats: int) -> dict[str, Any]:
+    """Return the seconds in which all ranks send ``size`` bytes to the first one and get as much back.
+
+    The rounds begin together: a barrier ends each, and its own time is taken off.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from raybench.measure.link import SHORT_BURST, in_a_row
+
+    n = transport.size
+    rows = torch.zeros(n, size, dtype=torch.uint8)
+
+    def serve() -> None:
+        if transport.rank:
+            dist.send(rows[0], 0)
+            dist.recv(rows[0], 0)
+        for post in (dist.irecv, dist.isend) if transport.rank == 0 else ():
+            for work in [post(rows[r], r) for r in range(1, n)]:
+                work.wait()
+        dist.barrier()
+
+    spent = [
+        in_a_row(serve, SHORT_BURST) - in_a_row(dist.barrier, SHORT_BURST) for _ in range(repeats)
+    ]
+    return {"what": "server", "n": n, "size": size, "seconds": [max(s, 1e-9) for s in spent]}
 
 
 def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
@@ -161,6 +191,8 @@ def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     from raybench.measure.link import expected
 
     link = Link(latency, bandwidth)
+    if one["what"] == "server":  # the first machine is the server, the others are its clients
+        return 2 * latency + 2 * (one["n"] - 1) * one["size"] / bandwidth
     if "computed" not in one:
         return float(expected(one["what"], link, one["n"], one["size"]))
     net = Network(link, "gather")

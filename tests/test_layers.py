@@ -61,17 +61,17 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3601,
+    "cli, __main__": 3595,
     "torch": 2976,
-    "measure": 1380,
+    "measure": 1291,
     "problems": 5012,
-    "tests": 43739,
-    "reproduce": 985,
+    "tests": 43726,
+    "reproduce": 953,
     "data": 2193,
     "spec": 2842,
     "core": 3827,
 }
-BESIDE = {"tests": 43739, "benchmarks": 3500}
+BESIDE = {"tests": 43726, "benchmarks": 3500}
 LINES_MOST = 700
 ALGORITHM_LINES = 450  # of a family of methods, with the theory of their steps
 FOREIGN_TO_ALGORITHMS = {

@@ -15,7 +15,7 @@ from hypothesis import given
 from raybench.clock import links
 from raybench.clock.links import Link, Network, parse, written
 from raybench.core.errors import InputError
-from raybench.measure.link import SIZES, Timing, expected, fit
+from raybench.measure.link import EXCHANGES, SIZES, Timing, expected, fit
 
 A, B = 1e-3, 1e6  # a millisecond, a megabyte a second
 LINK = Link(A, B)
@@ -200,7 +200,7 @@ def made(what, n, noise=0.0, spoilt=(), sizes=SIZES, seed=0):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("what", ["pair", "gather", "all_reduce", "server"])
+@pytest.mark.parametrize("what", EXCHANGES)
 def test_exact_times_give_the_link_back(what, n):
     result = fit(made(what, n))
     assert result.link.latency == pytest.approx(TRUE.latency, rel=1e-3)
@@ -227,7 +227,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
     assert said.code == 0, said.err
     result = json.loads(said.out)
     assert [(t["what"], t["size"]) for t in result["timings"]] == [
-        (what, size) for what in ("pair", "gather", "all_reduce") for size in SIZES
+        (what, size) for what in EXCHANGES for size in SIZES
     ]
     assert all(len(t["seconds"]) == 2 and min(t["seconds"]) > 0 for t in result["timings"])
     for kind, got in result["fits"].items():
@@ -240,7 +240,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
 
 @pytest.mark.thorough
 def test_bench_link_prints_tables(monkeypatch):
-    times = [t for what in ("pair", "gather", "all_reduce") for t in made(what, 4, noise=0.01)]
+    times = [t for what in EXCHANGES for t in made(what, 4, noise=0.01)]
     monkeypatch.setattr("raybench.measure.link.measure_here", lambda *a, **k: times)
     said = cli("bench", "link", "--processes", "4")
     assert said.code == 0, said.err

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from raybench.measure.timing import Measured
-
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
@@ -73,7 +71,7 @@ def bench(
     import torch
 
     from raybench.core import registry
-    from raybench.measure.timing import USUAL, busy, frame, measure, named
+    from raybench.measure.timing import USUAL, busy, measure, named
 
     load_plugins(plugin)
     check_word("--device", device, DEVICES, "device")
@@ -96,7 +94,7 @@ def bench(
             head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
             screen.head(head, f"  {about}; {where}", dim=True)
         rows = measure(chosen, x, repeats, limit)
-        tables.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
+        tables.append(rows.assign(vector=about, shape=str(tuple(x.shape)), **facts))
         if not json:
             _timed(screen, rows, x)
     figures = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -157,32 +155,29 @@ def _read(file: str) -> tuple[str, Tensor]:
     return Path(file).name, torch.from_numpy(values)
 
 
-def _timed(screen: Screen, rows: list[Measured], x: Tensor) -> None:
+def _timed(screen: Screen, rows: pd.DataFrame, x: Tensor) -> None:
     """Print the copy's time, the table, and what was left out."""
     from raybench.core.limits import size
     from raybench.report import words
 
-    copies = [row.copy_s for row in rows if not row.left_out]
-    if copies:
-        speed = 2 * x.numel() * x.element_size() / copies[0] / 1e9
-        screen.dim(f"  a copy takes {words.seconds(copies[0])}, {speed:.3g} GB/s read and written")
-    lines = [
-        (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
-        + (f"{row.error:.3g}", size(row.bytes or 0), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
-        for row in rows
-        if not row.left_out
-    ]
-    if lines:
+    timed = rows[rows["left_out"] == ""]
+    if len(timed):
+        copy = timed["copy_s"].iloc[0]
+        speed = 2 * x.numel() * x.element_size() / copy / 1e9
+        screen.dim(f"  a copy takes {words.seconds(copy)}, {speed:.3g} GB/s read and written")
+        lines = [
+            (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
+            + (f"{row.error:.3g}", size(row.bytes), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
+            for row in timed.astype({"bytes": int}).itertuples()
+        ]
         heads = ("operator", *COLUMN_HEADS)
         screen.print(listing(heads, lines, right=COLUMN_HEADS, fold="operator"))
-    for row in [row for row in rows if row.left_out]:
+    for row in rows[rows["left_out"] != ""].itertuples():
         screen.dim(f"  left out: {row.operator}: {row.left_out}")
 
 
-def _ratio(value: float | None) -> str:
+def _ratio(value: float) -> str:
     """Return a ratio in three digits or fewer: 0.07, 3.42, 12.5, 214."""
-    if value is None:
-        return "–"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -281,10 +276,9 @@ def study(
     load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
-    rows = studies.compressors(folder, d, draws, grids, seed)
-    paths = studies.figures(rows, folder)
+    rows, paths = studies.compressors(folder, d, draws, grids, seed)
     _errors(Screen(), rows)
-    shared.show_files([Path(folder) / "study.parquet", *paths])
+    shared.show_files(paths)
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:

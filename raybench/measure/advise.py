@@ -187,18 +187,15 @@ def gradients(
     default a usual one of ``USUAL``; scikit-learn's digits where its files are missing), at some ``steps``
     of plain SGD with step size ``RATE`` from the initial weights. forward and backward are the least seconds of
     all steps. Raises InputError for an unknown model, data that do not fit it or are
-    missing, a bad folder, and a batch below 1.
+    missing, and a bad folder.
     """
     if Path(model).expanduser().is_dir():  # of recorded gradients
         if dataset is not None:
-            what = "recorded gradients need no data set"
-            raise InputError.of("--dataset", what, "leave it out")
+            raise InputError.of("--dataset", "recorded gradients need no data set", "leave it out")
         return _recorded(model)
     if "/" in model and ".py:" not in model:
         fix = "record gradients there first: raybench.torch.record(path, model)"
         raise InputError.of("model", f"no folder {model}", fix)
-    if batch < 1:
-        raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
     problem, data, note = _problem(model, dataset, batch)
     draws, clock = stream(0).fold("advise"), Clock()
     x, vectors = problem.start()[None], []
@@ -219,8 +216,7 @@ def gradients(
     about += f"steps {', '.join(map(str, steps))} of SGD"
     forward, both = clock.best["forward"], clock.best["both"]
     backward = max(both - forward, both / 10)
-    facts = (about, problem.layout, tuple(steps), tuple(vectors))
-    return Gradients(*facts, forward, backward, note)
+    return Gradients(about, problem.layout, tuple(steps), tuple(vectors), forward, backward, note)
 
 
 def _recorded(path: str) -> Gradients:

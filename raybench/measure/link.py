@@ -32,17 +32,12 @@ OUTLYING = 0.1  # relative errors beyond about this count less than by their squ
 
 @dataclass(frozen=True)
 class Timing:
-    """What an exchange took: ``pair``, ``gather``, ``all_reduce`` or ``server``; n machines, bytes of each, seconds."""
+    """What an exchange took: ``pair``, ``gather`` or ``all_reduce``; n machines, bytes of each, seconds."""
 
     what: str
     n: int
     size: int
     seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The median of the repeats."""
-        return float(np.median(self.seconds))
 
 
 # Timing --------------------------------------------------------------------------------------
@@ -50,9 +45,8 @@ class Timing:
 
 def exchange(what: str, size: int, transport: Distributed) -> Callable[[], object]:
     """Return a function that exchanges ``size`` bytes of each rank; ``pair`` goes to rank 1 and back."""
-    rank, n = transport.rank, transport.size
-    data, rows = torch.zeros(size, dtype=torch.uint8), torch.zeros(n, size, dtype=torch.uint8)
-    vector = torch.zeros(max(1, size // 4))
+    rank = transport.rank
+    data, vector = torch.zeros(size, dtype=torch.uint8), torch.zeros(max(1, size // 4))
 
     def there_and_back() -> None:
         if rank < 2:
@@ -60,56 +54,32 @@ def exchange(what: str, size: int, transport: Distributed) -> Callable[[], objec
             for turn in turns:
                 turn(data, 1 - rank)
 
-    def serve() -> None:
-        if rank:
-            dist.send(data, 0)
-            dist.recv(data, 0)
-            return
-        for post in (dist.irecv, dist.isend):
-            for work in [post(rows[r], r) for r in range(1, n)]:
-                assert work is not None
-                work.wait()
-
     return {
         "pair": there_and_back,
         "gather": lambda: transport.gathered(data[None]),
         "all_reduce": lambda: dist.all_reduce(vector),
-        "server": serve,
     }[what]
 
 
-def timed(
-    what: str, size: int, transport: Distributed, repeats: int = REPEATS, warm: int = 1
-) -> Timing:
+def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) -> Timing:
     """Return the seconds of an exchange, of several in a row, as the slowest rank sees them.
 
     A row lasts 20 ms or three exchanges at least, after one that does not count. A ``pair`` counts half, as it goes
-    there and back. Rounds of a ``server`` begin together: a barrier ends each, and its own time is taken off.
+    there and back.
     """
     go = exchange(what, size, transport)
-    if what == "server":
-
-        def go_and_meet() -> None:
-            go()
-            dist.barrier()
-
-        spent = [
-            _row(go_and_meet, SHORT_BURST) - _row(dist.barrier, SHORT_BURST) for _ in range(repeats)
-        ]
-        return Timing(what, transport.size, size, tuple(max(s, 1e-9) for s in spent))
     dist.barrier()
-    for _ in range(warm):
-        go()
+    go()
     began = time.perf_counter()
     go()
     once = max(time.perf_counter() - began, 1e-6)
     burst = transport.agree(min(BURST_MOST, max(SHORT_BURST, round(BURST_SECONDS / once))))
     ways = 2 if what == "pair" else 1
-    seconds = tuple(_row(go, burst) / ways for _ in range(repeats))
+    seconds = tuple(in_a_row(go, burst) / ways for _ in range(repeats))
     return Timing(what, transport.size, size, seconds)
 
 
-def _row(go: Callable[[], object], burst: int) -> float:
+def in_a_row(go: Callable[[], object], burst: int) -> float:
     """Return the seconds of one of so many calls in a row, as the slowest rank sees them."""
     dist.barrier()
     go()
@@ -177,13 +147,10 @@ class Fitted:
 def expected(what: str, link: Link, n: int, size: float | np.ndarray) -> float | np.ndarray:
     """Return the seconds that the model gives an exchange of ``size`` bytes for each of n machines.
 
-    pair: one message from one machine to another. gather, all_reduce: raybench's train mode over gloo. server: all
-    to the first one, and as much back.
+    pair: one message from one machine to another. gather, all_reduce: raybench's train mode over gloo.
     """
     if what == "pair":
         return link.latency + np.asarray(size, float) / link.bandwidth
-    if what == "server":  # the first machine is the server, the others are its clients
-        return 0.0 if n < 2 else 2 * link.latency + 2 * (n - 1) * np.asarray(size) / link.bandwidth
     net = Network(link, "gather")
     return all_gather(net, n, size) if what == "gather" else all_reduce(net, n, size)
 
@@ -199,7 +166,7 @@ def fit(timings: Sequence[Timing]) -> Fitted:
     kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
     if len(set(sizes)) < 2:
         raise ValueError("two sizes at least are needed to tell latency from bandwidth")
-    measured = np.maximum([t.median for t in timings], 1e-9)
+    measured = np.maximum([np.median(t.seconds) for t in timings], 1e-9)
     largest = int(np.argmax(sizes))
     start = np.log([min(measured), max(sizes[largest], 1) / measured[largest]])
 

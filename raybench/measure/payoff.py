@@ -85,28 +85,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A method beside the baseline: the steps of both, its step with a codec that takes no time, and where it pays.
+    """A method beside the baseline: its step, how many times as fast as the baseline's it is, and where it pays.
 
-    pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none; pays_below_free: the same
-    for a codec that takes no time.
+    pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none. speedup_free,
+    pays_below_free: the same for a codec that takes no time.
     """
 
     exchange: Exchange
-    baseline: Step
     step: Step
-    free: Step
+    speedup: float
+    speedup_free: float
     pays_below: float
     pays_below_free: float
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast as the baseline's its step is."""
-        return self.baseline.seconds / self.step.seconds
-
-    @property
-    def speedup_free(self) -> float:
-        """The same for a codec that takes no time."""
-        return self.baseline.seconds / self.free.seconds
 
     @property
     def pays(self) -> bool:
@@ -237,13 +227,8 @@ def verdict(
         link = replace(network.link, bandwidth=bandwidth)
         return step_of(x, replace(network, link=link), n, compute).seconds
 
-    free, of_base = replace(exchange, encode=0.0, decode=0.0), partial(at, baseline)
+    free = replace(exchange, encode=0.0, decode=0.0)
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
-    return Verdict(
-        exchange,
-        base,
-        step,
-        least,
-        break_even(partial(at, exchange), of_base, WORTH),
-        break_even(partial(at, free), of_base, WORTH),
-    )
+    faster = (base.seconds / step.seconds, base.seconds / least.seconds)
+    limits = (break_even(partial(at, x), partial(at, baseline), WORTH) for x in (exchange, free))
+    return Verdict(exchange, step, *faster, *limits)

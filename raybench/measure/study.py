@@ -1,8 +1,8 @@
 """The study of compressors by themselves: how well they keep a vector, for how many bits.
 
-``compressors(out)`` measures every compressor of ``GRIDS`` on drawn vectors and gradients and writes ``study.parquet``;
-``figures`` draws it, with the CSV behind each figure (the empirical comparison of Beznosikov et al., On Biased
-Compression for Distributed Learning).
+``compressors(out)`` measures every compressor of ``GRIDS`` on drawn vectors and gradients and writes ``study.parquet``
+and a figure with the CSV behind it (the empirical comparison of Beznosikov et al., On Biased Compression for Distributed
+Learning).
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def compressors(
     draws: int = 20,
     operators: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
-) -> pd.DataFrame:
-    """Run the study and return its rows, written to ``<out>/study.parquet`` too.
+) -> tuple[pd.DataFrame, list[Path]]:
+    """Run the study and return its rows, and the files in ``out``: the rows as Parquet; their figure as PNG, PDF and CSV.
 
     d: of the drawn vectors. compressors: curve -> short forms, by default ``GRIDS``. Raises InputError
     for sizes below 1 and for compressors that do not exist or do not fit.
@@ -206,18 +206,11 @@ def compressors(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(folder / "study.parquet", index=False)
-    return rows
-
-
-# The figure ----------------------------------------------------------------------------------
-
-
-def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
-    """Draw error against bits into ``out``; return the paths: a PNG, a PDF and its CSV."""
     columns = ["family", "curve", "operator", "wire_per_coordinate", "error_best", "error_best_se"]
     with styled(None):
         canvas = draw(against_bits(rows), (9.8, None))
-    return save(Path(out) / "error_against_bits", canvas, rows[columns], ("png", "pdf", "csv"))
+    pictures = save(folder / "error_against_bits", canvas, rows[columns], ("png", "pdf", "csv"))
+    return rows, [folder / "study.parquet", *pictures]
 
 
 def against_bits(rows: pd.DataFrame) -> Figure:

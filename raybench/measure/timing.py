@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ACTIONS = ("compress", "decode", "pack", "unpack")
+COLUMNS = (
+    *("operator", "rows", "d", "dtype", "copy_s", *ACTIONS, "error", "bytes", "packed", "bits"),
+    *("repeats", "left_out", "bits_each", "of_dense"),
+)
 USUAL = (
     *("identity", "top_k:k=1%", "top_k:k=0.1%", "dgc:k=0.1%", "rand_k:k=1%", "sign", "scaled_sign"),
     *("one_bit", "natural", "dithering", "qsgd", "terngrad", "natural_dithering"),
@@ -38,35 +42,6 @@ PROBE_ROWS = (2, 16, 128)
 TRIES = 3  # of a probe, of which the best counts
 BUSY = 0.5  # load per core from which times are in doubt
 STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A compressor's figures on x (*lead, d).
-
-    copy_s: seconds of ``buffer.copy_(x)``. compress, decode, pack, unpack: best times over copy_s; None
-    where not measured. error: ||C(x) - x||^2 / ||x||^2 of one draw, the mean over rows. bytes: payload
-    of all rows; packed: with the header; bits: modelled, bits_each per coordinate; of_dense: bytes over those of x.
-    left_out: why nothing was measured.
-    """
-
-    operator: str
-    rows: int
-    d: int
-    dtype: str
-    copy_s: float = math.nan
-    compress: float | None = None
-    decode: float | None = None
-    pack: float | None = None
-    unpack: float | None = None
-    error: float | None = None
-    bytes: int | None = None
-    packed: int | None = None
-    bits: int | None = None
-    repeats: int = 0
-    left_out: str = ""
-    bits_each: float | None = None
-    of_dense: float | None = None
 
 
 @dataclass
@@ -112,20 +87,28 @@ def measure(
     x: Tensor,
     repeats: int = 10,
     limit: float = 5.0,
-) -> list[Measured]:
-    """Return the figures of every compressor on x (*lead, d), float32 or float64, in order.
+) -> pd.DataFrame:
+    """Return the figures of every compressor on x (*lead, d), float32 or float64: a row each, in order.
 
     All compressors and the copy take turns, ``repeats`` times, and the best time of each counts; what
     compiles is not counted. Messages are decoded into one buffer, by the stream that made them (a
     seeded support is drawn once). limit: seconds spent on a compressor; one whose single call would
     take longer is left out, with the reason, as is one whose parameters do not fit. Raises InputError for
     a wrong name, TypeError and ValueError where ``compress`` would.
+
+    ``COLUMNS``: copy_s: seconds of ``buffer.copy_(x)``. compress, decode, pack, unpack: best times over copy_s.
+    error: ||C(x) - x||^2 / ||x||^2 of one draw, the mean over rows. bytes: payload of all rows; packed: with the
+    header; bits: modelled, bits_each per coordinate; of_dense: bytes over those of x. left_out: why nothing was
+    measured; the figures are then missing.
     """
+    import pandas as pd
+
     chosen = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
-    head = (math.prod(shape[:-1]), shape[-1], str(x.dtype).removeprefix("torch."))
-    rows = {name: Measured(name, *head) for name in chosen}
+    head = {"rows": math.prod(shape[:-1]), "d": shape[-1], "repeats": 0, "left_out": ""}
+    head["dtype"] = str(x.dtype).removeprefix("torch.")
+    rows: dict[str, dict[str, Any]] = {name: {"operator": name, **head} for name in chosen}
     fitted: dict[str, Compressor] = {}
 
     def lap(name: str, op: Compressor, turn: int) -> tuple[Any, bytes]:
@@ -141,36 +124,30 @@ def measure(
             op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).operator
             affordable(op, x, limit, "a call", "raise the limit")
         except InputError as error:
-            rows[name] = replace(rows[name], left_out=in_a_line(error))
+            rows[name]["left_out"] = in_a_line(error)
             continue
         message, data = lap(name, op, 0)
         size = int(torch.as_tensor(message.nbytes).expand(message.lead).sum())
         bits = int(message.bits.sum())
-        rows[name] = replace(
-            rows[name],
-            error=relative_error(buffer, x),
-            bytes=size,
-            packed=len(data),
-            bits=bits,
-            bits_each=bits / x.numel(),
-            of_dense=size / (x.numel() * x.element_size()),
-        )
+        rows[name] |= {"error": relative_error(buffer, x), "bytes": size, "packed": len(data)}
+        rows[name] |= {"bits": bits, "bits_each": bits / x.numel()}
+        rows[name]["of_dense"] = size / (x.numel() * x.element_size())
         fitted[name] = op
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
-    spent, turns = dict.fromkeys(fitted, 0.0), dict.fromkeys(fitted, 0)
+    spent = dict.fromkeys(fitted, 0.0)
     for turn in range(1, repeats + 1):
         for name, op in fitted.items():
             clock("copy", lambda: buffer.copy_(x))
             if spent[name] <= limit:
                 began = perf_counter()
                 lap(name, op, turn)
-                spent[name], turns[name] = spent[name] + perf_counter() - began, turn
+                spent[name] += perf_counter() - began
+                rows[name]["repeats"] = turn
         clock("copy", lambda: buffer.copy_(x))
-    copy = clock.best["copy"]
     for name in fitted:
-        times: dict[str, Any] = {action: clock.best[name, action] / copy for action in ACTIONS}
-        rows[name] = replace(rows[name], copy_s=copy, repeats=turns[name], **times)
-    return list(rows.values())
+        copy = rows[name]["copy_s"] = clock.best["copy"]
+        rows[name] |= {action: clock.best[name, action] / copy for action in ACTIONS}
+    return pd.DataFrame(rows.values(), columns=list(COLUMNS))
 
 
 def in_a_line(error: InputError) -> str:
@@ -221,10 +198,3 @@ def busy() -> str:
     if load <= BUSY * cores:
         return ""
     return f"the machine is busy (load {load:.1f} on {cores} cores): the times are in doubt"
-
-
-def frame(rows: Iterable[Measured], **facts: Any) -> pd.DataFrame:
-    """Return the figures as a table, one row per compressor, with ``facts`` about the run as columns."""
-    import pandas as pd
-
-    return pd.DataFrame(map(asdict, rows)).assign(**facts)

@@ -18,10 +18,7 @@ from raybench.core import yaml
 from raybench.core.errors import InputError, nearest
 
 ENDING = ".claims.yaml"
-KINDS = ("convex", "network")
-RELATIONS = ("below", "above", "within")
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
-BEST = ("lowest", "highest")
 COMMON = "common"  # the largest budget that every cell of a comparison has spent
 END = "end"
 T = TypeVar("T")
@@ -41,17 +38,15 @@ class Measure:
     of: str
     y: str = "grad_norm_sq"
     target: float = math.nan
-    at: str | tuple[str, float | str] = END
-    best: str = field(default="lowest", metadata={"among": BEST})
+    at: tuple[str, float | str] = ("round", END)
+    best: str = field(default="lowest", metadata={"among": ("lowest", "highest")})
 
     @property
     def columns(self) -> set[str]:
         """The columns of curves that it reads."""
         if self.kind == "ended":
             return set()
-        other = {"cost": self.y, "rate": "round"}.get(self.kind)
-        other = self.at[0] if isinstance(self.at, tuple) else other
-        return {self.of} if other is None else {self.of, other}
+        return {self.of, self.y if self.kind == "cost" else self.at[0]}
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Claim:
     name: str
     says: str
     left: Side
-    relation: str = field(metadata={"among": RELATIONS, "key": "is"})
+    relation: str = field(metadata={"among": ("below", "above", "within"), "key": "is"})
     right: Side | float
     published: str = ""
     own: str = ""
@@ -101,7 +96,7 @@ class Reproduction:
     file: Path
     sweep: Path | None = None
     script: Path | None = None
-    kind: str = field(default="convex", metadata={"among": KINDS})
+    kind: str = field(default="convex", metadata={"among": ("convex", "network")})
     full: tuple[str, ...] = ()
     figures: tuple[Mapping[str, Any], ...] = ()
     evidence: Path | None = None
@@ -203,7 +198,7 @@ def _measure(stated: Any, place: str) -> Measure:
     values |= {"kind": kind, "of": values.pop(kind)}
     if kind == "highest":
         values.setdefault("best", "highest")
-    at = values.get("at", END)
+    at = values.pop("at", END)
     if isinstance(at, Mapping) and len(at) == 1:
         ((x, budget),) = at.items()
         if not isinstance(budget, int | float) and budget != COMMON:

@@ -47,17 +47,20 @@ class Evidence:
 
         A column may be a key of the configuration. Raises InputError, which names ``place``, for an unknown one.
         """
-        cells = self.cells
-        absent = [name for name in [*where, *more] if name not in cells]
-        if absent and "config" in cells:
+        cells, names = self.cells, list(dict.fromkeys([*where, *more]))
+        if "config" in cells and not set(names) <= set(cells):
             settings = configs(cells)
-            cells = cells.assign(**{name: settings[name] for name in absent if name in settings})
-        for name in [*where, *more]:
+            cells = cells.join(settings[[n for n in names if n in settings and n not in cells]])
+        for name in names:
             check_column(name, cells, place)
-        keep = pd.Series(True, index=cells.index)
-        for name, wanted in where.items():
-            keep &= cells[name].isin(wanted if isinstance(wanted, list) else [wanted])
-        return cells[keep]
+        return having(cells, where)
+
+
+def having(cells: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the cells that have the value, or one of the list of values, given in each of some columns."""
+    for name, given in where.items():
+        cells = cells[cells[name].isin(given if isinstance(given, list) else [given])]
+    return cells
 
 
 def check_column(name: str, frame: pd.DataFrame, place: str) -> None:
@@ -70,12 +73,9 @@ def of_folder(folder: Path) -> Evidence | None:
     """Return what a results folder, or a script's table in it, holds; None where it holds nothing."""
     if (folder / MEASURED).exists():
         return Evidence(pd.read_parquet(folder / MEASURED), pd.DataFrame(), str(folder))
-    try:
-        results = frames(folder)
-    except InputError:
-        if (folder / "cells").is_dir():
-            raise
+    if not (folder / "cells").is_dir():
         return None
+    results = frames(folder)
     return Evidence(results.cells, results.curves, str(folder))
 
 

@@ -7,7 +7,7 @@ between them. A cost that was not reached is at least what was spent; of a cell 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from raybench.analysis import first_crossing
 from raybench.analysis.statistics import paired
 from raybench.reproduce.claims import COMMON, END, Claim, Measure, Reproduction, Side
-from raybench.reproduce.evidence import Evidence, check_column
+from raybench.reproduce.evidence import Evidence, check_column, having
 
 CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
@@ -32,13 +32,13 @@ SPENT = 0.9  # the share of a budget from which on a curve that ends there is ta
 class Sample:
     """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
 
-    drawn: whether another seed would give another number. spread: how far one seed alone may be off, NaN if not known.
+    drawn: whether another seed would give another number. spread: how far one seed alone may be off, None if not known.
     """
 
     lower: pd.Series
     upper: pd.Series
     drawn: bool = True
-    spread: float = math.nan
+    spread: float | None = None
 
     @property
     def value(self) -> float:
@@ -63,9 +63,11 @@ class Sample:
     def reach(self, values: pd.Series) -> tuple[float, float]:
         """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
         low, high = float(values.min()), float(values.max())
-        if self.drawn and len(values) == 1 and math.isnan(self.spread):
+        if not self.drawn or len(values) > 1:
+            return low, high
+        if self.spread is None:
             return -math.inf, math.inf
-        if not self.drawn or len(values) > 1 or math.isinf(low):
+        if math.isinf(low):
             return low, high
         return low - self.spread * abs(low), high + self.spread * abs(high)
 
@@ -114,11 +116,8 @@ class Verdict:
     @property
     def word(self) -> str:
         """AGREES where all comparisons do, DISAGREES where one does, else NOT RUN or UNDECIDED for what they lack."""
-        if self.compared and set(self.words) == {AGREES}:
-            return AGREES
-        if DISAGREES in self.words:
-            return DISAGREES
-        return UNDECIDED if self.compared and NOT_RUN not in self.words else NOT_RUN
+        decisive = (DISAGREES, NOT_RUN, UNDECIDED, AGREES)
+        return next((word for word in decisive if word in self.words), NOT_RUN)
 
 
 def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
@@ -131,30 +130,30 @@ def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
     return [Verdict(claim, tuple(_compared(what, claim, evidence))) for claim in what.claims]
 
 
-def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Compared]:
-    sides: list[tuple[str, Side]] = [("left", claim.left)]
-    if isinstance(claim.right, Side):
-        sides.append(("right", claim.right))
-    cells = {}
-    for name, side in sides:
-        each = claim.each if side.each is None else side.each
-        cells[name] = evidence.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
-    every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
+def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> Iterator[Compared]:
+    both = {"left": claim.left, "right": claim.right}
+    sides = {name: side for name, side in both.items() if isinstance(side, Side)}
+    each = {name: claim.each if s.each is None else s.each for name, s in sides.items()}
+    cells = {
+        name: evidence.meant(side.where, f"{what.name}.{claim.name}.{name}", each[name])
+        for name, side in sides.items()
+    }
+    every = pd.concat([cells[name] for name in sides if each[name] == claim.each])
     keys = list(claim.each)
     combinations = every[keys].drop_duplicates().sort_values(keys) if keys else pd.DataFrame([{}])
-    spread = math.nan if claim.spread is None else claim.spread
-    rows = []
-    for key in combinations.to_dict("records") if len(every) else []:
-        parts = {name: _part(cells[name], key, side.each) for name, side in sides}
-        measures = (side.measure for _, side in sides)
-        budget = _budget(evidence.curves, measures, pd.concat(parts.values()))
-        samples = [_measured(evidence, parts[n], s.measure, budget, spread) for n, s in sides]
-        if not isinstance(claim.right, Side):
-            samples.append(_certain(float(claim.right), float(claim.right)))
-        word, p_value = held(claim, *samples)
-        of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, samples[0], samples[1], word, p_value))
-    return rows
+    for of in combinations.to_dict("records") if len(every) else []:
+        parts = {
+            name: having(cells[name], {k: v for k, v in of.items() if k in each[name]})
+            for name in sides
+        }
+        budget = _budget(evidence.curves, sides.values(), pd.concat(parts.values()))
+        left, right = (
+            _measured(evidence, parts[name], side.measure, budget, claim.spread)
+            if isinstance(side, Side)
+            else _certain(float(side), float(side))
+            for name, side in both.items()
+        )
+        yield Compared(of, left, right, *held(claim, left, right))
 
 
 def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
@@ -171,10 +170,9 @@ def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
         return _below(left, right)
     if claim.relation == "above":
         return _below(right, left)
-    ends = [right.times(1 + side * claim.tolerance) for side in (-1, 1)]
-    if float(right.upper.median()) < 0:
-        ends.reverse()
-    apart = (_below(left, ends[0], True), _below(ends[1], left, True))
+    ends = (right.times(1 + side * claim.tolerance) for side in (-1, 1))
+    low, high = sorted(ends, key=lambda end: end.value)
+    apart = (_below(left, low, True), _below(high, left, True))
     words = [word for word, _ in apart]
     p_value = max(p for _, p in apart)
     if AGREES in words:
@@ -226,18 +224,9 @@ def _certain(lower: float, upper: float) -> Sample:
     return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
 
 
-def _part(
-    cells: pd.DataFrame, key: Mapping[str, object], each: Sequence[str] | None
-) -> pd.DataFrame:
-    for name, value in key.items():
-        if each is None or name in each:
-            cells = cells[cells[name].isna() if pd.isna(value) else cells[name] == value]
-    return cells
-
-
-def _budget(curves: pd.DataFrame, measures: Iterable[Measure], cells: pd.DataFrame) -> float:
+def _budget(curves: pd.DataFrame, sides: Iterable[Side], cells: pd.DataFrame) -> float:
     """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
-    axes = [m.at[0] for m in measures if isinstance(m.at, tuple) and m.at[1] == COMMON]
+    axes = [side.measure.at[0] for side in sides if side.measure.at[1] == COMMON]
     if not axes:
         return math.nan
     ids = cells.loc[cells["status"] == "ok", "cell"]
@@ -245,7 +234,7 @@ def _budget(curves: pd.DataFrame, measures: Iterable[Measure], cells: pd.DataFra
 
 
 def _measured(
-    evidence: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float
+    evidence: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float | None
 ) -> Sample:
     """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
     if measure.kind == "column":
@@ -294,7 +283,7 @@ def _bounds(
         lower = numbers.where(np.isfinite(numbers), spent.where(~diverged, worst))
         upper, finished = numbers.fillna(worst), cells["status"] != "failed"
     else:
-        x, limit = measure.at if isinstance(measure.at, tuple) else ("round", END)
+        x, limit = measure.at
         last = cells["cell"].map(rows.groupby("cell")[x].max())
         asked = cells.get("rounds", -math.inf) if limit == END else -math.inf
         whole = last >= (asked if limit in (END, COMMON) else SPENT * float(limit))
@@ -309,8 +298,8 @@ def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
     """Return what is measured of each curve, by cell; cells of which nothing is known are missing."""
     if measure.kind == "cost":
         return first_crossing(rows, measure.target, measure.of, measure.y)
-    if isinstance(measure.at, tuple):
-        x, limit = measure.at
+    x, limit = measure.at
+    if limit != END:
         rows = rows[rows[x] <= (budget if limit == COMMON else limit)]
     recorded = rows[rows[measure.of].notna()].sort_values("round", kind="stable")
     if measure.kind == "rate":
@@ -322,8 +311,8 @@ def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
         }
         return pd.Series(slopes, dtype=float)
     values = recorded.groupby("cell")[measure.of]
-    how = {"value": values.last, "lowest": values.min, "highest": values.max}
-    return how[measure.kind]().astype(float)
+    how = {"value": "last", "lowest": "min", "highest": "max"}[measure.kind]
+    return values.agg(how).astype(float)
 
 
 # In words ---------------------------------------------------------------------------------------------
@@ -368,20 +357,16 @@ def figures(verdict: Verdict, comparison: Compared) -> str:
     seeds = max(comparison.left.seeds, comparison.right.seeds)
     if seeds == 0 or (seeds == 1 and claim.spread == 0):
         return text
+    said = f"{seeds} seeds" if seeds > 1 else "one seed"
     if seeds == 1 and claim.spread is not None:
-        return f"{text} (one seed, taken to be within {100 * claim.spread:g} % of others)"
-    if seeds == 1:
-        return f"{text} (one seed)"
-    if not math.isnan(comparison.p_value):
-        return f"{text} ({seeds} seeds, p = {comparison.p_value:.2g})"
-    if comparison.word != UNDECIDED:
-        return f"{text} ({seeds} seeds)"
-    ranges = (
-        f"{number(side.lower.min())} to {number(side.upper.max())}"
-        for side in (comparison.left, comparison.right)
-        if side.seeds
-    )
-    return f"{text} ({seeds} seeds: {' against '.join(ranges)})"
+        said += f", taken to be within {100 * claim.spread:g} % of others"
+    elif not math.isnan(comparison.p_value):
+        said += f", p = {comparison.p_value:.2g}"
+    elif seeds > 1 and comparison.word == UNDECIDED:
+        drawn = [side for side in (comparison.left, comparison.right) if side.seeds]
+        ranges = (f"{number(s.lower.min())} to {number(s.upper.max())}" for s in drawn)
+        said += f": {' against '.join(ranges)}"
+    return f"{text} ({said})"
 
 
 def details(verdict: Verdict, every: bool = False) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 DPI = 120
-OPTIONS = ("kind", "x", "y", "by", "best")  # of `raybench plot`, that a figure may set
+OPTIONS = ("kind", "x", "y", "methods", "by", "best")  # of `raybench plot`, that a figure may set
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Judged:
     what: Reproduction
     verdicts: Sequence[Verdict]
     evidence: Evidence | None
+
+    @property
+    def figures(self) -> tuple[Mapping[str, Any], ...]:
+        """What there is to draw."""
+        return self.what.figures if self.evidence is not None else ()
 
 
 def write(judged: Iterable[Judged], page: Path) -> list[Path]:
@@ -58,14 +64,12 @@ def texts(every: Sequence[Judged], name: str) -> dict[str, str]:
     """Return the pages in Markdown, by their paths: the summary, and one of each reproduction with its figures beside it."""
     folder = Path(name).stem
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": _cell, "measured": measured_words}
+    environment.filters |= {"cell": _cell, "link": _link, "measured": measured_words}
     environment.tests["explained"] = _explained
     environment.globals |= {
         "words": WORDS,
         "totals": lambda verdicts: [*totals(verdicts, True), *totals(verdicts, False)],
-        "links": _links,
         "details": details,
-        "captions": _captions,
     }
 
     def rendered(template: str, **values: Any) -> str:
@@ -85,23 +89,11 @@ def _explained(verdict: Verdict) -> bool:
     return verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told)
 
 
-def _captions(entry: Judged) -> list[tuple[str, str]]:
-    """Return the caption and the file's name of every figure."""
-    figures = entry.what.figures if entry.evidence is not None else ()
-    captions = (_cell(str(asked.get("caption", entry.what.title))) for asked in figures)
-    return [(text, f"{entry.what.name}_{i}.png") for i, text in enumerate(captions, 1)]
-
-
-def _links(what: Reproduction) -> list[str]:
-    """Return links from ``docs/reproductions/`` to the files of a reproduction in ``sweeps/``."""
-    links = []
-    for word, file in {"criteria": what.file, "sweep": what.sweep, "script": what.script}.items():
-        if file is not None:
-            parts = file.resolve().parts
-            inside = "sweeps" in parts
-            way = "/".join(("..", "..", *parts[parts.index("sweeps") :])) if inside else file.name
-            links.append(f"[{word}]({way})")
-    return links
+def _link(file: Path) -> str:
+    """Return the way from ``docs/reproductions/`` to a file in ``sweeps/``, of any other file the name."""
+    parts = file.resolve().parts
+    inside = "sweeps" in parts
+    return "/".join(("..", "..", *parts[parts.index("sweeps") :])) if inside else file.name
 
 
 def _cell(words: str) -> str:
@@ -111,10 +103,11 @@ def _cell(words: str) -> str:
 
 def draw(entry: Judged, folder: Path) -> list[Path]:
     """Draw the figures of a reproduction into a folder; return their paths, in the order of the claims file."""
-    paths = [folder / name for _, name in _captions(entry)]
-    for path, asked in zip(paths, entry.what.figures, strict=False):
+    paths = []
+    for number, asked in enumerate(entry.figures, 1):
+        paths.append(folder / f"{entry.what.name}_{number}.png")
         with styled(None):
-            _canvas(entry, asked).savefig(path, dpi=DPI)
+            _canvas(entry, asked).savefig(paths[-1], dpi=DPI)
     return paths
 
 
@@ -127,11 +120,7 @@ def _canvas(entry: Judged, asked: Mapping[str, Any]) -> Canvas:
         part[part["cell"].isin(meant)] for part in (entry.evidence.curves, entry.evidence.cells)
     )
     options = {key: asked[key] for key in OPTIONS if key in asked}
-    labels = dict(text.split("=", 1) for text in asked.get("label", []))
-    drawing = figure(
-        framed(curves, cells), methods=list(asked.get("methods", [])), labels=labels, **options
-    )
-    return drawn(drawing, size_of(asked.get("size", "text")))
+    return drawn(figure(framed(curves, cells), **options), size_of("text"))
 
 
 def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
@@ -142,11 +131,10 @@ def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
-    marks = "osv^D<>Pp*XhH8"
-    for number, (name, part) in enumerate(rows.groupby(by, sort=False) if by else [("", rows)]):
-        lines = part.sort_values(x)
-        mark, colour = marks[number % len(marks)], PALETTE[number % len(PALETTE)]
-        axis.plot(lines[x], lines[y], marker=mark, color=colour, label=str(name))
+    looks = zip(cycle("osv^D<>Pp*XhH8"), cycle(PALETTE))
+    lines = rows.groupby(by, sort=False) if by else [("", rows)]
+    for (mark, colour), (name, part) in zip(looks, lines):
+        axis.plot(x, y, data=part.sort_values(x), marker=mark, color=colour, label=str(name))
     for side in asked.get("log", []):
         getattr(axis, f"set_{side}scale")("log")
     axis.set_xlabel(asked.get("x_label", x))
