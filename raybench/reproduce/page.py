@@ -134,7 +134,8 @@ def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
     looks = zip(cycle("osv^D<>Pp*XhH8"), cycle(PALETTE))
     lines = rows.groupby(by, sort=False) if by else [("", rows)]
     for (mark, colour), (name, part) in zip(looks, lines):
-        axis.plot(x, y, data=part.sort_values(x), marker=mark, color=colour, label=str(name))
+        part = part.sort_values(x)
+        axis.plot(part[x], part[y], marker=mark, color=colour, label=str(name))
     for side in asked.get("log", []):
         getattr(axis, f"set_{side}scale")("log")
     axis.set_xlabel(asked.get("x_label", x))
