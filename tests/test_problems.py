@@ -426,21 +426,6 @@ def test_an_own_problem_states_what_it_wants():
         wrong.find_constants()
 
 
-def test_f_star_is_reached(problem):
-    c = problem.constants
-    if c.f_star is None:
-        return
-    assert c.f_inf == c.f_star
-    g = problem.grad(torch.zeros(1, problem.dim, dtype=torch.float64))[0].mean(0).numpy()
-    best = problem.minimizer()
-    if best is None:  # quadratic, all of them
-        H = hessians(problem).mean(0)
-        best = torch.from_numpy(np.linalg.lstsq(H, -g, rcond=1e-13)[0])
-    grads, losses = problem.oracle(best[None])
-    assert grads.mean(1).norm() < 1e-8 * max(c.L, np.linalg.norm(g))
-    assert float(losses.mean()) == pytest.approx(c.f_star, rel=1e-9, abs=1e-12)
-
-
 def hessians(problem):
     eye = torch.eye(problem.dim, dtype=torch.float64)
     zero = problem.grad(torch.zeros_like(eye[:1]))
