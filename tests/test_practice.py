@@ -69,25 +69,6 @@ def problems():
         yield
 
 
-# Momentum -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 0.9])
-def test_heavy_ball_pl_bound(eta):
-    """Psi^t <= (1 - h mu)^t Psi^0, Psi = f - f* + (h/(1-eta)) ||(1-eta) v - grad f||^2, v after adding."""
-    method = Method("heavy_ball", {"momentum": eta}, None, P1, rule="pl", rounds=400, more=FAR)
-    run = started(method.batch((1.0,), range(3)))
-    h, mu = method.cell().step_size / (1 - eta), run.problem.constants.mu
-
-    def gap(r):
-        g = full_gradients(r).mean(1)
-        return ((1 - eta) * (eta * r.s.outer + g) - g).square().sum(-1)
-
-    M = torch.stack(each_round(run, gap)).numpy()
-    psi = run.recorder.column("loss").T - run.problem.constants.f_star + h / (1 - eta) * M
-    assert (psi <= (1 - h * mu) ** np.arange(401)[:, None] * psi[0] * (1 + 1e-9) + 1e-11).all()
-
-
 class WithScalar(Quadratic):
     """One client, f = ||x - 1||^2/2, whose variable is a 2 x 3 matrix, a scalar and a vector of 2."""
 
