@@ -63,7 +63,7 @@ chaos: $(STAMP)
 
 # The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py \
-              streams.py kernels.py selection.py quantisers.py theory.py tightness.py)
+              streams.py kernels.py selection.py quantisers.py theory.py)
 TIER ?= not slow
 invariants: $(STAMP)
 	$(PARALLEL) -m "$(TIER)" $(INVARIANTS) $(PYTEST)

@@ -1,18 +1,26 @@
-"""The simulated clock in results: tables by time, a clock given to a finished sweep, runs that are refused."""
+"""The simulated clock in results: by hand, in tables and figures, given to finished sweeps; runs that are refused."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
 
+import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
+from cli_kit import cli, tidy
 
 import raybench
+from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.clocked import with_clock
+from raybench.analysis.simulated import SECONDS, simulated, unmeasured
+from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.clock.model import typed
 from raybench.core.errors import InputError
+from raybench.report import charts, figures, html, plots, render
+from raybench.store import Store
 from raybench.store import cells as cells_of
 
 CLOCK = {
@@ -250,3 +258,241 @@ def test_seconds_wasted_are_recorded(tmp_path) -> None:
     assert np.allclose(last["clock_seconds"], 30)
     assert np.allclose(last["extra.worker_seconds"], 30 * 4)
     assert np.allclose(last["extra.worker_seconds_wasted"], 30 * 2)
+
+
+# Simulated seconds of finished runs ---------------------------------------------------------------
+
+
+A, B = 1e-3, 1e6
+RING = Network(Link(A, B), "ring")
+
+
+def curve(cell="a", rounds=(0, 1, 2), **columns):
+    """Return the curve of four clients that send 100 bytes of 50 coordinates each round."""
+    t = np.array(rounds, float)
+    plain = {
+        "cell": cell,
+        "round": np.array(rounds),
+        "clients": 4,
+        "workers": 1.0,
+        "d": 50,
+        "compressor_params": None,
+        "bytes_up": 100 * t,
+        "bytes_down": 400 * t,
+        "bytes_up_max": 100 * t,
+        "messages_up": t,
+        "messages_down": t,
+        "values_up": 12 * t,
+        "seconds_gradient": 0.04 * t,
+        "seconds_compress": 0.08 * t,
+        "grad_norm_sq": 10.0**-t,
+    }
+    return pd.DataFrame({**plain, **columns})
+
+
+def seconds(*args, network=RING, cells=None, **columns):
+    return simulated(curve(*args, **columns), network, cells)[SECONDS].tolist()
+
+
+ROUND = 3 * (A + 100 / B)  # gathered on a ring of four
+COMPUTE = (0.04 + 0.08) / 4  # four clients were computed here one after the other
+
+
+T = np.arange(3.0)
+GRAPH = pd.DataFrame({"cell": ["a"], "config": [json.dumps({"graph": {"name": "ring"}})]})
+SERVER, GATHER = Network(RING.link, "server"), Network(RING.link, "gather")
+SERVED = 2 * A + 4 * 500 / B
+
+
+def by(how):
+    return {"compressor_params": json.dumps({"k": 1, "collective": how})}
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "travel", "compute"),
+    [
+        ({}, {}, ROUND, COMPUTE),
+        ({}, {"workers": 2.0}, ROUND, 2 * COMPUTE),  # workers share the clients
+        ({}, {"workers": 9.0}, ROUND, 4 * COMPUTE),
+        # dense messages are summed on their way, except by our own gather
+        ({}, {"values_up": 50 * T}, all_reduce(RING, 4, 100), COMPUTE),
+        ({"network": GATHER}, {"values_up": 50 * T}, all_gather(GATHER, 4, 100), COMPUTE),
+        ({}, by("reduce"), 6 * A + 1.5 * 100 / B, COMPUTE),
+        ({}, by("all_to_all"), 6 * A + 0.75 * 500 / B, COMPUTE),
+        ({}, by("gather"), ROUND, COMPUTE),
+        *(({"network": SERVER}, by(how), SERVED, COMPUTE) for how in ("reduce", "all_to_all")),
+        # on a graph each sends to its neighbours
+        ({"cells": GRAPH}, {"messages_up": 2 * T}, 2 * A + 100 / B, COMPUTE),
+        # silent clients do not shorten a round: messages are padded to the largest, 100 bytes
+        ({}, {"messages_up": 0.25 * T, "bytes_up": 25 * T}, ROUND, COMPUTE),
+        ({}, {"messages_up": 0 * T, "bytes_up": 0 * T, "bytes_up_max": 0 * T}, 0, COMPUTE),
+        # what is unknown is one message for a round
+        ({}, {"messages_up": math.nan, "bytes_up_max": math.nan}, ROUND, COMPUTE),
+    ],
+)
+def test_rounds_by_hand(given, columns, travel, compute):
+    each = travel + compute
+    assert seconds(**given, **columns) == pytest.approx([0, each, 2 * each])
+
+
+def test_rows_that_are_not_recorded_count_and_first_messages_are_a_round():
+    assert seconds(rounds=(0, 7)) == pytest.approx([0, 7 * (ROUND + COMPUTE)])
+    columns = {"bytes_up": 100 * T + 1000, "bytes_up_max": 100 * T + 1000, "messages_up": T + 1}
+    start = 3 * (A + 1000 / B)
+    assert seconds(**columns)[:2] == pytest.approx([start, start + ROUND + COMPUTE])
+
+
+def test_unknown_times_count_as_none_and_are_told():
+    some = pd.concat([curve(seconds_compress=math.nan), curve("b")], ignore_index=True)
+    result = simulated(some, RING)
+    assert result[SECONDS].to_numpy()[[1, 4]] == pytest.approx([ROUND + 0.01, ROUND + COMPUTE])
+    (said,) = unmeasured(result)
+    assert said.startswith("the seconds of compressors were not measured in 1 of 2 cells")
+    assert unmeasured(curve()) == []
+    unknown = simulated(curve(bytes_up=math.nan), RING)
+    assert unknown[SECONDS].isna().all()
+    assert any("did not count bytes" in text for text in unmeasured(unknown))
+
+
+# Best method by bandwidth ----------------------------------------------------------------------------
+
+
+def method(name, step, cell, up, compute, rounds, status="ok", seed=0):
+    own = curve(
+        cell,
+        rounds=tuple(range(rounds + 1)),
+        facet="",
+        bytes_up=up * np.arange(rounds + 1.0),
+        bytes_up_max=up * np.arange(rounds + 1.0),
+        seconds_gradient=4 * compute * np.arange(rounds + 1.0),
+        seconds_compress=0.0,
+        grad_norm_sq=np.geomspace(1, 1e-6, rounds + 1),
+    )
+    head = {"cell": cell, "facet": "", "method": name, "series": name, "step": step, "k": 1.0}
+    return own, {**head, "group": name, "status": status, "seed": seed, "config": None}
+
+
+def test_the_fastest_method_changes_with_the_bandwidth():
+    made = [
+        method("dense", "x1", "a", up=1e6, compute=0.001, rounds=10),
+        method("sparse", "x1", "b", up=1e3, compute=0.05, rounds=20),
+        method("sparse", "x2", "c", up=1e3, compute=0.05, rounds=10),
+        method("sparse", "x4", "d", up=1e3, compute=0.05, rounds=5, status="diverged"),
+    ]
+    curves = pd.concat([own for own, _ in made], ignore_index=True)
+    finals = dict.fromkeys(["loss", "accuracy", "bits_up", "seconds", "rounds"], np.nan)
+    facts = {
+        "seed": 0,
+        "algorithm": "a",
+        "compressor": None,
+        "step_size": 1.0,
+        "step_multiple": 1.0,
+    }
+    cells = pd.DataFrame([{**finals, **facts, **head} for _, head in made])
+    at = np.array([1e8, 1e11])
+    result = by_bandwidth(curves, cells, RING, {"": 1.1e-6}, at=at)
+    won = result[result["fastest"]].set_index("bandwidth")["method"]
+    assert won.to_dict() == {1e8: "sparse", 1e11: "dense"}
+    assert set(result.loc[result["method"] == "sparse", "step"]) == {"x2"}
+    row = result[(result["method"] == "dense") & (result["bandwidth"] == 1e8)].iloc[0]
+    assert row["seconds"] == pytest.approx(10 * (3 * (A + 1e6 / 1.25e7) + 0.001))
+    none = by_bandwidth(curves, cells, RING, {"": 1e-9}, at=at)
+    assert np.isinf(none["seconds"]).all()
+    assert not none["fastest"].any()
+
+
+# Tables, figures, pages ------------------------------------------------------------------------------
+
+
+def test_the_table_counts_simulated_seconds(swept):
+    said = cli("table", swept, "--link", "100Mbit,5ms,server")
+    assert said.code == 0
+    tidy(said.out)
+    text = " ".join(said.out.split())
+    assert "Seconds to target" in text
+    assert "simulated for 100Mbit: 88 Mbit/s, 5 ms, server, each client on a machine of" in text
+    said = cli("table", swept, "--link", "1Gbit", "--format", "csv")
+    raw = pd.read_csv(io.StringIO(said.out))
+    assert {"seconds_to_target", "seconds_low", "ratio_to_gd"} <= set(raw)
+    assert "bits_to_target" not in raw
+
+
+def test_the_cost_in_the_table_is_that_of_the_curves(swept):
+    result = frames(swept, link="1Gbit,ring")
+    own = simulated(raybench.load(swept), result.link).set_index("cell")
+    for row in result.tuned("series").query("reached").to_dict("records"):
+        same = (result.cells["series"] == row["series"]) & (result.cells["step"] == row["step"])
+        rows = own.loc[result.cells.loc[same, "cell"]]
+        first = rows[rows["grad_norm_sq"] <= row["target"]].groupby("cell")[SECONDS].min()
+        assert row["cost"] == pytest.approx(first.median())
+
+
+@pytest.mark.parametrize("verb", ["table", "plot", "report"])
+def test_bad_links_are_input_errors(swept, verb):
+    said = cli(verb, swept, "--link", "1Gbt,ring")
+    assert (said.code, said.complaints, said.out) == (2, 1, "")
+    assert "--link: unknown link '1Gbt'" in said.err
+    assert "did you mean 1Gbit" in said.err
+    assert len(said.err.splitlines()) <= 3
+
+
+@pytest.mark.thorough
+def test_plot_draws_time_and_bandwidth(swept, tmp_path):
+    said = cli("plot", swept, "--link", "1Gbit,ring", "--out", tmp_path / "figures")
+    assert said.code == 0
+    assert "grad_norm_sq_vs_seconds_simulated.{png,pdf,csv}" in said.out
+    assert "grad_norm_sq_vs_seconds.{" not in said.out
+    chart = pd.read_csv(tmp_path / "figures/seconds_to_target_vs_bandwidth.csv")
+    assert chart["bandwidth"].min() == 1e8
+    assert chart["bandwidth"].max() == pytest.approx(4e11)
+    assert chart.groupby("bandwidth")["fastest"].any().all()
+    for _, part in chart.groupby("method"):  # more bandwidth never costs time
+        assert (np.diff(part.sort_values("bandwidth")["seconds_simulated"]) <= 1e-12).all()
+    assert "GD" in set(chart["method"])
+    assert chart.loc[chart["method"] == "GD", "dense"].all()
+
+
+def test_the_chart_says_what_it_assumes(swept):
+    result = frames(swept, link="1Gbit,ring")
+    chart = charts.best_by_bandwidth(result, result.link)
+    for word in ("simulated", "ring", "latency 100 µs", "as measured", "a machine of its own"):
+        assert word in chart.band
+    assert any("dense messages" in look.label for look in chart.looks.values())
+    assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
+    (axis,) = plots.draw(chart).axes
+    assert axis.get_ylim()[0] > chart.data["low"].min() / 3, "no empty decade"
+
+
+def test_bands_that_have_no_end_go_to_the_edge_and_are_told(swept, monkeypatch):
+    def endless(*args, **more):
+        return by_bandwidth(*args, **more).assign(high=np.inf)
+
+    monkeypatch.setattr(charts, "by_bandwidth", endless)
+    result = frames(swept, link="1Gbit,ring")
+    chart = charts.best_by_bandwidth(result, result.link)
+    assert chart.band.endswith("bands that end at the top go on to infinity")
+    assert chart.y_to > chart.data["y"].max()
+    (axis,) = plots.draw(chart).axes
+    assert axis.get_ylim()[1] == pytest.approx(chart.y_to)
+    assert len(axis.collections) == chart.data["series"].nunique(), "each band is drawn"
+
+
+@pytest.mark.thorough
+def test_the_page_says_for_which_link(swept, tmp_path):
+    said = cli("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
+    assert said.code == 0
+    text = (tmp_path / "r.html").read_text("utf-8")
+    assert "1Gbit: 880 Mbit/s, 100 µs, ring" in text
+    assert "seconds_to_target_vs_bandwidth-0" in text
+    assert "Seconds to target" in text
+    plain = html(swept, tmp_path / "plain.html").read_text("utf-8")
+    assert "simulated" not in plain.split("<script>")[0]
+
+
+@pytest.mark.thorough
+def test_runs_without_times_say_so(tmp_path):
+    store = Store(tmp_path / "results")
+    fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)
+    text = " ".join(render(tmp_path / "results", link="1Gbit").split())
+    assert "seconds of compressors were not measured in" in text
+    assert figures(tmp_path / "results", tmp_path / "figures", link="1Gbit")

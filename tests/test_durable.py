@@ -341,19 +341,6 @@ def test_a_writer_of_a_killed_driver_writes_no_more(tmp_path):
     assert second.done() == {"a": "ok", "b": "ok"}
 
 
-def test_a_folder_removed_in_mid_run_is_not_made_again(tmp_path, monkeypatch):
-    folder, commit = tmp_path / "out", Store.commit
-
-    def remove(self, *tables):
-        shutil.rmtree(folder)
-        commit(self, *tables)
-
-    monkeypatch.setattr(Store, "commit", remove)
-    with pytest.raises(FolderLost, match="was removed while the sweep was running"):
-        sweep(folder)
-    assert not folder.exists()
-
-
 # Tries ---------------------------------------------------------------------------------------------
 
 

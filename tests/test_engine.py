@@ -22,7 +22,6 @@ from raybench.execution.build import mixing
 from raybench.execution.execute import execute
 from raybench.execution.recorder import RecordedRounds
 from raybench.execution.run import Options
-from raybench.store.accounting import Accounting
 from raybench.testing.leaks import Spy
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.ledger import COLUMNS
@@ -64,28 +63,6 @@ def test_the_ledger_is_what_packing_gives(name, operator, seed, dtype, clients, 
         spare = 8 * booked - run.bits(side)
         assert (spare > -1e-6).all()
         assert (spare <= 16 * spy.messages[side]).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "compressor", "params", "first", "each", "down"),
-    [
-        ("gd", None, {}, 0, 64 * D, 64 * D),
-        ("dcgd", RAND, {}, 0, 64 * 3, 64 * D),
-        ("ef21", TOP, {"init": "zero"}, 0, 3 * (64 + 4), 64 * D),
-        ("ef21", TOP, {"init": "compressed"}, 3 * (64 + 4), 3 * (64 + 4), 64 * D),
-        ("ef21", TOP, {"init": "full"}, 64 * D, 3 * (64 + 4), 64 * D),
-        ("ef21_plus", TOP, {}, 3 * (64 + 4), 3 * (64 + 4) + 1, 64 * D),
-        ("ef14", "scaled_sign", {}, 0, 64 + D, 64 * D),
-        ("diana", "natural", {}, 0, 12 * D, 64 * D),
-        ("marina", RAND, {"p": 1.0}, 64 * D, 64 * D, 64 * D),
-        ("ef21", {"name": "top_k", "k": 9}, {"init": "zero"}, 0, 9 * 64 + D, 64 * D),  # bitmask
-    ],
-)
-def test_bits_by_hand(name, compressor, params, first, each, down):
-    run = finished(Method(name, params, compressor, P1, step=0.01, rounds=7, more=FAR).batch())
-    up = run.recorder.bits("up", Accounting(), 64)[0]
-    assert np.array_equal(up, first + each * np.arange(8))
-    assert np.array_equal(run.recorder.bits("down", Accounting(), 64)[0], down * np.arange(8))
 
 
 @pytest.mark.parametrize("graph", ["ring", "star"])

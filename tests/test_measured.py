@@ -168,6 +168,7 @@ def test_minimizer_is_one(name):
     sizes = grads.mean(1).norm(dim=-1)
     assert sizes[0] < 1e-9 * sizes[1]
     assert float(losses[0].mean()) == pytest.approx(c.f_star, rel=1e-12, abs=1e-13)
+    assert c.f_inf == c.f_star
     near = best + 1e-3 * torch.randn(20, len(best), dtype=best.dtype, generator=_seeded())
     assert (problem.oracle(near)[1].mean(1) >= c.f_star).all()
 

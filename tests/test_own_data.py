@@ -1,18 +1,24 @@
-"""Data of a user's own: CSV, Parquet and .npz files, labels of text, clients by a column, a test set."""
+"""Data of a user's own: files, arrays and frames, labels of text, clients by a column, splits, a test set."""
 
 import contextlib
+import io
 import re
+import zipfile
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from cli_kit import cli
+from data_kit import complaint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raybench import data, problems
+import raybench
+from raybench import data, problems, spec
 from raybench.core.errors import InputError
+from raybench.data.session import packed
 
 pytestmark = pytest.mark.thorough
 
@@ -274,3 +280,264 @@ def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     assert missing.code == 2
     assert "error: problem.clients: required\n" in missing.err
     assert "split: {column: NAME}" in missing.err
+
+
+# Arrays and frames --------------------------------------------------------------------------------
+
+
+random = np.random.default_rng(0)
+X = random.standard_normal((40, 3))
+Y = np.array(["a", "b", "c"])[X.argmax(1)]
+CLIENT = np.arange(40) % 4
+FRAME = pd.DataFrame(X, columns=["u", "v", "w"]).assign(label=Y, client=CLIENT)
+
+
+def config(**problem):
+    section = {"name": "softmax", "dataset": "mine", "clients": 4, "split": {"column": "client"}}
+    return {
+        "problem": {**section, "regularizer": "l2", "lambda": 0.01, **problem},
+        "algorithm": "gd",
+        "rounds": 5,
+    }
+
+
+def cells(config, **kwargs):
+    return set(raybench.run(config, **kwargs)["cell"])
+
+
+def test_equal_data_make_equal_files():
+    one = packed("mine", (np.arange(6).reshape(3, 2), ["a", "b", "a"]))
+    same = np.array(["a", "b", "a"], "<U9")
+    assert one == packed("mine", (np.arange(6.0).reshape(3, 2).tolist(), same))
+    assert one != packed("mine", (np.arange(6).reshape(3, 2), ["a", "b", "b"]))
+    with zipfile.ZipFile(io.BytesIO(one)) as file:
+        assert [entry.date_time[0] for entry in file.infolist()] == [1980, 1980]
+
+
+def test_all_forms_give_the_same_curve():
+    forms = [
+        (X, Y, CLIENT),
+        {"X": X, "y": Y, "client": CLIENT},
+        FRAME,
+        FRAME.astype({"label": "category"}),
+        FRAME.astype({"label": object}),
+    ]
+    curves = [raybench.run(config(), data={"mine": form})["loss"].tolist() for form in forms]
+    assert all(curve == curves[0] for curve in curves)
+    assert curves[0][-1] < curves[0][0]
+
+
+def test_a_polars_frame():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({name: FRAME[name].to_list() for name in FRAME})
+    result = raybench.run(config(), data={"mine": frame})["loss"].tolist()
+    assert result == raybench.run(config(), data={"mine": FRAME})["loss"].tolist()
+
+
+def test_the_id_is_that_of_the_content():
+    one = cells(config(), data={"mine": (X, Y, CLIENT)})
+    assert one == cells(config(), data={"mine": (X.copy(), Y.astype(object), CLIENT)})
+    assert one == cells(config(dataset="other"), data={"other": (X, Y, CLIENT)})
+    assert one != cells(config(), data={"mine": (X + 1e-12, Y, CLIENT)})
+    held = (X[:9], Y[:9])
+    assert one != cells(config(test_set="held"), data={"mine": (X, Y, CLIENT), "held": held})
+
+
+def test_a_sweep_finds_its_data_again(tmp_path):
+    given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}
+    asked = {**config(test_set="held"), "step_size": {"theory": [1, 2]}}
+    out = tmp_path / "results"
+    first = raybench.sweep(asked, out, inline=True, data=given)
+    assert first.counts["ok"] == 2
+    files = sorted((out / "data").rglob("*.npz"))
+    assert [file.name for file in files if file.name != "mine.npz"] == ["held.npz"]
+    again = raybench.sweep(asked, out, inline=True, data=given)
+    assert again.plan.missing == 0
+    alone = raybench.sweep(out / "sweep.yaml", out, inline=True)  # without the arrays
+    assert alone.plan.missing == 0
+    fresh = raybench.sweep(asked, out, inline=True, fresh=True, data=given)
+    assert fresh.counts["ok"] == 2
+    assert sorted((out / "data").rglob("*.npz")) == files
+    curve = raybench.load(out)
+    assert curve["test_loss"].notna().all()
+
+
+NO_DATA = {
+    "sparse": (scipy.sparse.csr_array(X), r"data.mine.X: is a sparse matrix(.|\n)*toarray"),
+    "list": ([1, 2], "data.mine: list is no data set"),
+    "lengths": ((X, Y[:-1]), "different lengths: X 40, y 39"),
+    "objects": ((X, [None, *Y[1:]]), "data.mine.y: holds object, such as None"),
+    "gap": (FRAME.assign(u=[np.nan, *X[1:, 0]]), "data.mine.u: lacks a value in row 0"),
+    "text": (FRAME.assign(city="Basel"), "column 'city' of mine.npz holds text"),
+    "nan": ((X * np.nan, Y, CLIENT), "mine.npz holds values that are not finite, in X"),
+    "clients": ((X, Y), "has no column 'client'"),
+}
+
+
+@pytest.mark.parametrize("case", NO_DATA)
+def test_what_is_no_data_is_refused_and_nothing_is_run(tmp_path, case):
+    given, said = NO_DATA[case]
+    given = (given, Y) if case == "sparse" else given
+    with pytest.raises(InputError, match=said):
+        raybench.run(config(), data={"mine": given})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("digits", {"dataset": "digits"}, "a data set that raybench knows"),
+        ("a/b", {"dataset": "a/b"}, "is no name for data"),
+        ("mine", {"dataset": "digits"}, r"no problem names it(.|\n)*dataset: mine"),
+        ("mine", {"clents": 3}, "did you mean clients"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path, name, change, said):
+    out = tmp_path / "new" / "results"
+    with pytest.raises(InputError, match=said):
+        raybench.sweep(config(**change), out, inline=True, data={name: (X, Y, CLIENT)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_is_not_written_through_a_link(tmp_path):
+    for name in ("out", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/data").symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match="data is a link"):
+        raybench.sweep(config(), tmp_path / "out", data={"mine": (X, Y, CLIENT)}, inline=True)
+    assert not any((tmp_path / "theirs").iterdir())
+
+
+def test_out_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        raybench.sweep(config(), tmp_path / "file", inline=True, data={"mine": (X, Y, CLIENT)})
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_workers_of_ray_find_the_data(tmp_path):
+    """Two batches on two workers, each with a test set of its own: what they record is what one process does."""
+    given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}
+    asked = {
+        **config(test_set="held"),
+        "algorithm": ["gd", "ef21"],
+        "compressor": {"name": "top_k", "k": 2},
+    }
+    more = {"data": given, "sets": ["resources.workers=2"]}
+    one = raybench.sweep(asked, tmp_path / "one", inline=True, **more)
+    two = raybench.sweep(asked, tmp_path / "two", address="local", **more)
+    assert one.counts["ok"] == two.counts["ok"] == 2
+    here, there = raybench.load(tmp_path / "one"), raybench.load(tmp_path / "two")
+    assert set(there["cell"]) == set(here["cell"])
+    for name in ("loss", "test_loss", "bits_up"):
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-12)
+    assert raybench.sweep(asked, tmp_path / "two", inline=True, **more).plan.missing == 0
+
+
+# How rows are dealt out to clients ----------------------------------------------------------------
+
+
+SPLITS = st.sampled_from(["contiguous", "shuffled", "sorted_by_label"])
+LABELS = st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60).map(np.array)
+
+
+@given(LABELS, st.integers(1, 20), SPLITS, st.sampled_from(["drop", "last"]), st.integers(0, 5))
+def test_equal_splits_are_partitions(labels, clients, how, remainder, seed):
+    if clients > len(labels):
+        said = complaint(data.split, labels, clients, how, remainder=remainder, seed=seed)
+        assert "problem.clients" in said
+        return
+    parts = data.split(labels, clients, how, remainder=remainder, seed=seed)
+    size, rest = divmod(len(labels), clients)
+    sizes = [len(p) for p in parts]
+    assert sizes[:-1] == [size] * (clients - 1)
+    assert sizes[-1] == size + (rest if remainder == "last" else 0)
+    rows = np.concatenate(parts)
+    assert len(np.unique(rows)) == len(rows) == sum(sizes)
+    if how == "contiguous":
+        assert np.array_equal(rows, np.arange(len(rows)))
+    if how == "sorted_by_label":
+        assert (np.diff(labels[rows]) >= 0).all()
+    again = data.split(labels, clients, how, remainder=remainder, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again))
+
+
+@given(LABELS, st.integers(1, 6), st.floats(0.05, 100), st.integers(0, 5))
+def test_dirichlet_is_a_partition(labels, clients, alpha, seed):
+    if clients > len(labels):
+        said = complaint(data.split, labels, clients, {"dirichlet": alpha})
+        assert "problem.clients" in said
+        return
+    try:
+        parts = data.split(labels, clients, {"dirichlet": alpha}, seed=seed)
+    except InputError:
+        assert clients > 1  # one client can never be empty
+        return
+    assert len(parts) == clients
+    assert min(map(len, parts)) > 0
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+def test_dirichlet_parameter_sets_the_heterogeneity():
+    labels = np.repeat([0.0, 1.0], 5000)
+
+    def spread(alpha):
+        parts = data.split(labels, 10, {"dirichlet": alpha}, seed=1)
+        return np.std([labels[p].mean() for p in parts])
+
+    assert spread(0.1) > 3 * spread(100)
+
+
+@given(st.integers(2, 60), st.integers(1, 20), st.floats(0, 1), st.integers(0, 3))
+def test_holdout_mix(rows, clients, p, seed):
+    labels = np.zeros(rows)
+    if clients > rows - 1:
+        assert "problem.clients" in complaint(data.split, labels, clients, {"holdout_mix": p})
+        return
+    parts = data.split(labels, clients, {"holdout_mix": p}, seed=seed)
+    assert {len(q) for q in parts} == {rows // (clients + 1)}
+    if p == 0:
+        assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+    if p == 1:
+        assert all(np.array_equal(q, parts[0]) for q in parts)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("contigous", "did you mean contiguous?"),
+        ("dirichlet", "{dirichlet: NUMBER}"),
+        ({"dirichlt": 1}, "did you mean dirichlet?"),
+    ],
+)
+def test_unknown_splits(how, what):
+    said = complaint(data.split, np.arange(9.0), 3, how)
+    assert "problem.split" in said
+    assert what in said
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ({"dirichlet": 0}, "> 0"),
+        ({"dirichlet": "a"}, "a number"),
+        ({"holdout_mix": 1.5}, "<= 1"),
+        ({"dirichlet": 1, "holdout_mix": 1}, "write one of"),
+    ],
+)
+def test_splits_of_a_sweep_file_are_typed(how, what):
+    problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 3, "split": how}
+    said = complaint(spec.load, {"problem": problem, "algorithm": "gd"})
+    assert "problem.split" in said
+    assert what in said
+
+
+@given(st.integers(2, 200), st.floats(0, 0.99), st.integers(0, 9))
+def test_hold_out(rows, share, seed):
+    size = round(rows * share)
+    if share > 0 and not 0 < size < rows:
+        assert "problem.test_size" in complaint(data.hold_out, rows, share, seed)
+        return
+    train, test = data.hold_out(rows, share, seed)
+    assert len(test) == size
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(rows))

@@ -6,6 +6,7 @@ import scipy.optimize
 import scipy.sparse
 import torch
 from sklearn.datasets import dump_svmlight_file
+from torch.autograd.functional import hessian
 from torch.nn.functional import cross_entropy
 
 from raybench import problems
@@ -42,14 +43,15 @@ def points(problem, *lead, seed=0, size=0.5):
     return size * torch.randn(*lead, problem.dim, dtype=problem.dtype, generator=random)
 
 
-def by_autograd(problem, x, i):
-    """f_i and its gradient at x (d,) by automatic differentiation of torch's own cross-entropy."""
-    A, y = problem.rows.parts()[i]
-    A = torch.as_tensor(A.toarray() if scipy.sparse.issparse(A) else A).to(x)
-    x = x.clone().requires_grad_()
-    loss = cross_entropy(A @ x.view(A.shape[1], -1), torch.as_tensor(y))
-    loss = loss + problem.regularizer.value(x) * problem.regularizer.smooth
-    return loss.detach(), torch.autograd.grad(loss, x)[0]
+def loss_of(problem, i):
+    """Return f_i as a function of x (d,), by torch's own cross-entropy."""
+    A, y = (torch.as_tensor(part) for part in problem.rows.parts()[i])
+
+    def f(x):
+        value = cross_entropy(A.to(x) @ x.view(A.shape[1], -1), y)
+        return value + problem.regularizer.value(x) * problem.regularizer.smooth
+
+    return f
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,9 +61,10 @@ def test_gradients_are_those_of_automatic_differentiation(case):
     grads, losses = problem.oracle(x)
     for b in range(3):
         for i in range(problem.n):
-            loss, grad = by_autograd(problem, x[b], i)
-            torch.testing.assert_close(losses[b, i], loss)
-            torch.testing.assert_close(grads[b, i], grad)
+            at = x[b].clone().requires_grad_()
+            loss = loss_of(problem, i)(at)
+            torch.testing.assert_close(losses[b, i], loss.detach())
+            torch.testing.assert_close(grads[b, i], torch.autograd.grad(loss, at)[0])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -88,24 +91,15 @@ def test_dense_and_compressed_rows_agree(sparse):
         torch.testing.assert_close(problem.grad(x, sample), other.grad(x, sample))
 
 
-def hessian(problem, i, x):
-    """The Hessian of f_i at x (d,) by automatic differentiation, (d, d)."""
-    A, y = (torch.as_tensor(part) for part in problem.rows.parts()[i])
-
-    def f(at):
-        value = cross_entropy(A @ at.view(A.shape[1], -1), y)
-        return value + problem.regularizer.value(at) * problem.regularizer.smooth
-
-    return torch.autograd.functional.hessian(f, x)
-
-
 @pytest.mark.parametrize("kind", ["none", "l2", "nonconvex"])
 def test_no_hessian_exceeds_the_constants(kind):
     params = {"dataset": "digits", "clients": 2, "rows": 24, "scale": "columns", "lambda": 0.05}
     problem = problems.build("softmax", {**params, "regularizer": kind})
     c = problem.constants
     for seed, size in enumerate((0.0, 0.1, 1.0, 10.0)):
-        each = [hessian(problem, i, points(problem, seed=seed, size=size)) for i in range(2)]
+        each = [
+            hessian(loss_of(problem, i), points(problem, seed=seed, size=size)) for i in range(2)
+        ]
         for H, bound in zip([*each, sum(each) / 2], [*c.L_i, c.L], strict=True):
             assert float(torch.linalg.eigvalsh(H).abs().max()) <= bound * (1 + 1e-9)
         if kind == "l2":
@@ -116,21 +110,8 @@ def test_with_two_classes_the_constants_are_attained_at_zero():
     params = {"dataset": "breast_cancer", "clients": 3, "scale": "columns", "regularizer": "none"}
     problem = problems.build("softmax", params)
     for i, bound in enumerate(problem.constants.L_i):
-        top = torch.linalg.eigvalsh(hessian(problem, i, points(problem, size=0.0)))[-1]
+        top = torch.linalg.eigvalsh(hessian(loss_of(problem, i), points(problem, size=0.0)))[-1]
         assert float(top) == pytest.approx(bound, rel=1e-9)
-
-
-def test_with_two_classes_it_is_logistic_regression():
-    """At columns x/2 and -x/2 the loss is that of logistic regression at x."""
-    same = {"dataset": "breast_cancer", "clients": 3, "scale": "columns", "regularizer": "none"}
-    logistic, softmax = (problems.build(name, same) for name in ("logistic", "softmax"))
-    x = points(logistic, 2)
-    X = torch.stack([-x / 2, x / 2], -1).flatten(1)
-    grads, losses = softmax.oracle(X)
-    want, want_losses = logistic.oracle(x)
-    torch.testing.assert_close(losses, want_losses)
-    torch.testing.assert_close(grads.unflatten(-1, (-1, 2))[..., 1], want)
-    torch.testing.assert_close(softmax.evaluate(X), logistic.evaluate(x))
 
 
 def test_the_minimum_is_what_scipy_finds():

@@ -1,18 +1,25 @@
-"""Keys of a sweep file: docs/sweep-file.md describes each as it is, and the ids of the shipped sweeps stay what they were."""
+"""Keys of a sweep file: as docs/sweep-file.md has them, ids of shipped sweeps; YAML, ranges, single values."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import runpy
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.spec import cells, document, json_schema, keys, load, sections
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
+from raybench.spec import cells, document, json_schema, keys, load, sections, values
 from raybench.spec.cells import Group
+from raybench.spec.sections import options
+from raybench.store import identity
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "sweep-file.md").read_text(encoding="utf-8")
@@ -133,3 +140,253 @@ def test_the_tables_have_every_key_and_setting():
             name: value for name, value in written.items() if value != "none" or key == "prune"
         }
         assert getattr(one, key) == getattr(load({**plain, key: written}), key)
+
+
+# YAML as its 1.2 core schema has it ---------------------------------------------------------------
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{j}: &a{j} [{', '.join([f'*a{j - 1}'] * 9)}]\n" for j in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-14", 1e-14),
+        ("1E9", 1e9),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        ("+3", 3),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("0b11", "0b11"),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("2001-12-14", "2001-12-14"),
+        ("no", "no"),
+        ("off", "off"),
+        ("Yes", "Yes"),
+        ("y", "y"),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("2^0..2^8", "2^0..2^8"),
+        ("10%", "10%"),
+        ("0..2", "0..2"),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("-", [None]),
+        ("<<", "<<"),
+        ("'1e-14'", "1e-14"),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("{a: [1, 2.0, x]}", {"a": [1, 2.0, "x"]}),
+        ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
+    ],
+)
+def test_core_schema(text, value):
+    got = yaml.parse(text)
+    assert got == value
+    assert type(got) is type(value)
+    assert math.isnan(yaml.parse(".nan"))
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f.yaml, line 3, column 1", "duplicate key 'a'"),
+        ("x:\n  - {k: 1, k: 2}\n", "f.yaml, line 2, column 12", "duplicate key 'k'"),
+        ("a: [1\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
+        ("a: b: c\n", "f.yaml, line 1, column 5", "not valid YAML"),
+        ("a:\n\t- 1\n", "f.yaml, line 2, column 1", "not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]\n", "f.yaml, line 1", "not valid YAML"),
+        ("a: !!set {x, y}\n", "a", "not allowed"),
+        ("1: 2\n", "f.yaml", "key 1 is not text"),
+        ("a: {null: 2, [x]: 3}\n", "a", "is not text"),
+        ("a: *x\n", "f.yaml, line 1", "undefined alias"),
+        ("a: &a [*a]\n", "", "too large or refers to itself"),
+        (BOMB, "", "too large or refers to itself"),
+        ("[" * 5000 + "]" * 5000, "f.yaml", "nested too deeply"),
+        ("[" * 100_000, "f.yaml", "nested too deeply"),
+        ("{a: " * 3000 + "}" * 3000, "f.yaml", "nested too deeply"),
+        ("".join(" " * j + "a:\n" for j in range(1500)), "f.yaml", "nested too deeply"),
+        ("a: " + "x" * 5_000_000, "f.yaml", "letters"),
+        ("a: !!int x\n", "f.yaml", "not valid YAML"),
+        ("a: " + "9" * 100_000, "f.yaml", "not valid YAML"),
+        ("a: \x00\n", "f.yaml", "not valid YAML"),
+    ],
+    ids=lambda text: str(text)[:40],
+)
+def test_bad_text(text, where, says):
+    with pytest.raises(InputError) as caught:
+        yaml.parse(text, "f.yaml")
+    complaint = caught.value.complaints[0]
+    assert complaint.where.startswith(where)
+    assert says in complaint.what
+    assert "ruamel" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).count("\n") < 4
+
+
+def test_a_saved_sweep_is_read_as_a_sweep_file_is():
+    text = "name: no\nproblem: {a: 1_000, b: 0o17, c: 2^0..2^3}\n"
+    problem = {"a": "1_000", "b": 15, "c": "2^0..2^3"}
+    saved = identity.parse(text)
+    assert saved == yaml.parse(text) == {"name": "no", "problem": problem}
+    assert identity.parse(identity.dump(saved)) == saved
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.text(
+        alphabet=st.sampled_from(list("ab01 -:{}[],&*!|>'\"%@`#\n\t?.~^e_\x00\ud800é")), max_size=40
+    )
+)
+def test_any_text_parses_or_is_an_input_error(text):
+    try:
+        value = yaml.parse(text)
+    except InputError:
+        return
+    assert yaml.plain(value) == value or value != value or "nan" in repr(value)
+
+
+PLAIN = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**30), 10**30),
+        st.floats(allow_nan=False),
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=8),
+        st.sampled_from(["1e-14", "no", "1_000", "0o17", "~", "2^0..2^8", "10%", "", "-", "a: b", "#", "=", "<<"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text("ab1.~%", max_size=4), inner, max_size=4)
+    ),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(PLAIN)
+def test_dump_and_parse_are_inverse(value):
+    again = yaml.parse(yaml.dump(value))
+    assert again == value
+    assert repr(again) == repr(value)  # 1 is not 1.0, True is not 1
+
+
+# ------------------------------------------------------------------ ranges
+
+
+@given(st.integers(2, 12), st.integers(-30, 30), st.integers(0, 20))
+def test_ranges(base, first, length):
+    numbers = range(first, first + length + 1)
+    assert values.parse_range(f"{first}..{first + length}") == list(numbers)
+    powers = values.parse_range(f"{base}^{first}..{base}^{first + length}")
+    assert powers == [base**n if n >= 0 else float(Decimal(base) ** n) for n in numbers]
+    assert [isinstance(power, int) for power in powers] == [n >= 0 for n in numbers]
+    assert values.parse_range(f"{base}^{first}") == powers[:1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a..b", "1", "1..", "..2", "1...2", "2^", "2^1..3", "1.5..2", "10%"]
+)
+def test_what_is_no_range(text):
+    assert values.parse_range(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["3..2", "2^3..2^1", "2^1..3^2", "0..99999999", "2^99999", "1^3", "0^2"]
+)
+def test_bad_ranges(text):
+    with pytest.raises(ValueError):
+        values.parse_range(text)
+
+
+@given(st.text(alphabet="0123456789.^-+ ", max_size=12))
+def test_any_text_is_a_range_or_not(text):
+    try:
+        got = values.parse_range(text)
+    except ValueError:
+        return
+    assert got is None or (got and len(got) <= values.MAX_VALUES)
+
+
+# ------------------------------------------------------------------ values
+
+
+def typed(param, value):
+    result = []
+    out = options(param, value, "x", result)
+    return [str(c) for c in result] or out
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "out"),
+    [
+        (Number(), 1, [1.0]),
+        (Number(), [1, "2^-1..2^1"], [1.0, 0.5, 1.0, 2.0]),
+        (Number(low=0, high=1), "25%", [0.25]),
+        (Number(words=("auto",)), ["auto", 3], ["auto", 3.0]),
+        (Number(0.1, tags={"times_L": Number()}), {"times_L": [1, 2]}, [{"times_L": 1.0}, {"times_L": 2.0}]),
+        (Number(), -0.0, [0.0]),
+        (Integer(), 3.0, [3]),
+        (Integer(), "0..2", [0, 1, 2]),
+        (Integer(None), [None, 1], [None, 1]),
+        (Count(), ["10%", 0.1, "10.0%", 0.125, "100%", 1.0], ["10%", "10%", "10%", "12.5%", "100%", 1]),
+        (Count(), "0.3%", ["0.3%"]),
+        (Count(), 1e-9, ["0.0000001%"]),
+        (Choice("a", "2"), ["a", 2], ["a", "2"]),
+        (Flag(), [True, False], [True, False]),
+        (Text(), "0..2", ["0..2"]),
+        (List(), [[1.0, "a"], [2]], [[1, "a"], [2]]),
+        (List(None), None, [None]),
+        (List(None), [None, [1]], [None, [1]]),
+        (List(), [[]], [[]]),
+    ],
+)  # fmt: skip
+def test_typed_values(param, value, out):
+    got = typed(param, value)
+    assert got == out
+    assert list(map(repr, got)) == list(map(repr, out))
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "says"),
+    [
+        (Number(), "1e-14", "expected a number, not '1e-14'"),
+        (Number(), True, "not true"),
+        (Number(), 10**400, "not a finite number"),
+        (Number(), math.nan, "not a finite number"),
+        (Number(low=0, high=1, open_low=True), 0, "> 0 and <= 1"),
+        (Number(words=("auto",)), "atuo", "did you mean auto?"),
+        (Number(low=0), "25%", "expected a number"),
+        (Integer(), 1.5, "expected an integer"),
+        (Integer(), 10**30, "out of range"),
+        (Integer(), "2^-1..2^1", "expected an integer, not 0.5"),
+        (Choice("aa", "bb"), True, "unknown value true"),
+        (Choice("aa", "bb"), None, "no value"),
+        (Flag(), "yes", "true or false"),
+        (Text(), " ", "empty"),
+        (Text(), 5, "expected text"),
+        (List(), [1, 2], "write x: [[1, 2]]"),
+        (List(), [[[1]]], "neither number nor text"),
+        (List(), [], "no cells"),
+        (List(), "a", "write x: [[a]]"),
+    ],
+)
+def test_wrong_values(param, value, says):
+    (message,) = typed(param, value)
+    assert says in message
+
+
+@given(st.floats(1e-9, 0.999))
+def test_a_share_keeps_its_value(share):
+    (text,) = typed(Count(), share)
+    assert text.endswith("%")
+    assert Decimal(text[:-1]) / 100 == Decimal(repr(share))
+    assert typed(Count(), text) == [text]

@@ -1,21 +1,26 @@
-"""raybench status: how a sweep stands by its folder alone, with a driver at work, after its end, after its death."""
+"""How a sweep stands by its folder alone; cells of several versions: those of its sweep.yaml, unless told."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, tidy, tree
+from cli_kit import SWEEP, cli, own_plugins, tidy, tree
+from fake_runs import make
 
 import raybench
-from raybench import spec
+from raybench import spec, store
+from raybench.analysis import bands, closing_table, compare, describe, frames
 from raybench.cluster.states import STATES, Launch
 from raybench.runtime.driver import drive
 from raybench.store import lock, status
@@ -166,3 +171,205 @@ def test_the_rate_is_of_the_last_minutes(tmp_path: Path) -> None:
         for i, name in enumerate(names):  # the newest first, each other a minute earlier
             os.utime(files.path(f"cells/{name}"), (first - 60 * i, first - 60 * i))
         assert status._rate(files, cells) == (pytest.approx(first), rate)
+
+
+# A folder that holds cells of several versions of a sweep -----------------------------------------
+
+
+PLUGIN = """
+from raybench.plugins import Dense, Estimator, algorithm
+
+
+@algorithm("mine", up=None, theory=None)
+class Mine(Estimator):
+    def estimate(a, wire, s, c, grad):
+        return {factor} * wire.up(Dense(grad)).mean()
+"""
+VERSION = """
+name: small
+plugins: [mine.py]
+problem: {name: quadratic, dim: 12, clients: 4}
+algorithm:
+  - {name: mine, step_size: {value: [0.02, 0.1]}}
+  - {name: ef21, compressor: {name: top_k, k: [1, 3]}, step_size: {theory: [1, 2]}}
+seed: 0..2
+x0: {normal: 1.0}
+rounds: 20
+"""
+MINE, EF21 = 6, 12  # cells of a version
+LINE = (
+    "{} cells of earlier versions of this sweep are left out; --all shows them as rows of their own"
+)
+
+
+def sweep(folder: Path, *sets: str) -> str:
+    """Run a version of the sweep into ``folder/out``; return what the command printed."""
+    more = [part for one in sets for part in ("--set", one)]
+    with own_plugins():
+        said = cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline", *more)
+    assert said.code == 0, said.err
+    return said.out
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory) -> Path:
+    """A sweep that ran, ran again with a plug-in edited, then with more rounds, then with a threshold."""
+    folder = tmp_path_factory.mktemp("versions")
+    (folder / "s.yaml").write_text(VERSION)
+    for factor, sets in ((1, ()), (0.5, ()), (0.5, ("rounds=30",))):
+        (folder / "mine.py").write_text(PLUGIN.format(factor=factor))
+        with own_plugins():
+            raybench.sweep(folder / "s.yaml", folder / "out", inline=True, sets=sets)
+    out = sweep(folder, "rounds=30", "stop.grad_norm_sq=1e-9")
+    (folder / "said.txt").write_text(out)
+    return folder
+
+
+def series(folder: Path, *more: str) -> pd.DataFrame:
+    """Return what ``raybench table`` prints of each series."""
+    said = cli("table", folder / "out", "--format", "csv", "--by", "series", *more)
+    return pd.read_csv(io.StringIO(said.out))
+
+
+def test_a_table_counts_the_seeds_of_the_sweep_that_ran_last(versions):
+    said = (versions / "said.txt").read_text()
+    left = 2 * (MINE + EF21) + MINE
+    assert LINE.format(left) in " ".join(said.split())
+    table = series(versions)
+    assert table["seeds"].tolist() == [3, 3, 3]
+    assert table["ok"].sum() == MINE + EF21
+    assert f"{MINE + EF21} cells: {MINE + EF21} ok" in cli("table", versions / "out").out
+
+
+@pytest.mark.thorough
+def test_every_verb_says_what_is_left_out(versions, tmp_path):
+    left = LINE.format(2 * (MINE + EF21) + MINE)
+    out = versions / "out"
+    for verb in (
+        ("table",), ("rank",), ("rank", "--trials", 2), ("audit", "--out", tmp_path),
+        ("table", "--link", "1Gbit,ring"), ("plot", "--out", tmp_path, "--format", "csv"),
+    ):  # fmt: skip
+        said = cli(verb[0], out, *verb[1:])
+        assert said.code == 0, said.err
+        assert left in " ".join((said.out + said.err).split()), verb
+    every = cli("table", out, "--all")
+    assert "left out" not in every.out + every.err
+    said = cli("compare", out, out)
+    assert f"A: {left}" in said.out
+    assert f"B: {left}" in said.out
+    assert cli("report", out, "--out", tmp_path / "r.html").code == 0
+    assert left in (tmp_path / "r.html").read_text()
+
+
+def test_how_a_sweep_stands_counts_its_own_cells(versions):
+    standing = json.loads(cli("status", versions / "out", "--json").out)
+    assert standing["counts"] == {"ok": MINE + EF21}
+    assert standing["earlier"] == 2 * (MINE + EF21) + MINE
+    said = cli("status", versions / "out").out
+    assert f"{MINE + EF21} of {MINE + EF21} cells ended" in said
+    assert f"{standing['earlier']} cells of earlier versions" in said
+
+
+def test_all_shows_every_version_as_a_row_of_its_own(versions):
+    table = series(versions, "--all")
+    assert len(table) == 4 + 2 * 3
+    assert (table["seeds"] == 3).all()
+    assert table["ok"].sum() == 3 * (MINE + EF21) + MINE
+    names = set(table["method"])
+    assert "EF21 Top-3 (rounds=20, no stop.grad_norm_sq)" in names
+    assert "EF21 Top-3 (rounds=30, stop.grad_norm_sq=1e-09)" in names
+    cells = store.cells(versions / "out")
+    configs = cells[cells["algorithm"] == "mine"]["config"]
+    sources = {json.loads(config)["plugins"][0]["source"][:6] for config in configs}
+    assert len(sources) == 2
+    assert {f"MINE (rounds=20, no stop.grad_norm_sq, mine {s})" for s in sources} <= names
+
+
+def test_no_row_has_more_seeds_than_there_are_in_any_frame(versions):
+    folder = versions / "out"
+    every = 3 * (MINE + EF21) + MINE  # load and cells keep what lies there
+    assert len(store.cells(folder)) == raybench.load(folder)["cell"].nunique() == every
+    for result in (frames(folder), frames(folder, every=True), frames(folder, link="1Gbit,ring")):
+        seeds = result.cells["seed"].nunique()
+        for by in ("method", "series"):
+            assert (closing_table(result, by=by)["seeds"] <= seeds).all()
+        rows = result.rows(list(result.cells["cell"]), ["bits_up", "grad_norm_sq"])
+        assert (bands(rows, by=["facet", "series", "step"])["cells"] <= seeds).all()
+    pair = (raybench.load(folder), store.cells(folder))
+    assert (closing_table(pair, by="series")["seeds"] == 3).all()
+    assert (compare(folder, pair, by="step")[["cells_a", "cells_b"]] <= 3).all(axis=None)
+
+
+def test_a_version_that_is_back_is_shown_again(versions, tmp_path):
+    shutil.copytree(versions, tmp_path / "w")
+    before = store.cells(tmp_path / "w" / "out")
+    said = sweep(tmp_path / "w")
+    assert "nothing was missing" in said
+    assert len(store.cells(tmp_path / "w" / "out")) == len(before)
+    result = frames(tmp_path / "w" / "out")
+    assert {json.loads(c)["rounds"] for c in result.cells["config"]} == {20}
+    assert result.left_out == len(before) - MINE - EF21
+
+
+@pytest.mark.thorough
+def test_what_an_exclusion_takes_out_is_left_out_and_an_extension_is_not(versions, tmp_path):
+    shutil.copytree(versions, tmp_path / "w")
+    sweep(tmp_path / "w", "rounds=30", "seed=0..3", "exclude=[{algorithm: ef21, k: 1}]")
+    table = closing_table(tmp_path / "w" / "out", by="series")
+    assert sorted(zip(table["method"], table["seeds"])) == [("EF21 Top-3", 4), ("MINE", 4)]
+
+
+@pytest.mark.thorough
+def test_merged_folders_show_what_both_sweeps_plan(versions, tmp_path):
+    shutil.copytree(versions, tmp_path / "w")
+    sweep(tmp_path / "w", "rounds=25", "algorithm=gd", "step_size={theory: 1}")
+    assert len(frames(tmp_path / "w" / "out").cells) == 3
+    both = tmp_path / "both"
+    assert cli("merge", versions / "out", tmp_path / "w" / "out", "--out", both).code == 0
+    result = frames(both)
+    assert len(result.cells) == MINE + EF21 + 3
+    assert result.left_out == 2 * (MINE + EF21) + MINE
+    store.compact(both, tmp_path / "few")
+    assert frames(tmp_path / "few").left_out == result.left_out
+
+
+def test_while_nothing_of_the_new_version_has_ended_the_old_one_is_not_shown(versions, tmp_path):
+    shutil.copytree(versions / "out", tmp_path / "w")
+    (tmp_path / "w" / "plan" / "cells.json").write_text('["0123456789abcdef"]')
+    for verb in ("table", "rank", "report", "audit"):
+        said = cli(verb, tmp_path / "w")
+        assert "Traceback" not in said.err
+        if verb != "report":
+            assert "60 cells of earlier versions" in said.out + said.err
+    (tmp_path / "w" / "plan" / "cells.json").write_text('["0123')
+    said = cli("table", tmp_path / "w")
+    assert (said.code, said.complaints) == (2, 1)
+    assert "plan/cells.json" in said.err
+
+
+def test_runs_show_every_group_and_no_group_twice(tmp_path):
+    how = ("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3")
+    for rounds, seed in ((20, 0), (30, 0), (30, 1)):
+        said = cli(*how, "--rounds", rounds, "--seed", seed, "--out", tmp_path / "r")
+        assert said.code == 0, said.err
+    table = closing_table(tmp_path / "r", by="series")
+    assert sorted(zip(table["method"], table["seeds"])) == [
+        ("EF21 Top-3 (rounds=20)", 1),
+        ("EF21 Top-3 (rounds=30)", 2),
+    ]
+    assert "left out" not in cli("table", tmp_path / "r").out
+
+
+def test_groups_that_nothing_tells_apart_are_numbered():
+    """Such as those of a data file that has changed: only the id knows."""
+    runs = [{"g": [1, 0.5, 0.05], "seed": s, "multiple": m} for m in (1.0, 2.0) for s in range(3)]
+    old, new = make(runs), make(runs)
+    for part in new:
+        part["cell"] = part["cell"] + " new"
+    old[1]["group"], new[1]["group"] = "b", "a"
+    old[1]["started"], new[1]["started"] = (pd.Timestamp(f"2026-01-0{day}") for day in (1, 2))
+    cells = describe(pd.concat([new[1], old[1]], ignore_index=True))
+    assert set(zip(cells["group"], cells["series"])) == {
+        ("b", "EF21 Top-1 (version 1)"),
+        ("a", "EF21 Top-1 (version 2)"),
+    }

@@ -1,15 +1,41 @@
-"""Features split over clients: identities, bounds, and what compressing products without memory costs."""
+"""Features and views split over clients: identities, bounds, the same as training in one place, and mistakes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from numpy_methods import top
+from torch import Tensor
+from torch.nn import functional as F
 from toys import each_round, largest, path
+from views_kit import (
+    ARRAYS,
+    CLASSES,
+    DECAY,
+    DEEP,
+    EVERY,
+    NETS,
+    SAMPLES,
+    TESTED,
+    TOP,
+    WIDTHS,
+    on,
+    problem_of,
+    standard,
+)
 
+from raybench.core.errors import InputError
+from raybench.core.registry import lookup
 from raybench.execution.resolve import Resolver, Skip
+from raybench.execution.run import Run
+from raybench.problems import build
 from raybench.spec import Step
+from raybench.testing.algorithms import conformance
+from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import DATA, Method, finished, started
 
 pytestmark = pytest.mark.thorough
@@ -35,7 +61,7 @@ def libsvm(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def on(file: str, name: str, compressor=None, clients=FEATURES, **rest) -> Method:
+def on_rows(file: str, name: str, compressor=None, clients=FEATURES, **rest) -> Method:
     problem = {"name": "vertical_least_squares", "dataset": file, "clients": clients}
     return Method(name, rest.pop("params", {}), compressor, problem, more=FAR, **rest)
 
@@ -46,7 +72,7 @@ def rand(k: int, mask: str = "independent") -> dict:
 
 @pytest.mark.parametrize("clients", [1, 4, FEATURES])
 def test_gradient_descent_on_blocks_is_gradient_descent(libsvm, clients):
-    method = on(libsvm, "vertical_gd", None, clients, rounds=300)
+    method = on_rows(libsvm, "vertical_gd", None, clients, rounds=300)
     run = started(method.batch((1.0, 0.5)))
     L = run.problem.constants.L
     assert method.cell().step_size == pytest.approx(1 / L)
@@ -60,11 +86,11 @@ def test_gradient_descent_on_blocks_is_gradient_descent(libsvm, clients):
 @pytest.mark.parametrize("mask", ["independent", "common"])
 def test_products_without_memory_stall_where_marina_falls_by_a_million(libsvm, mask):
     steps, rounds = (1.0, 0.25), 4_000
-    marina = on(libsvm, "vertical_marina", rand(20, mask), rounds=rounds)
+    marina = on_rows(libsvm, "vertical_marina", rand(20, mask), rounds=rounds)
     gamma = marina.cell().step_size
     gaps = {}
     for name in ("vertical_marina", "vertical_naive"):
-        method = on(libsvm, name, rand(20, mask), rounds=rounds, step=gamma)
+        method = on_rows(libsvm, name, rand(20, mask), rounds=rounds, step=gamma)
         run = finished(method.batch(steps, (0, 1)), every=10)
         assert (run.status == "ok").all()
         gaps[name] = run.recorder.column("loss") - run.problem.constants.f_star
@@ -85,7 +111,7 @@ BOUNDED = [(k, m, p) for k in (4, 20) for m in ("independent", "common") for p i
 def test_pl_bound(libsvm, k, mask, p):
     """E Psi^t <= (1 - gamma mu)^t Psi^0, Psi = F - F* + (gamma/p) 4||A||^2 ||v - Ax||^2."""
     args = {"params": {"p": p}, "rule": "pl", "rounds": 300}
-    method = on(libsvm, "vertical_marina", rand(k, mask), 4, **args)
+    method = on_rows(libsvm, "vertical_marina", rand(k, mask), 4, **args)
     run = started(method.batch((1.0,), range(SEEDS)))
     c, problem = run.problem.constants, run.problem
 
@@ -109,7 +135,7 @@ def test_a_message_has_an_entry_per_row(libsvm):
         ("vertical_naive", rand(7), 7 * 41),
         ("vertical_marina", {"name": "rand_k", "k": 7}, None),
     ):
-        run = finished(on(libsvm, name, compressor, rounds=40, step=1e-3).batch())
+        run = finished(on_rows(libsvm, name, compressor, rounds=40, step=1e-3).batch())
         up, down = (float(run.recorder.column(f"values_{way}")[0, -1]) for way in ("up", "down"))
         assert down == ROWS * 40
         if values is not None:
@@ -120,12 +146,12 @@ def test_a_message_has_an_entry_per_row(libsvm):
 
 
 def test_no_step_is_proved_for_the_control(libsvm):
-    cell = on(libsvm, "vertical_naive", rand(9), step=1.0).cell().cell
+    cell = on_rows(libsvm, "vertical_naive", rand(9), step=1.0).cell().cell
     assert Resolver().resolve(cell).theory_step is None
     with pytest.raises(Skip, match="no theoretical step size"):
         Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
     borrowed = replace(cell, step=Step("theory", 1.0, of="vertical_gd"))
-    gd = on(libsvm, "vertical_gd").cell()
+    gd = on_rows(libsvm, "vertical_gd").cell()
     assert Resolver().resolve(borrowed).step_size == gd.step_size
 
 
@@ -133,3 +159,316 @@ def test_rows_split_over_clients_are_refused():
     method = Method("vertical_naive", {}, rand(2), {"name": "least_squares", **DATA}, step=0.1)
     with pytest.raises(Skip, match="features split over clients"):
         method.cell()
+
+
+# Networks whose views are split over clients ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("views") / "three.npz"
+    np.savez(path, **ARRAYS)
+    return str(path)
+
+
+# In one place, by automatic differentiation: knows the arrays, and the names of the tensors -----------
+
+
+def features(view: str, x: dict[str, Tensor], prefix: str = "") -> Tensor:
+    phi = standard(view, prefix)
+    if f"{view}.encoder.1.weight" in x:
+        phi = F.linear(phi, x[f"{view}.encoder.1.weight"], x[f"{view}.encoder.1.bias"])
+        phi = phi.tanh() if view == "image" else phi.relu()
+    return phi
+
+
+def scores(x: dict[str, Tensor], prefix: str = "") -> Tensor:
+    return sum(features(v, x, prefix) @ x[f"{v}.head.weight"].T for v in sorted(WIDTHS))
+
+
+class Centralised:
+    """The whole network in one place: every tensor by name, frozen ones included, from the same start."""
+
+    def __init__(self, file: str, net: dict) -> None:
+        params = {k: v for k, v in problem_of(file, **net).items() if k not in ("name", "freeze")}
+        free = build("vertical_network", params)
+        start = free.layout.views(free.start())
+        self.x = {n: t.clone() for (n, _), t in zip(free.layout, start, strict=True)}
+        own = build("vertical_network", {**params, "freeze": net.get("freeze", [])})
+        self.names = [n for n, _ in own.layout]
+        self.labels = torch.from_numpy(ARRAYS["labels"] - 1)
+
+    def loss(self, rows: Tensor | None = None) -> Tensor:
+        at = slice(None) if rows is None else rows
+        penalty = sum(self.x[n].square().sum() for n in self.names)
+        return F.cross_entropy(scores(self.x)[at], self.labels[at]) + DECAY / 2 * penalty
+
+    def step(self, gamma: float, rows: Tensor | None = None) -> None:
+        for name in self.names:
+            self.x[name] = self.x[name].detach().requires_grad_()
+        with torch.enable_grad():
+            own = [self.x[n] for n in self.names]
+            grads = torch.autograd.grad(self.loss(rows), own)
+        for name, grad in zip(self.names, grads, strict=True):
+            self.x[name] = (self.x[name] - gamma * grad).detach()
+
+    @property
+    def point(self) -> Tensor:
+        return torch.cat([self.x[n].detach().flatten() for n in self.names])
+
+
+def steps(method: Method, rounds: int = 30) -> Iterator[tuple[Tensor, Tensor | None, Run]]:
+    """Yield the point after each round, the rows of the step that led to it, and the run."""
+    run = started(method.batch((1.0,), (3,)), every=rounds)
+    run.advance(0)
+    for _ in range(rounds):
+        rows = None if run.s.rows is None else run.s.rows[0].clone()
+        run.advance(1)
+        yield run.a.point(run.net, run.s, run.c)[0], rows, run
+
+
+def compare(file: str, name: str, compressor, params: dict, net: dict) -> None:
+    reference = Centralised(file, net)
+    first = reference.point
+    for now, rows, _ in steps(on(file, name, compressor, params, net)):
+        reference.step(0.5, rows)
+        assert float((now - reference.point).abs().max()) < 1e-10
+    assert float((reference.point - first).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("name", "compressor", "params"),
+    [
+        ("vertical_gd", None, {}),
+        ("vertical_naive", "identity", {}),
+        ("vertical_naive", EVERY, {}),
+        ("vertical_marina", "identity", {"p": 0.3}),
+        ("vertical_ef21", "identity", {}),
+        ("vertical_ef21", EVERY, {"p": 0.3, "init": "full"}),
+        ("vertical_sgd", None, {"batch": 7}),
+        ("vertical_naive", "identity", {"batch": 7}),
+        ("vertical_naive", EVERY, {"batch": 7}),
+        ("vertical_ef21", "identity", {"batch": 7}),
+        ("vertical_ef21", EVERY, {"batch": 7, "p": 0.3}),
+        ("vertical_ef21", EVERY, {"batch": 7, "init": "full"}),
+    ],
+)
+def test_with_all_entries_it_is_training_in_one_place(file, net, name, compressor, params):
+    if name == "vertical_marina":  # its s.rows are not: all samples in every round
+        method = on(file, name, compressor, params, NETS[net])
+        plain = finished(on(file, "vertical_gd", None, {}, NETS[net]).batch((1.0,), (3,)))
+        run = finished(method.batch((1.0,), (3,)))
+        apart = run.a.point(run.net, run.s, run.c) - plain.a.point(plain.net, plain.s, plain.c)
+        assert float(apart.abs().max()) < 1e-10
+        return
+    compare(file, name, compressor, params, NETS[net])
+
+
+def test_the_loss_and_what_is_measured_are_those_of_one_place(file):
+    for net in NETS.values():
+        params = {k: v for k, v in problem_of(file, **net).items() if k != "name"}
+        problem = build("vertical_network", params)
+        one = Centralised(file, net)
+        one.step(0.7)
+        x = one.point[None]
+        assert float(problem.oracle(x)[1][0, 0]) == pytest.approx(float(one.loss()), rel=1e-12)
+        out, labels = scores(one.x, "test_"), torch.from_numpy(ARRAYS["test_labels"] - 1)
+        result = problem.evaluate(x)
+        assert float(result["accuracy"]) == float((out.argmax(1) == labels).double().mean())
+        want = float(F.cross_entropy(out, labels))
+        assert float(result["test_loss"]) == pytest.approx(want, rel=1e-12)
+
+
+# Minibatches, messages and tables -----------------------------------------------------------------------
+
+
+def test_minibatches_are_the_same_for_all_clients_and_without_repeats(file):
+    seen = []
+    for _, rows, run in steps(on(file, "vertical_ef21", TOP, {"batch": 7}, rounds=40), 40):
+        assert rows.shape == (7,)
+        assert len(set(rows.tolist())) == 7
+        assert run.net.n_here == 3  # one list of rows for three clients
+        seen.append(tuple(rows.tolist()))
+    assert len(set(seen)) == 40
+    assert {row for rows in seen for row in rows} == set(range(SAMPLES))
+    other = steps(on(file, "vertical_sgd", None, {"batch": 7}, rounds=40), 40)
+    assert [tuple(rows.tolist()) for _, rows, _ in other] == seen  # the method makes no difference
+
+
+@pytest.mark.parametrize(
+    ("name", "compressor", "params", "values"),
+    [
+        ("vertical_gd", None, {}, SAMPLES * CLASSES),
+        ("vertical_sgd", None, {"batch": 7}, 7 * CLASSES),
+        ("vertical_naive", TOP, {"batch": 7}, 5),
+        ("vertical_naive", {"name": "top_k", "k": "20%"}, {"batch": 10}, 6),
+        ("vertical_ef21", {"name": "top_k", "k": "20%"}, {}, SAMPLES * CLASSES // 5),
+        ("vertical_ef21", TOP, {"p": 1.0, "batch": 7}, 7 * CLASSES),
+    ],
+)
+def test_what_a_message_holds(file, name, compressor, params, values):
+    run = finished(on(file, name, compressor, params, rounds=9).batch())
+    up, down = (float(run.recorder.column(f"values_{way}")[0, -1]) for way in ("up", "down"))
+    assert up == 10 * values  # one before the first round
+    assert down == 9 * params.get("batch", SAMPLES) * CLASSES
+    share = params.get("batch", SAMPLES) / SAMPLES
+    assert float(run.recorder.column("grad_evals")[0, -1]) == pytest.approx(9 * share)
+
+
+@pytest.mark.parametrize(("p", "init"), [(0.0, "zero"), (0.0, "full"), (0.4, "zero")])
+@pytest.mark.parametrize("net", ["linear", "deep"])
+def test_a_sample_is_compared_with_its_own_last_turn(file, net, p, init):
+    """s_j changes in the rows of the minibatch alone, by Top-k of u_j - s_j, or to u_j in a dense round."""
+    method = on(file, "vertical_ef21", TOP, {"batch": 6, "p": p, "init": init}, NETS[net])
+    run = started(method.batch((1.0,), (5,)))
+    run.advance(0)
+    dense = 0
+    table = np.zeros((3, SAMPLES, CLASSES))
+    if init == "full":
+        table = run.problem.products(run.problem.split(run.problem.start()[None]))[0].numpy()
+        table = table.reshape(3, SAMPLES, CLASSES)
+    for t in range(25):
+        if t:
+            run.advance(1)
+        rows, x = run.s.rows[0].numpy(), run.c.x
+        u = run.problem.products(x)[0].numpy().reshape(table.shape)
+        have = run.c.sent[0].numpy().reshape(table.shape)
+        off = (u[:, rows] - table[:, rows]).reshape(3, -1)
+        want = table.copy()
+        want[:, rows] += top(off, 5).reshape(3, -1, CLASSES)
+        refreshed = p > 0 and np.abs(have[:, rows] - u[:, rows]).max() < 1e-12 < np.abs(off).max()
+        if refreshed:
+            want[:, rows] = u[:, rows]
+            dense += 1
+        assert np.abs(have - want).max() < 1e-12, t
+        assert np.abs(run.s.sum[0].numpy() - have.reshape(3, -1).sum(0)).max() < 1e-12
+        assert np.abs(run.s.v[0].numpy() - have.sum(0)[rows].flatten()).max() < 1e-12
+        table = have
+    assert dense == 0 if p == 0 else 3 <= dense <= 20
+
+
+# The mistakes -------------------------------------------------------------------------------------------
+
+
+def test_forward_compression_stalls_where_differences_converge(file):
+    ends = {}
+    for name, compressor in (
+        ("vertical_naive", TOP),
+        ("vertical_naive", {"name": "rand_k", "k": 20}),
+        ("vertical_ef21", TOP),
+        ("vertical_marina", {"name": "rand_k", "k": 20}),
+    ):
+        run = finished(
+            on(file, name, compressor, rounds=600, step=0.4).batch((1.0,), (1,)), every=100
+        )
+        ends[name, compressor["name"]] = run.recorder.column("grad_norm_sq")[0, -2:]
+    assert ends["vertical_ef21", "top_k"].max() < 1e-14
+    assert ends["vertical_marina", "rand_k"].max() < 1e-14
+    assert ends["vertical_naive", "top_k"].min() > 1e-3
+    assert ends["vertical_naive", "rand_k"].min() > 1e-5
+
+
+# What runs must hold ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "name", "compressor", "params"),
+    [
+        ("linear", "vertical_ef21", TOP, {"batch": 7, "p": 0.2}),
+        ("linear", "vertical_naive", {"name": "rand_k", "k": 3}, {"batch": 4}),
+        ("deep", "vertical_marina", {"name": "rand_k", "k": 9}, {"p": 0.4}),
+    ],
+)
+def test_the_kit_on_views(file, net, name, compressor, params):
+    method = on(file, name, compressor, params, NETS[net], step=0.05, rounds=12)
+    # wild steps end at a finite loss: softmax has bounded gradients
+    result = [f for f in conformance(method) if f.check != "alone or in a batch"]
+    assert not [str(f) for f in result if not f.ok]
+
+
+def test_a_cell_in_a_batch_is_as_it_is_alone(file):
+    for net in ("linear", "deep"):
+        method = on(file, "vertical_ef21", TOP, {"batch": 7}, NETS[net], rounds=10)
+        every = finished(method.batch((1.0, 0.2, 0.5), (0, 1, 2)))
+        for at, (multiple, seed) in enumerate(((1.0, 0), (0.2, 1), (0.5, 2))):
+            one = finished(method.batch((multiple,), (seed,)))
+            ours = every.recorder.column("loss")[at]
+            assert np.allclose(ours, one.recorder.column("loss")[0], rtol=1e-10)
+
+
+def test_theoretical_steps_converge(file):
+    """(1/T) sum ||grad f||^2 <= 2 Delta0/(gamma T) + G^0/(rho T), f* from below by 0."""
+    for name, compressor, params in (
+        ("vertical_gd", None, {}),
+        ("vertical_ef21", TOP, {"init": "full"}),
+        ("vertical_marina", {"name": "rand_k", "k": 20}, {}),
+    ):
+        method = on(file, name, compressor, params, step=None, rounds=100)
+        run = finished(method.batch((1.0,), range(4)))
+        norms = run.recorder.column("grad_norm_sq").mean(0)
+        gap = run.recorder.column("loss")[0, 0]
+        for T in (1, 10, 100):
+            assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T)
+
+
+# The problem itself: its constants, what it is built of, what it refuses ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "decay"), [("linear", 0.0), ("linear", DECAY), ("deep", DECAY), ("partly frozen", 0.0)]
+)
+def test_the_problem_conforms(file, net, decay):
+    params = {"dataset": file, "dtype": "float64", "weight_decay": decay, **NETS[net]}
+    result = problem_conformance(build("vertical_network", params))
+    assert not [str(f) for f in result if not f.ok]
+
+
+def test_constants_of_linear_parties(file):
+    problem = build("vertical_network", {"dataset": file, "weight_decay": DECAY})
+    parts = [standard(v).numpy() for v in sorted(WIDTHS)]
+    norms = [np.linalg.norm(part, 2) ** 2 / (2 * SAMPLES) for part in parts]
+    c = problem.constants
+    whole = np.linalg.norm(np.hstack(parts), 2) ** 2 / (2 * SAMPLES)
+    assert pytest.approx(whole + DECAY) == c.L
+    assert c.extra["L_blk"] == pytest.approx(max(norms) + DECAY)
+    assert c.mu == DECAY
+    deep = build("vertical_network", {"dataset": file, "encoders": DEEP}).constants
+    assert (deep.L, deep.L_i) == (None, ())
+    for refused in (
+        on(file, "vertical_ef21", TOP, {"batch": 7}),
+        on(file, "vertical_gd", None, {}, NETS["deep"]),
+    ):
+        cell = replace(refused.cell().cell, step=Step("theory", 1.0))
+        with pytest.raises(Skip, match="no theoretical step size"):
+            Resolver().resolve(cell)
+
+
+def test_choosing_views_and_rows(file):
+    params = {"dataset": file, "views": ["text", "image"], "rows": 30, "scale": "none"}
+    problem = build("vertical_network", params)
+    assert [n for n, _ in problem.layout] == ["text.head.weight", "image.head.weight"]
+    assert (problem.n, problem.sample_count) == (2, 30)
+    assert len(problem.test_labels) == TESTED
+    assert np.array_equal(problem.parties[0].phi.numpy(), ARRAYS["text"][:30].astype(np.float32))
+
+
+def test_minibatches_larger_than_the_data_are_refused(file):
+    with pytest.raises(InputError, match=r"algorithm\.batch: 41 of 40 samples"):
+        on(file, "vertical_sgd", None, {"batch": 41}).cell()
+
+
+def test_the_batch_of_the_problem_is_that_of_methods_without_their_own(file):
+    cells = {
+        name: on(file, name, how, net={"batch": 8}).cell()
+        for name, how in (("vertical_ef21", TOP), ("vertical_sgd", None), ("vertical_gd", None))
+    }
+    assert [cells[n].params.get("batch") for n in cells] == [8, 8, None]
+    own = on(file, "vertical_sgd", None, {"batch": 5}, {"batch": 8}).cell()
+    assert own.params["batch"] == 5
+
+
+def test_methods_for_rows_are_refused(file):
+    with pytest.raises(Skip, match="features split over clients"):
+        Method("gd", {}, None, problem_of(file), step=0.1).cell()
+    assert lookup("problem", "vertical_network").facts.x0 == "problem"

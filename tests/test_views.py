@@ -1,15 +1,22 @@
-"""Views of the same samples: files and folders of one's own, honest and not, and the sets known by name."""
+"""Views of the same samples, and their encoders: files and folders of one's own, frozen, trained, words and BERT."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import data_kit
 import numpy as np
 import pytest
+import torch
 from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
 
+from raybench import spec
+from raybench.core.errors import InputError
 from raybench.data import catalogue, views
+from raybench.problems import build
+from raybench.testing.problems import conformance as problem_conformance
+from raybench.testing.trial import Method, finished
 
 pytestmark = pytest.mark.thorough
 
@@ -126,3 +133,185 @@ def test_the_articles_of_wikipedia(data_folder, name, width):
         assert pair.train.classes == 10
         assert np.bincount(pair.train.targets)[[0, 9]].tolist() == [138, 347]
     assert np.allclose(result["image"].train.inputs.sum(1), 1, atol=1e-5)  # shares of visual words
+
+
+# Encoders -----------------------------------------------------------------------------------------
+
+
+DEEP = ["mlp:hidden=[6],activation=tanh", "identity", "mlp:hidden=[4]"]
+TOP = {"name": "top_k", "k": 5}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("views") / "three.npz"
+    np.savez(path, **made())
+    return str(path)
+
+
+def test_a_frozen_encoder_is_features_computed_once(file):
+    params = {"dataset": file, "dtype": "float64", "encoders": DEEP}
+    free = build("vertical_network", params)
+    whole = dict(zip([n for n, _ in free.layout], free.layout.views(free.start()), strict=True))
+    frozen = build("vertical_network", {**params, "freeze": ["*.encoder.*"]})
+    assert [n for n, _ in frozen.layout] == [f"{v}.head.weight" for v in sorted(WIDTHS)]
+    assert frozen.constants.L is not None
+    assert not frozen.costly
+    assert free.costly
+    arrays = {n: torch.from_numpy(a.astype(np.float32)).double() for n, a in made().items()}
+    for view, party in zip(sorted(WIDTHS), frozen.parties, strict=True):
+        mean, std = arrays[view].mean(0), arrays[view].std(0, correction=0)
+        for prefix, have in (("", party.phi), ("test_", party.test)):
+            want = (arrays[f"{prefix}{view}"] - mean) / std
+            if view != "sound":
+                weight, bias = (whole[f"{view}.encoder.1.{n}"] for n in ("weight", "bias"))
+                want = torch.nn.functional.linear(want, weight, bias)
+                want = want.tanh() if view == "image" else want.relu()
+            assert torch.allclose(have, want, atol=1e-12)
+
+
+def test_weights_are_read(file, tmp_path):
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 99)
+    )
+    torch.save(net.state_dict(), tmp_path / "image.pt")
+    params = {
+        "dataset": file,
+        "encoders": DEEP,
+        "init_from": [str(tmp_path / "image.pt"), None, None],
+    }
+    problem = build("vertical_network", params)
+    start = dict(
+        zip([n for n, _ in problem.layout], problem.layout.views(problem.start()), strict=True)
+    )
+    assert torch.equal(start["image.encoder.1.weight"], net[1].weight)
+    assert (start["image.head.weight"] == 0).all()
+    with pytest.raises(InputError, match=r"problem\.init_from"):
+        build("vertical_network", {**params, "init_from": [file, None, None]})
+
+
+def pictured(path: Path, count: int = 12, side: int = 33) -> str:
+    random = np.random.default_rng(1)
+    texts = np.array([f"a {'red' if j % 2 else 'blue'} bird {j}" for j in range(count)])
+    pictures = random.integers(0, 256, (count, 3, side, side), np.uint8)
+    np.savez(path, image=pictures, text=texts, labels=np.arange(count) % 2)
+    return str(path)
+
+
+def test_a_resnet_and_words(tmp_path):
+    params = {
+        "dataset": pictured(tmp_path / "p.npz"),
+        "encoders": ["torchvision:resnet18", "words:size=5"],
+    }
+    frozen = build("vertical_network", {**params, "freeze": ["image.encoder.*"], "test_size": 0.25})
+    assert frozen.dim == 2 * (512 + 5)
+    assert frozen.parties[0].phi.shape == (9, 512)
+    assert frozen.parties[0].test.shape == (3, 512)
+    tuned = build("vertical_network", {**params, "scale": "imagenet", "chunk": 5})
+    assert tuned.dim == 11_176_512 + 2 * (512 + 5)
+    given = {**params, "name": "vertical_network", "encoders": [params["encoders"]]}
+    method = Method("vertical_ef21", {"batch": 4}, TOP, given, step=0.05, rounds=2)
+    run = finished(method.batch(), every=2)
+    moved = run.a.point(run.net, run.s, run.c)[0] - tuned.start()
+    for (name, _), change in zip(tuned.layout, tuned.layout.views(moved), strict=True):
+        if name in ("image.encoder.conv1.weight", "image.head.weight", "text.head.weight"):
+            assert float(change.abs().max()) > 0, name
+
+
+def test_a_made_bert(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra raybench[text]")
+    small = "bert:width=8,layers=1,heads=2,length=6,size=20"
+    params = {
+        "dataset": pictured(tmp_path / "p.npz", side=4),
+        "encoders": ["mlp:hidden=[4]", small],
+        "dtype": "float64",
+    }
+    problem = build("vertical_network", params)
+    assert any(n.startswith("text.encoder.bert.encoder.layer") for n, _ in problem.layout)
+    assert not [str(f) for f in problem_conformance(problem) if not f.ok]
+    frozen = build("vertical_network", {**params, "freeze": ["text.encoder.*"]})
+    assert frozen.parties[1].phi.shape == (12, 8)
+    # padding does not matter: a longer sequence gives the same vector of a short text
+    text = problem.parties[1]
+    net, tokens = text.passes.model.encoder, text.encoder.at(torch.arange(3))
+    assert torch.allclose(
+        net(tokens), net(tokens[:, : int((tokens != 0).sum(1).max())]), atol=1e-12
+    )
+
+
+def test_bert_from_a_folder(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the extra raybench[text]")
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "bird"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    config = transformers.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16)  # fmt: skip
+    net = transformers.BertModel(config)
+    net.save_pretrained(folder)
+    tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    params = {
+        "dataset": pictured(tmp_path / "p.npz", side=4),
+        "encoders": ["identity", "bert:length=8"],
+        "init_from": [None, str(folder)],
+        "freeze": ["text.encoder.*"],
+    }
+    problem = build("vertical_network", params)
+    own = tokenizer("a blue bird 0", return_tensors="pt")
+    with torch.no_grad():
+        want = net.eval()(**own).last_hidden_state[0, 0]
+    assert torch.allclose(problem.parties[1].phi[0], want, atol=1e-5)
+    for bad in (str(tmp_path), str(tmp_path / "none")):
+        with pytest.raises(InputError, match=r"problem\.init_from"):
+            build("vertical_network", {**params, "init_from": [None, bad]})
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot read"):
+        build("vertical_network", params)
+
+
+def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    params = {"dataset": pictured(tmp_path / "p.npz", side=4), "encoders": ["identity", "bert"]}
+    with pytest.raises(InputError, match=r"raybench\[text\]"):
+        build("vertical_network", params)
+
+
+def test_weights_are_part_of_a_cells_id_by_their_content(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = {"name": "vertical_network", "dataset": file, "encoders": [DEEP]}
+
+    def ids(*paths):
+        given = {"problem": {**base, "init_from": [list(paths)]}, "algorithm": "vertical_gd", "step_size": {"value": 1}}  # fmt: skip
+        return spec.load(given).cells[0].id
+
+    for name, content in (("a.pt", b"1"), ("b.pt", b"1"), ("c.pt", b"2")):
+        (tmp_path / name).write_bytes(content)
+    assert ids("a.pt", None, None) == ids("b.pt", None, None) != ids("c.pt", None, None)
+    with pytest.raises(InputError, match=r"problem\.init_from.*no file"):
+        ids("./none.pt", None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        ({"encoders": ["identity"]}, "encoders", "1 values for 3 views"),
+        ({"encoders": ["identity", "identity", "resnet19"]}, "encoders", "resnet18"),
+        ({"encoders": ["identity", "identity", "resnet18"]}, "encoders", "inputs of shape"),
+        ({"encoders": ["identity", "identity", "mlp:hiden=[3]"]}, "encoders", "hidden"),
+        ({"encoders": ["identity", "identity", "bert"]}, "encoders", "features"),
+        ({"encoders": ["identity", "identity", "torchvision:resnet17"]}, "encoders", "resnet18"),
+        ({"views": ["image", "txt"]}, "views", "text"),
+        ({"views": ["image", "image"]}, "views", "twice"),
+        ({"freeze": ["image.encoder.*"]}, "freeze", "names no parameter"),
+        ({"encoders": DEEP, "freeze": ["image.head.*"]}, "freeze", "image.encoder"),
+        ({"freeze": ["*"]}, "freeze", "frozen"),
+        ({"init_from": ["weights.pt", None, None]}, "init_from", "no weights"),
+        ({"rows": 1000}, "dataset", "1000"),
+    ],
+)
+def test_what_is_refused(file, changes, where, words):
+    with pytest.raises(InputError) as error:
+        build("vertical_network", {"dataset": file, **changes})
+    text = str(error.value)
+    assert text.startswith(f"problem.{where}"), text
+    assert words in text
