@@ -112,11 +112,10 @@ class ClusterFile:
     @property
     def python(self) -> str:
         """The interpreter on the hosts: the one beside the ``ray`` that the head is started with."""
-        for command in self.config.get("head_start_ray_commands", ()):
-            beside = re.search(r"([^\s;&|]*/)ray\s+start\b", command)
-            if beside:
-                return f"{beside[1]}python".replace("~", str(Path(self.there).parent))
-        return "python3"
+        commands = "\n".join(self.config.get("head_start_ray_commands", ()))
+        beside = re.search(r"([^\s;&|]*/)ray\s+start\b", commands)
+        home = str(Path(self.there).parent)
+        return f"{beside[1]}python".replace("~", home) if beside else "python3"
 
 
 def read(path: str) -> ClusterFile:

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 from raybench.cluster import file, launcher, stage
-from raybench.cluster.file import ClusterFile
 from raybench.cluster.hosts import APART, Host, Unreachable, fetch
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
@@ -40,7 +39,7 @@ OVER = 1  # exit code of a sweep whose hours are over
 def order(
     launch: Launch,
     sweep: Sweep,
-    cluster: ClusterFile,
+    cluster: file.ClusterFile,
     cost: Price,
     flags: Sequence[str],
     remote_out: str,
@@ -84,7 +83,7 @@ class Steps:
         self.job = f"{self.order['kept']}/{self.order['job']}"  # on the head: what the job tells
 
     @cached_property
-    def cluster(self) -> ClusterFile:
+    def cluster(self) -> file.ClusterFile:
         """The cluster file, as it was when the launch began."""
         return file.read(str(self.folder / GIVEN))
 
@@ -186,8 +185,7 @@ class Steps:
                 except (RuntimeError, OSError) as error:
                     remark = str(error)  # a full disk here does not end the sweep there
                     with suppress(Unreachable, ValueError):  # of a sweep that has not ended
-                        end = f"cat {self.job}/{ENDED}"
-                        code = int(head.run(end, timeout=30, check=False))
+                        code = int(head.run(f"cat {self.job}/{ENDED}", timeout=30, check=False))
                 if said and view is None:
                     view = View(said["name"], said["cells"], said["rounds"], said["before"])
                     block.enter_context(view)
