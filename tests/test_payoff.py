@@ -85,9 +85,9 @@ def test_the_seconds_of_a_compressed_step_add_up():
     assert (result.seconds, result.collective) == (pytest.approx(shared, rel=1e-12), ALL_TO_ALL)
     once = 2 * (n - 1) * a + 2 * (n - 1) / n * LOCAL.size / B
     assert step_of(LOCAL, net, n, COMPUTE).seconds == pytest.approx(0.15 + once / 30, rel=1e-12)
-    coded = step_of(replace(LOCAL, encode=0.6, decode=0.3), net, n, COMPUTE)
-    assert coded.seconds == pytest.approx(0.15 + (0.9 + once) / 30, rel=1e-12)
-    assert coded.exchange == pytest.approx(once / 30, rel=1e-12)
+    slow = step_of(replace(LOCAL, encode=0.6, decode=0.3), net, n, COMPUTE)
+    assert slow.seconds == pytest.approx(0.15 + (0.9 + once) / 30, rel=1e-12)
+    assert slow.exchange == pytest.approx(once / 30, rel=1e-12)
     two = replace(LOCAL, every=1, parts=2)  # the latency is paid twice
     longer = step_of(two, net, n, COMPUTE).exchange - once
     assert longer == pytest.approx(2 * (n - 1) * a, rel=1e-9)

@@ -160,15 +160,15 @@ def _timed(screen: Screen, rows: pd.DataFrame, x: Tensor) -> None:
     from raybench.core.limits import size
     from raybench.report import words
 
-    timed = rows[rows["left_out"] == ""]
-    if len(timed):
-        copy = timed["copy_s"].iloc[0]
+    whole = rows[rows["left_out"] == ""]
+    if len(whole):
+        copy = whole["copy_s"].iloc[0]
         speed = 2 * x.numel() * x.element_size() / copy / 1e9
         screen.dim(f"  a copy takes {words.seconds(copy)}, {speed:.3g} GB/s read and written")
         lines = [
             (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
             + (f"{row.error:.3g}", size(row.bytes), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
-            for row in timed.astype({"bytes": int}).itertuples()
+            for row in whole.astype({"bytes": int}).itertuples()
         ]
         heads = ("operator", *COLUMN_HEADS)
         screen.print(listing(heads, lines, right=COLUMN_HEADS, fold="operator"))

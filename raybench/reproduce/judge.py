@@ -363,8 +363,8 @@ def figures(verdict: Verdict, comparison: Compared) -> str:
     elif not math.isnan(comparison.p_value):
         said += f", p = {comparison.p_value:.2g}"
     elif seeds > 1 and comparison.word == UNDECIDED:
-        drawn = [side for side in (comparison.left, comparison.right) if side.seeds]
-        ranges = (f"{number(s.lower.min())} to {number(s.upper.max())}" for s in drawn)
+        sides = [side for side in (comparison.left, comparison.right) if side.seeds]
+        ranges = (f"{number(s.lower.min())} to {number(s.upper.max())}" for s in sides)
         said += f": {' against '.join(ranges)}"
     return f"{text} ({said})"
 
