@@ -96,6 +96,11 @@ def _ids(config: dict) -> tuple[str, str]:
     return digest[0].hexdigest()[:16], digest[1].hexdigest()[:16]
 
 
+def _identity(configs: list[dict]) -> dict[str, np.ndarray]:
+    """Return the ids and groups of cells."""
+    return dict(zip(("cell", "group"), np.array([_ids(c) for c in configs], object).T, strict=True))
+
+
 def label_of(method: Method, k: int | None) -> str:
     if method.compressor is None:
         return method.algorithm
@@ -143,18 +148,13 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
     auto = np.minimum(explicit, explicit / kk / 7 * D)
     mask = sparse / kk * D
     down = np.broadcast_to(D * t, g.shape)
-    bits_up, bits_down = 64 * sent + auto, 64 * down
     clock = t * 4e-4 * (1 + 0.1 * rng.random((len(grid), 1)))
-    status = np.where(diverged[:, 0], "diverged", "ok").astype(object)
     configs = [
         _config(method, dataset, k, s, {"kind": "theory" if m else "value", "number": m or v})
         for m, v, s in grid
     ]
-    ids = [_ids(c) for c in configs]
-    loss = 0.4 + 3 * np.minimum(g, 1e6)
-    text = {"cell": [[i] for i, _ in ids]}
-    zeros = ("raw_bits_up", "index_explicit_down", "index_auto_down", "raw_bits_down")
     same = {
+        **_identity(configs),
         "label": label_of(method, k),
         "problem": "logistic",
         "dataset": dataset,
@@ -163,30 +163,31 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
         "algorithm": method.algorithm,
         "compressor": method.compressor,
         "k": k,
-        "step_size": step,
-        "step_multiple": np.ma.masked_invalid(multiple),
-        "seed": seed,
+        "step_size": step[:, 0],
+        "step_multiple": np.ma.masked_invalid(multiple[:, 0]),
+        "seed": seed[:, 0],
     }
-    text["cell"] = np.array(text["cell"], dtype=object)
-    text["group"] = np.array([[j] for _, j in ids], dtype=object)
+    zeros = ("raw_bits_up", "index_explicit_down", "index_auto_down", "raw_bits_down")
+    measured = {
+        "bits_up": 64 * sent + auto,
+        "bits_down": 64 * down,
+        "loss": 0.4 + 3 * np.minimum(g, 1e6),
+        "grad_norm_sq": g,
+        **({"seconds": clock} if seconds else {}),
+    }
     curves = to_table(
         {
-            **text,
-            **same,
+            **{n: v[:, None] if isinstance(v, np.ndarray) else v for n, v in same.items()},
+            **measured,
             "round": t.astype(int),
             **dict.fromkeys(("epoch", "grad_evals", "messages_up", "messages_down"), t),
-            "bits_up": bits_up,
-            "bits_down": bits_down,
-            **dict.fromkeys(("bytes_up", "bytes_up_max"), bits_up / 8),
-            "bytes_down": bits_down / 8,
+            **dict.fromkeys(("bytes_up", "bytes_up_max"), measured["bits_up"] / 8),
+            "bytes_down": measured["bits_down"] / 8,
             "values_up": sent,
             "values_down": down,
             "index_explicit_up": explicit,
             "index_auto_up": auto,
             **dict.fromkeys(zeros, 0.0),
-            "loss": loss,
-            "grad_norm_sq": g,
-            "seconds": clock if seconds else None,
             "extra": {"index_bitmask_up": mask, "index_list_or_bitmask_up": auto},
         },
         CURVES,
@@ -194,66 +195,53 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
     )
     cells = to_table(
         {
-            "cell": [i for i, _ in ids],
-            "group": [j for _, j in ids],
-            **{n: (v[:, 0] if isinstance(v, np.ndarray) else v) for n, v in same.items()},
-            "status": status,
+            **same,
+            **{name: values[rows, last] for name, values in measured.items()},
+            "status": np.where(diverged[:, 0], "diverged", "ok").astype(object),
             "compressor_params": json.dumps({"k": k}) if k else None,
             "theory_step": theory if np.isfinite(multiple).any() else None,
             "rounds": (last * every).astype(int),
-            "loss": loss[rows, last],
-            "grad_norm_sq": g[rows, last],
             "best_grad_norm_sq": np.where(where, g, np.inf).min(axis=1),
-            "bits_up": bits_up[rows, last],
-            "bits_down": bits_down[rows, last],
-            "seconds": clock[rows, last] if seconds else None,
             "d": D,
-            "L": 2.6,
-            "L_tilde": 2.9,
+            **{"L": 2.6, "L_tilde": 2.9},
             "constants": json.dumps({"L": 2.6, "L_tilde": 2.9, "L_max": 3.4}),
-            "workers": 1,
-            "mode": "simulate",
-            "device": "cpu",
-            "batch": "b",
-            "batch_cells": len(grid),
+            **{"workers": 1, "mode": "simulate", "device": "cpu", "host": "node-1"},
+            **{"batch": "b", "batch_cells": len(grid)},
             "config": [json.dumps(c) for c in configs],
             "attempts": 1,
             "raybench_version": "0.1.0",
-            "host": "node-1",
         },
         CELLS,
     )
-    return shard_name(i for i, _ in ids), curves, cells
+    return shard_name(same["cell"]), curves, cells
 
 
 def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
-    same = {"problem": "logistic", "dataset": dataset}
-    for j in range(failed):
-        config = _config(Method("ef21", "top_k"), dataset, 7, j, {"kind": "theory", "number": 1})
-        cell, group = _ids(config)
-        row = {
-            **same,
-            **{"algorithm": "ef21", "compressor": "top_k", "k": 7, "label": "ef21 top_k k=7"},
-            **{"status": "failed", "error": "RuntimeError: out of memory"},
-            **{"cell": [cell], "group": group, "config": json.dumps(config)},
-            **{"seed": j, "step_multiple": 1.0},
-        }
-        store.commit(cell, None, to_table(row, CELLS))
-    methods = (Method("marina", "top_k"),) * skipped
-    configs = [_config(m, dataset, 1 + j, 0, {"kind": "theory"}) for j, m in enumerate(methods)]
-    if configs:
-        ids = [_ids(config) for config in configs]
-        columns = {
-            **same,
-            **{"cell": [i for i, _ in ids], "group": [group for _, group in ids], "seed": 0},
-            "config": [json.dumps(config) for config in configs],
-            **{"algorithm": "marina", "compressor": "top_k", "label": "marina top_k"},
-            **{
-                "status": "skipped",
-                "reason": "marina needs an unbiased compressor, top_k is biased",
+    def rows(compressed: Method, ks, seeds, **more):
+        step = {"kind": "theory", "number": 1}
+        configs = [_config(compressed, dataset, k, s, step) for k, s in zip(ks, seeds, strict=True)]
+        return to_table(
+            {
+                **_identity(configs),
+                "config": [json.dumps(c) for c in configs],
+                **{"problem": "logistic", "dataset": dataset, "seed": list(seeds)},
+                **{"algorithm": compressed.algorithm, "compressor": compressed.compressor},
+                **more,
             },
+            CELLS,
+        )
+
+    for j in range(failed):
+        said = {"status": "failed", "error": "RuntimeError: out of memory", "k": 7}
+        row = rows(METHODS[1], [7], [j], label="ef21 top_k k=7", step_multiple=1.0, **said)
+        store.commit(row["cell"][0].as_py(), None, row)
+    if skipped:
+        said = {
+            "status": "skipped",
+            "reason": "marina needs an unbiased compressor, top_k is biased",
         }
-        store.skip(to_table(columns, CELLS))
+        biased = Method("marina", "top_k")
+        store.skip(rows(biased, range(1, skipped + 1), [0] * skipped, label="marina top_k", **said))
 
 
 def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):

@@ -127,8 +127,6 @@ def test_run_takes_overrides_and_files(tmp_path):
         ({"seed": [0, 1]}, "a grid of 2 cells"),
         ({"algorithm": "marina"}, "marina needs an unbiased compressor"),
         ({"compressor": {"name": "top_k", "k": 13}}, "13 of 12 coordinates"),
-        ({"ruonds": 3}, "did you mean rounds"),
-        ({"rounds": "many"}, "rounds"),
     ],
 )
 def test_run_refuses(change, said):

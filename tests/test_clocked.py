@@ -52,24 +52,18 @@ def swept(folder, **more):
     return raybench.load(str(folder)), cells_of(str(folder))
 
 
-def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(tmp_path) -> None:
-    curves, cells = swept(tmp_path / "plain")
-    timed, _ = swept(tmp_path / "timed", clock=CLOCK)
+FEW = {"algorithm": SWEEP["algorithm"][:4], "record": {"every": 7}}  # whose rounds are alike
+
+
+@pytest.mark.parametrize("more", [{}, FEW], ids=["every row", "rows far apart"])
+def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(tmp_path, more) -> None:
+    curves, cells = swept(tmp_path / "plain", **more)
+    timed, _ = swept(tmp_path / "timed", clock=CLOCK, **more)
     assert curves["clock_seconds"].isna().all()
     keys = ["algorithm", "step_size", "seed", "round"]
     given = with_clock(curves, cells, typed(CLOCK)).set_index(keys)["clock_seconds"]
     ran = timed.set_index(keys)["clock_seconds"]
     assert (ran.diff().dropna() != 0).all()
-    pd.testing.assert_series_equal(given.sort_index(), ran.sort_index(), rtol=1e-12)
-
-
-def test_rows_far_apart_are_enough_where_rounds_are_alike(tmp_path) -> None:
-    few = {"algorithm": SWEEP["algorithm"][:4], "record": {"every": 7}}
-    curves, cells = swept(tmp_path / "plain", **few)
-    timed, _ = swept(tmp_path / "timed", clock=CLOCK, **few)
-    keys = ["algorithm", "step_size", "seed", "round"]
-    given = with_clock(curves, cells, typed(CLOCK)).set_index(keys)["clock_seconds"]
-    ran = timed.set_index(keys)["clock_seconds"]
     pd.testing.assert_series_equal(given.sort_index(), ran.sort_index(), rtol=1e-12)
 
 
@@ -148,6 +142,7 @@ def test_a_cell_stops_by_the_clock(tmp_path) -> None:
     ("more", "key"),
     [
         ({"stop": {"clock": 3}}, "stop.clock"),
+        ({"algorithm": ["gd"], "record": {"clock": 10}}, "record.clock"),
         ({"clock": {"compute": [1, 2]}}, "clock.compute.fixed"),
         ({"clock": {"compute": {"trace": "nowhere.parquet"}}}, "clock.compute.trace"),
         (
@@ -192,12 +187,6 @@ def test_messages_that_differ_in_length_fail_on_a_link_and_say_why(tmp_path) -> 
     assert "differ in length" in cells["error"].iloc[0]
     _, free = swept(tmp_path / "free", algorithm=[method], clock={"compute": 1.0})
     assert set(free["status"]) == {"ok"}
-
-
-def test_rows_by_seconds_need_a_clock(tmp_path) -> None:
-    with pytest.raises(InputError, match=r"record\.clock"):
-        swept(tmp_path / "out", algorithm=["gd"], record={"clock": 10})
-    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_a_timeline_says_what_every_client_does(tmp_path) -> None:

@@ -358,11 +358,15 @@ def test_adamw_needs_a_step_of_its_own():
         resolve("gd", compressor=None, step=1, local={"optimizer": "adamw"})
 
 
-def test_methods_without_a_server_ignore_the_parts():
-    method = Method("dgd", {}, None, PROBLEM, more={"local": {"steps": 2}})
+@pytest.mark.parametrize(
+    ("name", "key", "given"),
+    [("dgd", "local", {"steps": 2}), ("extra", "robust", {"rule": "median"})],
+)
+def test_methods_without_a_server_ignore_the_parts(name, key, given):
+    method = Method(name, {}, None, PROBLEM, more={key: given})
     sweep = spec.load(method.config({"value": 0.1}, 0))
-    assert sweep.cells[0].local is None
-    assert "dgd has no server to step: local ignored" in sweep.notes
+    assert getattr(sweep.cells[0], key) is None
+    assert sweep.notes == (f"{name} has no server to step: {key} ignored",)
 
 
 ESTIMATORS = [
@@ -465,13 +469,6 @@ def test_a_majority_of_attackers_may_be_studied():
     for robust in ({"byzantine": 5, "tolerate": 1}, {"rule": "mean", "byzantine": 6}):
         more = {"robust": {**robust, "attack": "inner_product"}}
         finished(Method("gd", {}, None, UNLIKE, step=0.1, rounds=2, more=more).batch())
-
-
-def test_methods_without_a_server_do_not_hear_it():
-    config = Method("extra", {}, None, UNLIKE, more={"robust": {"rule": "median"}})
-    loaded = spec.load(config.config({"value": 0.1}, 0))
-    assert loaded.cells[0].robust is None
-    assert loaded.notes == ("extra has no server to step: robust ignored",)
 
 
 # What it takes --------------------------------------------------------------------------------------

@@ -72,10 +72,6 @@ def test_importing_the_operators_loads_nothing_heavy_but_torch():
     assert python(LIGHT) == "[]"
 
 
-def test_importing_raybench_loads_no_torch():
-    assert python("import raybench, sys; print('torch' in sys.modules)") == "False"
-
-
 def test_a_variable_that_the_user_set_stays(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     monkeypatch.setattr(process, "keep_freed", lambda: True)
