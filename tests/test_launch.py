@@ -591,6 +591,7 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "s.yaml").write_text(text)
     far = tmp_path / "kept/far"
     assert cli_kit.cli("sweep", tmp_path / "s.yaml", "--inline", "--out", far).code == 0
+    (tmp_path / "kept/launch").touch()
     want = store.load(str(far)).sort_values(["cell", "round"], ignore_index=True)
     real, steps = Path.replace, [0]
     for stop_after in range(12):
@@ -659,6 +660,22 @@ def test_what_is_here_goes_along(tmp_path: Path) -> None:
         (here / name).touch()
     HERE.push(here, str(far), hosts.APART)
     assert {p.relative_to(far).as_posix() for p in far.rglob("*") if p.is_file()} == {*names[:2]}
+
+
+def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
+    """A folder on the head with a sweep that this launch did not bring is neither gone on from nor fetched."""
+    far, home = tmp_path / "kept/far", tmp_path / "home"
+    (far / "cells").mkdir(parents=True)
+    home.mkdir()
+    (far / "sweep.yaml").write_text("name: another\n")
+    (far / "cells/a.parquet").write_text("foreign")
+    for use in (
+        lambda: hosts.send(HERE, home, str(far)),
+        lambda: hosts.fetch(HERE, home, str(tmp_path), str(far)),
+    ):
+        with pytest.raises(RuntimeError, match="of another launch"):
+            use()
+    assert not [path for path in home.rglob("*") if path.is_file()]
 
 
 def test_what_a_job_tells(tmp_path: Path) -> None:

@@ -93,19 +93,32 @@ class Host:
 
 # What a sweep on the head tells, and its results ---------------------------------------------------
 
+OURS = (  # what a launch has sent to has the mark beside it
+    "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
+    "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
+)
 # What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
 LOOK = """\
 {lease} push >/dev/null 2>&1
 if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
   sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
 fi
-rsync"""
+{ours} && rsync"""
 SHARD = re.compile(
     r"(cells|weights|curves)/[\w-][\w.-]*|plan/(owner|cells|batches|attempts|target)\.json"
 )
 # What stays here: the sweep's text has paths of each machine, and the locks are each machine's own.
 APART = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
+
+
+def send(host: Host, results: Path, out: str) -> None:
+    """Copy what the folder here holds already to the head, whose driver then goes on from it.
+
+    Raises RuntimeError where the head's folder holds a sweep of somebody else.
+    """
+    host.run(f"{OURS.format(out=out)} && mkdir -p {out} && touch {out}/../launch")
+    host.push(results, out, APART)
 
 
 def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
@@ -119,7 +132,8 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
     spare = results / "tmp"
     shutil.rmtree(spare, ignore_errors=True)
     spare.mkdir(parents=True)
-    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID)
+    ours = OURS.format(out=out) if out else "true"
+    look = LOOK.format(lease=LEASE, job=job, ended=ENDED, pid=PID, ours=ours)
     there = [f"{job}/{ENDED}", f"{job}/{PROGRESS}"]
     there += [f"{out}/{part}" for part in reversed(ORDER) if out]
     host.rsync(

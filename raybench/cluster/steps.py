@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from raybench.cluster import file, launcher, stage
-from raybench.cluster.hosts import APART, Host, Unreachable, fetch
+from raybench.cluster.hosts import Host, Unreachable, fetch, send
 from raybench.cluster.launcher import STAGE
 from raybench.cluster.price import Price
 from raybench.cluster.stage import ENDED, LEASE, LOG, PID
@@ -137,9 +137,9 @@ class Steps:
             return
         head, job, there = self.head(), self.order["job"], self.cluster.there
         head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
-        head.run(f"mkdir -p {self.job} {self.order['out']} && {LEASE} push")
-        if self.order["out"]:  # the driver there goes on from what is here
-            head.push(self.launch.results, self.order["out"], APART)
+        if self.order["out"]:
+            send(head, self.launch.results, self.order["out"])
+        head.run(f"mkdir -p {self.job} && {LEASE} push")
         python = f"{launcher.token(self.cluster)}; {self.cluster.python}"
         ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
         until = time.monotonic() + DASHBOARD_SECONDS
