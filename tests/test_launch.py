@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
+from raybench.cli.launch import _costs
 from raybench.cluster import file, hosts, launcher, stage, states
 from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
@@ -142,6 +143,21 @@ def test_price_of_a_cloud(tmp_path: Path) -> None:
     with_gpus = price(rented, (3600, 3600), 1000, Resources(gpus_per_worker=1), 20, None)
     assert with_gpus.slots == 2
     assert with_gpus.most == pytest.approx((0.1 + 2 * 2) * 20)
+
+
+def test_a_node_without_a_price_that_may_not_run_beside_the_others_is_no_number(
+    tmp_path: Path,
+) -> None:
+    """What is started at once leaves no room for it, so the most is known, but not what is expected."""
+    types = CLOUD["available_node_types"]
+    types = {**types, "worker": types["worker"] | {"min_workers": 4}}
+    types["other"] = {"resources": {"CPU": 8}, "node_config": {"InstanceType": "new"}}
+    rented = cluster(tmp_path, available_node_types=types)
+    offered = price(rented, (36, 36), 10, ONE, 20, None)
+    assert offered.most == pytest.approx((0.1 + 4 * 1.0) * 20)
+    assert offered.cost == (math.inf, math.inf)
+    (line,) = _costs(offered, rented)
+    assert "unknown: no price of new in us-west-2" in str(line)
 
 
 def test_prices_are_those_of_the_machine_the_region_and_the_market(tmp_path: Path) -> None:

@@ -65,13 +65,13 @@ OVER = {  # rooms that are above it still: what they have and no more
     "torch": 2976,
     "measure": 1291,
     "problems": 5012,
-    "tests": 43170,
+    "tests": 43192,
     "reproduce": 954,
     "data": 2193,
     "spec": 2842,
     "core": 3827,
 }
-BESIDE = {"tests": 43170, "benchmarks": 3500}
+BESIDE = {"tests": 43192, "benchmarks": 3500}
 LINES_MOST = 700
 ALGORITHM_LINES = 450  # of a family of methods, with the theory of their steps
 FOREIGN_TO_ALGORITHMS = {

@@ -270,7 +270,7 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     """Return lines on what it costs: expected, at most, and how old the prices are."""
     if cluster.hosts:
         return [("cost", "your own machines")]
-    if math.isinf(cost.most):
+    if math.isinf(max(cost.most, *cost.cost)):
         bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
         return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))

@@ -128,11 +128,11 @@ def read(path: str) -> ClusterFile:
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
     config = _checked(file)
-    provider, own = config["provider"], config[OWN]
+    provider, metadata = config["provider"], config[OWN]
     local = provider["type"] == "local"
     hosts = tuple(map(str, (provider["head_ip"], *provider["worker_ips"]) if local else ()))
     region = str(provider.get(CLOUDS.get(provider["type"], ("",))[0], ""))
-    idle, prices = own.get("idle_minutes", 60.0), own.get("prices", {})
+    idle, prices = metadata.get("idle_minutes", 60.0), metadata.get("prices", {})
     currency = prices.get("currency", "USD")
     day = datetime.date.fromisoformat(prices["as_of"]) if prices else None
     nodes = _nodes(config, region, hosts)
@@ -177,14 +177,15 @@ def _nodes(config: Mapping[str, Any], region: str, hosts: Sequence[str]) -> tupl
     """Return the types of nodes that there may be, the head first."""
     head, types = config["head_node_type"], config["available_node_types"]
     _, machine_at, spot_at = CLOUDS.get(config["provider"]["type"], ("", "", ""))
-    own, costs = config[OWN], config[OWN].get("prices", {}).get("per_hour", {})
+    metadata = config[OWN]
+    costs = metadata.get("prices", {}).get("per_hour", {})
     here = costs.get(region, {})
     if hosts:  # which are all of one type to Ray, and cost nothing
         count = len(hosts) - 1
         workers = {"resources": {}, "min_workers": count, "max_workers": count}
         head, types = "head", {"head": workers, "worker": workers}
         here = {name: {"list": 0.0} for name in types}
-    cpus, gpus = own.get("cpus", {}), own.get("gpus", {})
+    cpus, gpus = metadata.get("cpus", {}), metadata.get("gpus", {})
 
     def kind(name: str) -> NodeType:
         said = types[name]

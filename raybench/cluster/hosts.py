@@ -47,8 +47,8 @@ class Host:
         if proxy := self.auth.get("ssh_proxy_command"):
             words.append(f"ProxyCommand={proxy}")
         key = os.path.expanduser(self.auth.get("ssh_private_key", ""))
-        own = ["-i", key, "-o", "IdentitiesOnly=yes"] if key else []
-        return ["ssh", *own, *(f"-o{word}" for word in words)]
+        identity = ["-i", key, "-o", "IdentitiesOnly=yes"] if key else []
+        return ["ssh", *identity, *(f"-o{word}" for word in words)]
 
     def run(self, command: str, *, timeout: float = 120, check: bool = True) -> str:
         """Run a command on the host and return what it printed.

@@ -58,15 +58,15 @@ def read(path: str) -> Codecs:
         file = Path(path)
         if file.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
-        found = json.loads(file.read_text("utf-8"))
+        document = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _wrong(path, f"is not read: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _wrong(path, f"format is not {FORMAT!r}")
-    device = _get(path, found, "machine", "device")
+    device = _get(path, document, "machine", "device")
     if not isinstance(device, str):
         raise _wrong(path, "machine.device is no text")
-    rows = _get(path, found, "parts", "codecs", "rows")
+    rows = _get(path, document, "parts", "codecs", "rows")
     times: dict[str, list[tuple[float, ...]]] = {}
     if not isinstance(rows, list):
         raise _wrong(path, "parts.codecs.rows is no list")
@@ -87,12 +87,12 @@ def read(path: str) -> Codecs:
     return Codecs(device, {name: sorted(several) for name, several in times.items()})
 
 
-def _get(path: str, found: Any, *keys: str) -> Any:
+def _get(path: str, part: Any, *keys: str) -> Any:
     for i, key in enumerate(keys):
-        if not isinstance(found, dict) or key not in found:
+        if not isinstance(part, dict) or key not in part:
             raise _wrong(path, f"{'.'.join(keys[: i + 1])} is missing")
-        found = found[key]
-    return found
+        part = part[key]
+    return part
 
 
 def _wrong(path: str, what: str) -> InputError:
