@@ -24,7 +24,7 @@ from raybench.report import figures, html, plots, render, table, words
 from raybench.report.content import LOWEST_SHOWN, build, told
 from raybench.report.custom import figure as figure_of
 from raybench.report.plots import draw, spread
-from raybench.report.rankings import firmness, headline
+from raybench.report.rankings import firmness, headline, overlapping
 from raybench.store import CELLS, Store, to_table
 
 GD = fake_store.METHODS[0]
@@ -341,6 +341,24 @@ def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_
     assert best["target"] in [line.get_ydata()[0] for line in axis.lines]
     (line,) = next(p for p in drawn(text).values())["layout"]["shapes"]
     assert line["y0"] == pytest.approx(best["target"])
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ((2.0, 1.4, 2.2), "overlaps with that of B"),
+        ((2.0, 1.6, 2.2), ""),
+        ((2.0, np.nan, np.nan), ""),
+    ],
+    ids=["overlapping", "apart", "one_seed"],
+)
+def test_a_first_place_that_the_seeds_do_not_show_is_said(second, said):
+    rows = [("A", 3, 1.0, 0.9, 1.5), ("B", 3, *second), ("C", 3, 9.0, 8.0, 10.0)]
+    part = pd.DataFrame(
+        rows, columns=["method", "seeds", "bits_to_target", "bits_low", "bits_high"]
+    )
+    assert overlapping(part, "bits").endswith(said)
+    assert bool(overlapping(part, "bits")) == bool(said)
 
 
 def test_where_no_method_arrives_the_report_says_so(tmp_path):

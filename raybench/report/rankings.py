@@ -351,8 +351,23 @@ def headline(results: Frames) -> list[str]:
         share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
-        said.append(f"{head}: {spell(cost)}{each}{beside}.")
+        doubt = overlapping(part, paid)
+        said.append(f"{head}: {spell(cost)}{each}{beside}{doubt and f'; but {doubt}'}.")
     return said[:MOST_SENTENCES]
+
+
+def overlapping(part: pd.DataFrame, paid: str) -> str:
+    """Return which methods the seeds do not tell from the cheapest one, empty where they tell it from all others.
+
+    part: rows of ``closing_table`` of one facet, best first. paid: bits or seconds.
+    """
+    first, others = part.iloc[0], part.iloc[1:]
+    close = others[others[f"{paid}_low"] <= first[f"{paid}_high"]]
+    if close.empty:
+        return ""
+    return (
+        f"its interval over {first['seeds']} seeds overlaps with that of {_listed(close['method'])}"
+    )
 
 
 def firmness(results: Frames) -> str:
@@ -371,7 +386,8 @@ def firmness(results: Frames) -> str:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
-    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings"
+    doubt = overlapping(closing_table(results), "bits")
+    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings{doubt and f', but {doubt}'}"
 
 
 def _what(readings: pd.DataFrame) -> str:
