@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,8 @@ class Plan:
     dense; None sends those dense whose messages would not be half as long, where tensors have messages
     of their own. groups: (pattern, compressor) of tensors by name. start_after: steps at first in which
     gradients are averaged as they are. seed: of random compressors. watch: steps between two
-    measurements of norms. allow_unproven: compressors that no theory of the method covers, too.
+    measurements of norms. check_every: between two comparisons of parameters, 0 for none. allow_unproven: compressors
+    that no theory of the method covers, too.
     """
 
     algorithm: str = "ef21"
@@ -60,6 +62,7 @@ class Plan:
     seed: int = 0
     delay: Mapping[str, Any] | None = None
     watch: int = 50
+    check_every: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
@@ -79,19 +82,28 @@ class Plan:
         """What a report calls the method and its compressor."""
         return self.algorithm, "" if self.compressor is None else str(self.compressor)
 
-    def check(self) -> None:
-        """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do."""
+    def check(self, names: Sequence[str]) -> None:
+        """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do.
+
+        names: of the tensors that are trained.
+        """
         collectives = (GATHER, REDUCE, ALL_TO_ALL)
         for name, allowed in (("granularity", GRAINS), ("collective", collectives)):
             given = getattr(self, name)
             if given not in allowed:
                 raise InputError.of(name, f"unknown {given!r}", nearest(str(given), allowed))
-        for name, least in (("start_after", 0), ("watch", 1), ("min_numel", 0)):
+        leasts = {"start_after": 0, "watch": 1, "min_numel": 0, "check_every": 0}
+        for name, least in leasts.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise InputError.of(name, f"{value!r}", f"an integer >= {least}")
         if self.groups and self.granularity != "tensor":
             raise InputError.of("groups", "they are of tensors", "granularity='tensor'")
+        for pattern, _ in self.groups:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError.of(
+                    "groups", f"{pattern!r} names no tensor", nearest(pattern, names)
+                )
 
     def operator(self, layout: Layout, dtype: torch.dtype) -> Any:
         """Return the compressor for vectors of a layout, None where none was asked for."""
@@ -102,10 +114,8 @@ class Plan:
             bucket = BUCKET_OF_LOOPS if self.granularity == "bucket" else None
             groups = self.groups
             if self.granularity == "tensor":
-                small = [
-                    (_literal(name), "identity") for name in self._small(compressor, layout, dtype)
-                ]
-                groups = (*groups, *small)
+                small = self._small(compressor, layout, dtype)
+                groups = (*groups, *((glob.escape(name), "identity") for name in small))
             compressor = PerTensor(compressor, bucket=bucket, groups=groups)
         return PerPart(compressor) if self.collective == ALL_TO_ALL else compressor
 
@@ -148,9 +158,9 @@ def planned(
     of it. Raises InputError for wrong settings; where what ranks say differs, on all of them.
     """
     name, params = method_given(algorithm)
-    plan = Plan(name, params=params, **settings)
+    plan, named = Plan(name, params=params, **settings), list(named)
     compare(transport, {**plan.settings, **loop}, named, others)
-    plan.check()
+    plan.check([name for name, p in named if p.requires_grad])
     return plan, *named_method(name, params)
 
 
@@ -160,11 +170,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def _literal(name: str) -> str:
-    """Return a pattern that matches this name alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 @dataclass
@@ -188,10 +193,6 @@ class Watched(Applied):
             left = (message.decode() - x).square().sum()
             self.watch.error = float(left / size) if size > 0 else 0.0
         return message
-
-    def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
-        fitted = super().fitted(layout, share)
-        return Watched(fitted.bound, fitted.clock, fitted.declared, fitted.n, self.watch)
 
 
 class Exchange:

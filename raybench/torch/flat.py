@@ -61,14 +61,6 @@ class Flat:
             torch._foreach_copy_(views, grads)
         return self.vector
 
-    def finite(self) -> bool:
-        """Return whether no gradient holds NaN or infinity."""
-        grads = [local(p.grad) for p in self.params if p.grad is not None]
-        values = [g._values() if g.is_sparse else g for g in grads]
-        filled = [v for v in values if v.numel()]
-        sizes = torch._foreach_norm(filled, math.inf) if filled else []
-        return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
-
     def set_gradients(self, u: Tensor) -> None:
         """Make u (d,) the gradients, copied, in the parameters' own types."""
         targets = []
@@ -91,6 +83,15 @@ class Flat:
     @property
     def _data(self) -> list[Tensor]:
         return [local(p.detach()) for p in self.params]
+
+
+def finite(params: Iterable[Tensor]) -> bool:
+    """Return whether no gradient of parameters holds NaN or infinity."""
+    grads = [local(p.grad) for p in params if p.grad is not None]
+    values = [g._values() if g.is_sparse else g for g in grads]
+    filled = [v for v in values if v.numel()]
+    sizes = torch._foreach_norm(filled, math.inf) if filled else []
+    return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
 
 
 def named(

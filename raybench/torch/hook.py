@@ -4,7 +4,6 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from functools import partial
 from time import perf_counter
 from typing import Any, Self
@@ -19,13 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
-from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, group_apart, local
+from raybench.torch.flat import Flat, finite
+from raybench.torch.replicas import Replica, group_apart
 from raybench.torch.report import Report, report
-from raybench.torch.saved import packed, parts_of
+from raybench.torch.saved import packed, resume
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
@@ -111,8 +110,16 @@ class Attached:
 
     def _spoilt(self, params: Sequence[Tensor]) -> bool:
         """Return whether gradients still hold those of a pass that was skipped, to which others were added since."""
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        return self.replica.anywhere(any(not bool(g.isfinite().all()) for g in grads))
+        return self.replica.anywhere(not finite(params))
+
+    def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
+        """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
+        exchange = Exchange(plan, layout, like, self.replica)
+        if exchange.in_steps:
+            what = f"{plan.algorithm} needs the step size, which a hook does not know"
+            fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
+            raise InputError.of("algorithm", what, fix)
+        return exchange
 
     def begin(self) -> None:
         """Begin a backward pass."""
@@ -171,37 +178,22 @@ class Attached:
         ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
         framework asks that would write rank 0's alone.
         """
-        transport = self.replica.transport
-        part = {
-            "algorithm": self.plan.algorithm,
-            "rank": transport.rank,
-            "n": transport.size,
-            "exchanges": [exchange.state() for exchange in self.exchanges],
-        }
-        return packed(part, self.replica, all(exchange.alike for exchange in self.exchanges))
+        return packed(self.plan.algorithm, self.exchanges, self.replica)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
 
         Raises InputError where it does not fit.
         """
-        transport = self.replica.transport
-        parts = parts_of(state_dict, self.plan.algorithm, transport.rank, transport.size)
-        counts = {len(part["exchanges"]) for part in parts}
-        if counts != {len(self.exchanges)}:
-            what = f"it has {max(counts)} parts, this model {len(self.exchanges)}"
-            fix = "the same model; with FSDP after its first backward pass"
-            raise InputError.of("state_dict", what, fix)
-        for i, exchange in enumerate(self.exchanges):
-            exchange.load([part["exchanges"][i] for part in parts])
+        resume(state_dict, self.plan.algorithm, self.exchanges, self.replica)
 
 
 class Part:
     """Parameters whose gradients are exchanged together. arrived: how many are there in this backward pass."""
 
-    def __init__(self, named: list[tuple[str, Tensor]], plan: Plan, replica: Replica) -> None:
+    def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
         self.flat = Flat(named)
-        self.exchange = Exchange(plan, self.flat.layout, self.flat.vector, replica)
+        self.exchange = hook.new(hook.plan.of_part(named), self.flat.layout, self.flat.vector)
         self.arrived, self.done = 0, False
         self.u: list[Tensor] = []
 
@@ -245,27 +237,18 @@ class Hook(Attached):
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
-        check_every: int,
     ) -> None:
         every = list(model.module.named_parameters())
         named = [(n, p) for n, p in every if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
-        replica = Replica(Distributed(group), every, every=check_every)
+        replica = Replica(Distributed(group), every, every=plan.check_every)
         super().__init__(plan, model, replica, scaler)
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
-        check_patterns(plan.groups, [name for name, _ in named])
-        self.parts = [
-            Part(bucket, plan.of_part(bucket), replica)
-            for bucket in _parted(named, None if whole else size)
-        ]
+        self.parts = [Part(bucket, self) for bucket in _parted(named, None if whole else size)]
         self.exchanges = [attached.exchange for attached in self.parts]
-        if any(exchange.in_steps for exchange in self.exchanges):
-            what = f"{plan.algorithm} needs the step size, which a hook does not know"
-            fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
-            raise InputError.of("algorithm", what, fix)
         self.where = {
             id(p): (attached, i)
             for attached in self.parts
@@ -363,13 +346,6 @@ def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tupl
     return [group[::-1] for group in out]
 
 
-def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
-    """Raise InputError where a pattern names no tensor of the model."""
-    for pattern, _ in groups:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError.of("groups", f"{pattern!r} names no tensor", nearest(pattern, names))
-
-
 def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
     """Destroy a group that torch still has."""
     group = held()
@@ -385,25 +361,16 @@ def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.
     return future
 
 
-class Slot:
-    """What a DistributedDataParallel model calls: a model takes one hook in its life, so this one holds ours."""
-
-    def __init__(self, model: DistributedDataParallel, hook: Hook) -> None:
-        self.hook = hook
-        model.register_comm_hook(self, Slot.run)
-
-    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Hand a bucket to the hook that is attached now."""
-        return self.hook.run(bucket)
+_attached: weakref.WeakKeyDictionary[nn.Module, Attached] = weakref.WeakKeyDictionary()
+"""The newest hook of each model; none of them holds its model."""
 
 
-_slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
-
-
-# What is attached to a model, which holds it itself: from here it must not keep the model alive.
-_hooks: weakref.WeakKeyDictionary[nn.Module, weakref.ref["ShardedHook"]] = (
-    weakref.WeakKeyDictionary()
-)
+def _run(model: weakref.ref[nn.Module], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Hand a bucket to the hook that is attached now: a DistributedDataParallel model takes one function in its life."""
+    parallel = model()
+    hook = None if parallel is None else _attached[parallel]
+    assert isinstance(hook, Hook)
+    return hook.run(bucket)
 
 
 class ShardedHook(Attached):
@@ -419,17 +386,13 @@ class ShardedHook(Attached):
         if plan.granularity == "tensor":
             what = "a shard is one vector, without the model's tensors"
             raise InputError.of("granularity", what, "bucket")
-        before = _hooks[model]() if model in _hooks else None
-        if before is not None and before.on:
-            raise InputError.of("model", "a method is attached to it", "detach() that one first")
         super().__init__(plan, model, replica)
-        self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._made: dict[int, Exchange] = {}
         self._reduced: set[int] = set()  # modules of this backward pass
         self._open = False  # whether one is going on
-        for i, module in enumerate(self.modules):
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for i, module in enumerate(sharded):
             module.set_all_reduce_hook(partial(self._reduce, i))
-        _hooks[model] = weakref.ref(self)
 
     def begin(self) -> None:
         self.settle()
@@ -458,13 +421,8 @@ class ShardedHook(Attached):
         flat = gradient.flatten()
         wide = flat if flat.dtype.itemsize >= 4 else flat.float()
         if exchange is None:
-            exchange = Exchange(self.plan, Layout.vector(len(flat)), wide, self.replica)
-            self._made[number] = exchange
+            exchange = self._made[number] = self.new(self.plan, Layout.vector(len(flat)), wide)
             self.exchanges = [self._made[i] for i in sorted(self._made)]
-            if exchange.in_steps:
-                what = f"{self.plan.algorithm} needs the step size, which a hook does not know"
-                fix = "algorithm={'name': .., 'memory': 'gradient'}"
-                raise InputError.of("algorithm", what, fix)
         # a copy: FSDP goes on with its own memory, which a method may want to keep
         u = self.exchange(exchange, wide.clone(), undoable=True)
         if u is None:
@@ -524,11 +482,14 @@ def attach(
         what = f"a {type(model).__name__} has no hook"
         fix = "DistributedDataParallel(model), fully_shard(model, ..), or CompressedOptimizer"
         raise InputError.of("model", what, fix)
-    loop = {"check_every": check_every, "size": size, "scaler": type(scaler).__name__}
+    before = _attached.get(model)
+    if before is not None and before.on:
+        raise InputError.of("model", "a method is attached to it", "detach() that one first")
+    loop = {"size": size, "scaler": type(scaler).__name__}
     plan, entry, numbers = planned(
         algorithm,
         transport,
-        model.named_parameters(),
+        (model.module if isinstance(model, DistributedDataParallel) else model).named_parameters(),
         loop,
         others,
         compressor=compressor,
@@ -541,25 +502,24 @@ def attach(
         seed=seed,
         delay=delay,
         watch=watch,
+        check_every=check_every,
         allow_unproven=allow_unproven,
     )
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")
     check_loop(entry, numbers, local=False)
+    hook: Attached
     if isinstance(model, FSDPModule):
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        return ShardedHook(
-            model, plan, Replica(transport, model.named_parameters(), others, check_every)
-        )
-    assert isinstance(model, DistributedDataParallel)
-    if model in _slots and _slots[model].hook.on:
-        raise InputError.of("model", "a method is attached to it", "detach() that one first")
-    hook = Hook(model, plan, size, overlap, scaler, check_every)
-    if model in _slots:
-        _slots[model].hook = hook
+        replica = Replica(transport, model.named_parameters(), others, check_every)
+        hook = ShardedHook(model, plan, replica)
     else:
-        _slots[model] = Slot(model, hook)
+        assert isinstance(model, DistributedDataParallel)
+        hook = Hook(model, plan, size, overlap, scaler)
+        if before is None:
+            model.register_comm_hook(weakref.ref(model), _run)
+    _attached[model] = hook
     return hook

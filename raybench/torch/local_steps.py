@@ -230,10 +230,7 @@ class LocalSteps:
             self.flat.move(self.x)
             return True
 
-        if self.node is None or self.node.sharded:
-            move()
-        else:
-            self.node.follow(self.flat, move)
+        self._together(move)
 
     def _step(self, direction: Tensor | None) -> bool:
         """Move x along a direction, where there is one."""

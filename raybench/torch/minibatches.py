@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from raybench import problems
@@ -14,6 +13,8 @@ from raybench.algorithms.build import named_method, part
 from raybench.core.errors import InputError
 from raybench.core.streams import Draws, Sample, stream
 from raybench.problems.network import NetworkProblem
+from raybench.torch.exchange import method_given
+from raybench.torch.replicas import rank_here
 
 
 class batches:
@@ -25,8 +26,7 @@ class batches:
     """
 
     def __init__(self, config: Mapping[str, Any], rank: int | None = None) -> None:
-        if rank is None:
-            rank = dist.get_rank() if dist.is_initialized() else 0
+        rank = rank_here() if rank is None else rank
         section = config.get("problem")
         if not isinstance(section, Mapping):
             raise InputError.of("problem", "is missing", "problem: {name: network, model: mlp, ..}")
@@ -38,9 +38,7 @@ class batches:
             raise InputError.of("problem.clients", what, "as many clients as ranks")
         self.problem = problem.host(range(rank, rank + 1))
         self.draws = Draws(stream([int(config.get("seed", 0))]), range(rank, rank + 1), problem.n)
-        given = config.get("algorithm", "gd")
-        name, params = (given, {}) if isinstance(given, str) else (given["name"], {**given})
-        params.pop("name", None)
+        name, params = method_given(config.get("algorithm", "gd"))
         # how its messages are made does not matter here
         settings = {
             k: v for k, v in params.items() if k not in ("compressor", "local", "outer", "delay")

@@ -27,6 +27,11 @@ def transport_of(group: dist.ProcessGroup | None) -> Transport:
     return Distributed(group) if dist.is_initialized() else Transport()
 
 
+def rank_here() -> int:
+    """Return the rank of this process among all, 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def group_apart(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup:
     """Return a new group of the same ranks, with the same backend and timeout; all of them have to call this.
 
@@ -103,8 +108,6 @@ class Replica:
         others: Sequence[Transport] = (),
         every: int = 0,
     ) -> None:
-        if type(every) is not int or every < 0:
-            raise InputError.of("check_every", f"{every!r}", "an integer >= 0, 0 for never")
         self.transport, self.others, self.every = transport, others, every
         pairs = list(named)
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
