@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from time import perf_counter
@@ -145,20 +145,22 @@ def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def planned(
-    algorithm: str | Mapping[str, Any],
+    asked: Mapping[str, Any],
     transport: Transport,
     named: Iterable[tuple[str, Tensor]],
     loop: Mapping[str, Any],
     others: Sequence[Transport] = (),
-    **settings: Any,
 ) -> tuple[Plan, registry.Entry[AlgorithmFacts], dict[str, Any]]:
     """Return the plan of a user's settings, its method's entry and its typed parameters.
 
-    loop: settings that the plan does not hold. named: all parameters of the model. others: ranks that hold other parts
-    of it. Raises InputError for wrong settings; where what ranks say differs, on all of them.
+    asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
+    does not hold. named: all parameters of the model. others: ranks that hold other parts of it. Raises InputError for
+    wrong settings; where what ranks say differs, on all of them.
     """
-    name, params = method_given(algorithm)
-    plan, named = Plan(name, params=params, **settings), list(named)
+    name, params = method_given(asked["algorithm"])
+    settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
+    method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
+    plan, named = Plan(**{**settings, **method}), list(named)
     compare(transport, {**plan.settings, **loop}, named, others)
     plan.check([name for name, p in named if p.requires_grad])
     return plan, *named_method(name, params)
@@ -172,26 +174,18 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-@dataclass
-class Watch:
-    """Whether a step measures norms, which costs a pass, and how far its message is from what it stands for."""
-
-    on: bool = False
-    error: float = math.nan
-
-
 @dataclass(frozen=True)
 class Watched(Applied):
-    """A compressor that measures its messages, when asked."""
+    """A compressor that measures its messages for an exchange, when that watches."""
 
-    watch: Watch = field(default_factory=Watch)
+    exchange: Exchange
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
         message = super().__call__(x, source)
-        if self.watch.on:
+        if self.exchange.watching:
             size = x.square().sum()
             left = (message.decode() - x).square().sum()
-            self.watch.error = float(left / size) if size > 0 else 0.0
+            self.exchange.error = float(left / size) if size > 0 else 0.0
         return message
 
 
@@ -219,7 +213,9 @@ class Exchange:
         transport = replica.transport
         n, rank = transport.size, transport.rank
         self.n, self.rank, self.met = n, rank, Met([], math.nan)
-        self.clock, self.watch = Clock(), Watch()
+        self.clock = Clock()
+        self.watching = False  # whether norms are measured in this step, which costs a pass
+        self.error = math.nan  # how far its message is from what it stands for
         self.rows: list[dict[str, float]] = []  # of all exchanges, for ``report``
         vectors = Vectors(n, range(rank, rank + 1), layout, layout.dim, like.dtype, like.device)
         roots = stream([plan.seed], like.device)
@@ -231,7 +227,7 @@ class Exchange:
         free = plan.allow_unproven
         self.a = a = method(entry, params, operators, n, layout, self.clock, like, free)
         if entry.facts.up is not None or entry.facts.own is not None:
-            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self.watch)
+            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self)
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
@@ -246,11 +242,6 @@ class Exchange:
         if self.local:  # each time anew: a preset says them in ``setup``
             self.a.local = self.a.outer = None
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the vectors."""
-        return self._like.dtype
 
     @property
     def in_steps(self) -> bool:
@@ -280,21 +271,21 @@ class Exchange:
         self._before = (copied(self._shared()), copied(self.c)) if undoable else None
         ledger = self.wire.ledger
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
-        self.watch.on, self.watch.error = self.steps % self.plan.watch == 0, math.nan
+        self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
         dense = self.steps < self.plan.start_after
         u = self._mean(grad) if dense else self._direction(grad, gamma)
         self.steps += 1
         up = Counts(*(ledger.up[:, 0] - before[0]))
         down = Counts(*(ledger.down[:, 0] - before[1]))
         _, encode, send = (now - then for now, then in zip(self.clock.parts, parts, strict=True))
-        residual = self._residual() if self.watch.on and not dense else None
+        residual = self._residual() if self.watching and not dense else None
         seconds = perf_counter() - began
         cost = row(
             len(self.rows),
             dense=float(dense),
-            bits_up=bits(up, self.dtype),
+            bits_up=bits(up, self._like.dtype),
             bytes_up=float(up.bytes),
-            bits_down=bits(down, self.dtype),
+            bits_down=bits(down, self._like.dtype),
             bytes_down=float(down.bytes),
             messages_up=float(up.messages),
             seconds_encode=encode,
@@ -304,7 +295,7 @@ class Exchange:
             seconds_exchanged=seconds,
             seconds_exposed=seconds,
             residual_norm=math.nan if residual is None else residual,
-            compression_error=self.watch.error,
+            compression_error=self.error,
         )
         self.rows.append(cost)
         return u

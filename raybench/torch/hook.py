@@ -257,11 +257,11 @@ class Hook(Attached):
         on_cpu = next(iter(self.parts[0].flat.params)).device.type == "cpu"
         self.thread = (
             ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
-            if overlap and on_cpu and scaler is None and not whole
+            if overlap and on_cpu and not whole
             else None
         )
         self.waiting: list[Waiting] = []
-        self.jobs: list[tuple[Any, list[Part]]] = []  # of the thread, in this backward pass
+        self.jobs: list[tuple[Any, Part]] = []  # of the thread, in this backward pass
 
     def detach(self) -> None:
         super().detach()
@@ -273,7 +273,11 @@ class Hook(Attached):
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
-            return _averaged(bucket.buffer(), self.model_group())
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+            group = self.model_group()
+            assert group is not None  # the model has it
+            return allreduce_hook(group, bucket)
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             self.begin()
             self.waiting = []
@@ -290,41 +294,27 @@ class Hook(Attached):
             attached.arrived += 1
             if attached.arrived == len(attached.flat.params):
                 attached.arrived = 0
-                if self.scaler is None:
-                    self._start([attached])
+                if self.thread is None:
+                    self._work(attached)
+                else:
+                    self.jobs.append((self.thread.submit(self._work, attached), attached))
         if bucket.is_last():
-            if self.scaler is not None:
-                self._start(self.parts)
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
-            for job, parts in jobs:
+            for job, attached in jobs:
                 began = perf_counter()
                 job.result()
-                for attached in parts:
-                    attached.exchange.waited(perf_counter() - began)
+                attached.exchange.waited(perf_counter() - began)
         return held.future
 
-    def _start(self, parts: list[Part]) -> None:
-        if self.thread is None:
-            self._work(parts)
-        else:
-            self.jobs.append((self.thread.submit(self._work, parts), parts))
-
-    def _work(self, parts: list[Part]) -> None:
-        """Exchange the gradients of parts, without the scaler's factor, and hand on what is finished.
-
-        In a pass that is skipped no direction of these parts is handed on.
-        """
+    def _work(self, attached: Part) -> None:
+        """Exchange the gradients of a part, without the scaler's factor, and hand on what is finished."""
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        for attached in parts:
-            grad = attached.flat.vector
-            if scale != 1.0:
-                grad.div_(scale)
-            last = len(self.done) + 1 == len(self.parts)
-            attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
-        if self.skipped_at == self.rounds:
-            for attached in parts:
-                attached.take(None, scale)
+        grad = attached.flat.vector
+        if scale != 1.0:
+            grad.div_(scale)
+        last = len(self.done) + 1 == len(self.parts)
+        attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
         for held in [w for w in self.waiting if all(attached.done for attached, _ in w.places)]:
             self.waiting.remove(held)
             held.finish()
@@ -351,14 +341,6 @@ def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
     group = held()
     if group is not None and dist.is_initialized():
         dist.destroy_process_group(group)
-
-
-def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
-    assert group is not None  # the model has it
-    work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
-    assert work is not None
-    future: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
-    return future
 
 
 _attached: weakref.WeakKeyDictionary[nn.Module, Attached] = weakref.WeakKeyDictionary()
@@ -470,6 +452,7 @@ def attach(
     as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
     Raises InputError where parts do not fit; where what ranks say differs, on all of them.
     """
+    asked = dict(locals())  # by the names that a plan has, too
     others: list[Transport] = []
     if isinstance(model, FSDPModule):
         if group is None:
@@ -486,25 +469,8 @@ def attach(
     if before is not None and before.on:
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
     loop = {"size": size, "scaler": type(scaler).__name__}
-    plan, entry, numbers = planned(
-        algorithm,
-        transport,
-        (model.module if isinstance(model, DistributedDataParallel) else model).named_parameters(),
-        loop,
-        others,
-        compressor=compressor,
-        granularity=granularity,
-        collective=collective,
-        downlink=downlink,
-        groups=tuple(groups),
-        min_numel=min_numel,
-        start_after=start_after,
-        seed=seed,
-        delay=delay,
-        watch=watch,
-        check_every=check_every,
-        allow_unproven=allow_unproven,
-    )
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    plan, entry, numbers = planned(asked, transport, plain.named_parameters(), loop, others)
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")

@@ -70,18 +70,12 @@ class batches:
         while self.rounds is None or call < self.rounds:
             self.draws.begin(call if self.opens else call + 1)
             call += 1
-            if self.batch is None:
-                rows = torch.arange(int(samples[0]))[None, None]
+            if self.batch is None:  # a sweep does not augment full gradients
+                rows = self.problem.rows[0][: int(samples[0])]
                 for _ in range(self.steps):
-                    yield self._at(Sample.at(rows), plain=True)
+                    yield self.problem.examples(self.problem.train, rows)
                 continue
             whole = Sample.drawn(self.draws.stream("batch"), self.steps * self.batch, samples)
             for sample in whole.split(self.batch) if self.steps > 1 else [whole]:
-                yield self._at(sample)
-
-    def _at(self, sample: Sample, plain: bool = False) -> tuple[Tensor, Tensor]:
-        if plain:  # a sweep does not augment full gradients
-            rows = self.problem.rows[0][sample.indices[0, 0]]
-            return self.problem.examples(self.problem.train, rows)
-        inputs, targets = self.problem.minibatch(sample)
-        return inputs[0, 0], targets[0, 0]
+                inputs, targets = self.problem.minibatch(sample)
+                yield inputs[0, 0], targets[0, 0]

@@ -18,10 +18,11 @@ from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, finite, named
 from raybench.torch.local_steps import LocalSteps, Node, local_steps
-from raybench.torch.replicas import Replica, compare, transport_of
+from raybench.torch.replicas import Replica, compare
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, resume
 from raybench.wire.collectives import GATHER
+from raybench.wire.transport import Distributed, Transport
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -80,54 +81,33 @@ class CompressedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
+        asked = dict(locals())  # by the names that a plan has, too
         self.optimizer = optimizer
         params = named(optimizer, named_parameters)
         tensors = [p for _, p in params]
         self._node = None if node is None else Node(node, tensors, offload)
+        others = [] if self._node is None else [self._node.within]
         if self._node is None:
-            transport, others = transport_of(group), []
+            transport = Distributed(group) if dist.is_initialized() else Transport()
             if any(isinstance(p, DTensor) for p in tensors):
                 what = "parameters are sharded"
                 fix = "node=the ranks of a shard group, with local steps, or attach(model, ..)"
                 raise InputError.of("optimizer", what, fix)
         else:
-            transport, others = self._node.between, [self._node.within]
+            transport = self._node.between
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
         loop = {"local": local, "outer": outer, "delay": delay, "offload": offload}
         if self._node is not None:
             compare(self._node.within, loop, params)
-        self._plan, entry, numbers = planned(
-            algorithm,
-            transport,
-            params,
-            loop,
-            others,
-            compressor=compressor,
-            granularity=granularity,
-            collective=collective,
-            downlink=downlink,
-            groups=tuple(groups),
-            min_numel=min_numel,
-            start_after=start_after,
-            seed=seed,
-            delay=delay,
-            watch=watch,
-            check_every=check_every,
-            allow_unproven=allow_unproven,
-        )
+        self._plan, entry, numbers = planned(asked, transport, params, loop, others)
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
         if not is_local:
-            without = "without local steps "
-            refused = {
-                "outer": (outer is not None, "your optimizer is the outer one"),
-                "node": (node is not None, "gradients are exchanged at every step"),
-                "offload": (offload, "there is no shared point"),
-            }
-            for key, (given, why) in refused.items():
-                if given:
-                    raise InputError.of(key, without + why, "local={'steps': H}, or leave it out")
+            for key, value in (("outer", outer), ("node", node), ("offload", offload)):
+                if value:
+                    what = "without local steps there is no point that moves after some of them"
+                    raise InputError.of(key, what, "local={'steps': H}, or leave it out")
             # with them each rank may step in its own way
             compare(transport, _numbers(optimizer), params)
         self._flat = Flat(params)

@@ -62,7 +62,6 @@ class record:
         self.steps: list[int] = []
         self._seconds: list[float] = []
         self._at, self._marks = 0, _Marks(self.parameters)
-        self._joined = dist.is_initialized()
         self._writes = rank_here() == 0
         if self._writes:
             self._claim()
@@ -101,7 +100,8 @@ class record:
             raise InputError.of("path", f"{self.folder} is not empty", "give a new folder")
 
     def _write(self) -> None:
-        arrays = {name: _grad(p) for name, p in self.parameters}
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters}
+        arrays = {name: g.detach().to("cpu", torch.float32).numpy() for name, g in grads.items()}
         placed(self.folder / step_file(self._at), lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
         self.steps.append(self._at)
         self._describe()
@@ -111,7 +111,7 @@ class record:
             "format": FORMAT,
             "steps": self.steps,
             "seconds_backward": median(self._seconds) if self._seconds else None,
-            "world_size": dist.get_world_size() if self._joined else 1,
+            "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "tensors": [[name, list(p.shape)] for name, p in self.parameters],
         }
         text = json.dumps(about, indent=1).encode()
@@ -149,10 +149,3 @@ class _Marks:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-
-
-def _grad(parameter: nn.Parameter) -> np.ndarray:
-    grad = parameter.grad
-    if grad is None:
-        return np.zeros(tuple(parameter.shape), np.float32)
-    return grad.detach().to("cpu", torch.float32).numpy()

@@ -12,19 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from xxhash import xxh3_64_intdigest
 
 from raybench.core.errors import InputError
-from raybench.wire.transport import Distributed, Transport
+from raybench.wire.transport import Transport
 
 ROW = 6  # numbers that a rank shares at an exchange: see ``Replica.meet``
-
-
-def transport_of(group: dist.ProcessGroup | None) -> Transport:
-    """Return how the ranks of a group, by default all, reach each other; without torch.distributed there is one."""
-    return Distributed(group) if dist.is_initialized() else Transport()
 
 
 def rank_here() -> int:
@@ -72,7 +67,7 @@ def compare(
         frozen = "" if p.requires_grad else ", requires_grad=False"
         about[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
     device = named[0][1].device if named else torch.device("cpu")
-    differ = not _alike(transport, _digest(json.dumps(about).encode()), device)
+    differ = not _alike(transport, xxh3_64_intdigest(json.dumps(about).encode()), device)
     if not _anywhere(differ, others, device):
         return
     every = transport.everyone(about)
@@ -126,14 +121,14 @@ class Replica:
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
         """
+        finite = bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
         if self.transport.size == 1:
-            bad = [] if _finite(vector) else [0]
             self._refuse_changes()
-            return Met(bad, loss)
+            return Met([] if finite else [0], loss)
         changed = self.asked != [p.requires_grad for p in self.params]
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
-        bits = _digest(_bytes(vector)) >> 11 if steps == 0 else 0
-        numbers = [not _finite(vector), changed, steps, self.saves, bits, loss]
+        bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
+        numbers = [not finite, changed, steps, self.saves, bits, loss]
         row = torch.tensor(numbers, dtype=torch.float64)
         rows = torch.zeros(self.transport.size, ROW, dtype=torch.float64)
         rows[self.transport.rank] = row  # everyone adds zeros to the rows of others
@@ -203,8 +198,8 @@ class Replica:
 
     def check(self, step: int) -> None:
         """Raise RuntimeError where the parameters of ranks are not the same bits; it names the first."""
-        digests = [_digest(_bytes(p)) for p in self.params]
-        whole = _digest(json.dumps(digests).encode())
+        digests = [xxh3_64_intdigest(_bytes(p)) for p in self.params]
+        whole = xxh3_64_intdigest(json.dumps(digests).encode())
         differ = not _alike(self.transport, whole, self.device)
         if not self.anywhere(differ):
             return
@@ -234,10 +229,6 @@ def _anywhere(flag: bool, transports: Sequence[Transport], device: torch.device)
     return flag
 
 
-def _finite(vector: Tensor) -> bool:
-    return bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
-
-
 def local(x: Tensor) -> Tensor:
     """Return this rank's part of a tensor that is sharded, others as they are."""
     return x.to_local() if isinstance(x, DTensor) else x
@@ -245,10 +236,6 @@ def local(x: Tensor) -> Tensor:
 
 def _bytes(x: Tensor) -> Any:
     return local(x).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _digest(data: Any) -> int:
-    return xxhash.xxh3_64_intdigest(data)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -78,7 +78,7 @@ def whole(parts: Sequence[Mapping[str, Any]] | str | os.PathLike[str]) -> dict[s
     if isinstance(parts, str | os.PathLike):
         parts = [_of_checkpoint(parts)]
     every = {name: part for state in parts for name, part in opened(state).items()}
-    for place in {_place(part) for part in every.values()}:
+    for place in {part.get("place", 0) for part in every.values()}:
         _complete([*every.values()], place)
     return {"raybench": {name: (part,) for name, part in every.items()}}
 
@@ -98,18 +98,13 @@ def _of_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {"raybench": {name.rpartition(".")[2]: value for name, value in values.items()}}
 
 
-def _place(part: Mapping[str, Any]) -> int:
-    return part.get("place", 0)  # within a node
-
-
 def _complete(parts: Sequence[Mapping[str, Any]], place: int) -> list[Mapping[str, Any]]:
     """Return the parts of all ranks with a place in their nodes, in rank order.
 
     Raises InputError where one is missing, or there are two of it.
     """
-    by_rank = sorted(
-        (part for part in parts if _place(part) == place), key=lambda part: part["rank"]
-    )
+    there = (part for part in parts if part.get("place", 0) == place)
+    by_rank = sorted(there, key=lambda part: part["rank"])
     if not by_rank:
         raise InputError.of("state_dict", f"no part of shard {place}", "nodes of as many ranks")
     ranks, n = [part["rank"] for part in by_rank], by_rank[0]["n"]
