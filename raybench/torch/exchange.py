@@ -73,11 +73,6 @@ class Plan:
         return replace(self, groups=tuple(groups))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What has to be the same on every rank."""
-        return {name: value for name, value in vars(self).items() if name != "watch"}
-
-    @property
     def names(self) -> tuple[str, str]:
         """What a report calls the method and its compressor."""
         return self.algorithm, "" if self.compressor is None else str(self.compressor)
@@ -161,7 +156,8 @@ def planned(
     settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
     method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
     plan, named = Plan(**{**settings, **method}), list(named)
-    compare(transport, {**plan.settings, **loop}, named, others)
+    shared = {name: value for name, value in vars(plan).items() if name != "watch"}
+    compare(transport, {**shared, **loop}, named, others)
     plan.check([name for name, p in named if p.requires_grad])
     return plan, *named_method(name, params)
 

@@ -98,12 +98,10 @@ def named(
     optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Tensor]] | None
 ) -> list[tuple[str, Tensor]]:
     """Return an optimizer's parameters in its order, with their names where it or the user says them."""
-    names_by_id = {} if given is None else {id(p): name for name, p in given}
+    names_by_id = {id(p): name for name, p in given or ()}
     out = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
-        out += [
-            (names_by_id.get(id(p), name), p)
-            for name, p in zip(names, group["params"], strict=True)
-        ]
+        pairs = zip(names, group["params"], strict=True)
+        out += [(names_by_id.get(id(p), name), p) for name, p in pairs]
     return out

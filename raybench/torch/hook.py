@@ -4,6 +4,7 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Self
@@ -99,18 +100,15 @@ class Attached:
         if before == self.rounds:
             raise RuntimeError(IDLE)
         parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
-        if self.skipped_at == self.rounds or (
-            self.skipped_at > before and self._spoilt(parameters)
-        ):
-            for p in parameters:
-                p.grad = None
+        skipped = self.skipped_at == self.rounds
+        if not skipped and self.skipped_at > before:
+            # they may still hold those of a pass that was skipped, to which others were added since
+            skipped = self.replica.anywhere(not finite(parameters))
+        for p in parameters if skipped else ():
+            p.grad = None
         if self.replica.every and self.rounds - self._checked >= self.replica.every:
             self._checked = self.rounds
             self.replica.check(self.rounds)
-
-    def _spoilt(self, params: Sequence[Tensor]) -> bool:
-        """Return whether gradients still hold those of a pass that was skipped, to which others were added since."""
-        return self.replica.anywhere(not finite(params))
 
     def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
@@ -208,13 +206,14 @@ class Part:
         self.done = True
 
 
+@dataclass(eq=False)
 class Waiting:
     """A bucket of DistributedDataParallel whose gradients are being exchanged."""
 
-    def __init__(self, buffer: Tensor, grads: list[Tensor], places: list[tuple[Part, int]]) -> None:
-        self.buffer, self.grads, self.places = buffer, grads, places
-        devices: Any = [buffer.device] if buffer.is_cuda else None
-        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    buffer: Tensor
+    grads: list[Tensor]
+    places: list[tuple[Part, int]]
+    future: torch.futures.Future[Tensor]
 
     def finish(self) -> None:
         """Hand the directions to DistributedDataParallel."""
@@ -288,8 +287,10 @@ class Hook(Attached):
         places = [self.where[id(p)] for p in params]
         views = [attached.flat.views[i] for attached, i in places]
         torch._foreach_copy_(views, grads)
-        held = Waiting(bucket.buffer(), grads, places)
-        self.waiting.append(held)
+        buffer = bucket.buffer()
+        devices: Any = [buffer.device] if buffer.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        self.waiting.append(Waiting(buffer, grads, places, future))
         for attached, _ in places:
             attached.arrived += 1
             if attached.arrived == len(attached.flat.params):
@@ -305,7 +306,7 @@ class Hook(Attached):
                 began = perf_counter()
                 job.result()
                 attached.exchange.waited(perf_counter() - began)
-        return held.future
+        return future
 
     def _work(self, attached: Part) -> None:
         """Exchange the gradients of a part, without the scaler's factor, and hand on what is finished."""

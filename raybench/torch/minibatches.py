@@ -40,15 +40,13 @@ class batches:
         self.draws = Draws(stream([int(config.get("seed", 0))]), range(rank, rank + 1), problem.n)
         name, params = method_given(config.get("algorithm", "gd"))
         # how its messages are made does not matter here
-        settings = {
-            k: v for k, v in params.items() if k not in ("compressor", "local", "outer", "delay")
-        }
+        apart = ("compressor", "local", "outer", "delay")
+        settings = {k: v for k, v in params.items() if k not in apart}
         entry, numbers = named_method(name, settings)
         self.opens = bool(getattr(entry.target, "opens", False))
         batch = numbers.get("batch", entry.target.batch)
-        if "batch" in numbers and numbers["batch"] == entry.params["batch"].default:
-            batch = self.problem.batch  # as in sweeps: a method's own is one that the user names
-        elif batch is None:
+        usual = "batch" in numbers and batch == entry.params["batch"].default
+        if usual or batch is None:  # as in sweeps: a method's own is one that the user names
             batch = self.problem.batch
         self.batch = batch if isinstance(batch, int) else None
         local = config.get("local") or params.get("local")

@@ -19,8 +19,6 @@ from xxhash import xxh3_64_intdigest
 from raybench.core.errors import InputError
 from raybench.wire.transport import Transport
 
-ROW = 6  # numbers that a rank shares at an exchange: see ``Replica.meet``
-
 
 def rank_here() -> int:
     """Return the rank of this process among all, 0 without torch.distributed."""
@@ -129,9 +127,9 @@ class Replica:
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
         numbers = [not finite, changed, steps, self.saves, bits, loss]
-        row = torch.tensor(numbers, dtype=torch.float64)
-        rows = torch.zeros(self.transport.size, ROW, dtype=torch.float64)
-        rows[self.transport.rank] = row  # everyone adds zeros to the rows of others
+        rows = torch.zeros(self.transport.size, len(numbers), dtype=torch.float64)
+        # everyone adds zeros to the rows of others
+        rows[self.transport.rank] = torch.tensor(numbers, dtype=torch.float64)
         rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
         bad, changes, counts, saves, hashes, losses = rows.T.tolist()
         if any(changes):
