@@ -192,8 +192,8 @@ class Part:
     def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
         self.flat = Flat(named)
         self.exchange = hook.new(hook.plan.of_part(named), self.flat.layout, self.flat.vector)
-        self.arrived, self.done = 0, False
-        self.u: list[Tensor] = []
+        self.arrived = 0
+        self.u: list[Tensor] = []  # the directions, none until they were exchanged
 
     def take(self, u: Tensor | None, scale: float) -> None:
         """Take over the direction of the gradients that are in the vector, infinite where there is none."""
@@ -203,7 +203,6 @@ class Part:
             self.u = self.flat.layout.views(u if scale == 1.0 else u * scale)
         if self.exchange.keeps(self.flat.vector):
             self.flat.renew()
-        self.done = True
 
 
 @dataclass(eq=False)
@@ -214,11 +213,6 @@ class Waiting:
     grads: list[Tensor]
     places: list[tuple[Part, int]]
     future: torch.futures.Future[Tensor]
-
-    def finish(self) -> None:
-        """Hand the directions to DistributedDataParallel."""
-        torch._foreach_copy_(self.grads, [part.u[i] for part, i in self.places])
-        self.future.set_result(self.buffer)
 
 
 class Hook(Attached):
@@ -281,7 +275,7 @@ class Hook(Attached):
             self.begin()
             self.waiting = []
             for attached in self.parts:
-                attached.done = False
+                attached.u = []
                 self.dense += attached.flat.nbytes
         grads, params = bucket.gradients(), bucket.parameters()
         places = [self.where[id(p)] for p in params]
@@ -316,9 +310,10 @@ class Hook(Attached):
             grad.div_(scale)
         last = len(self.done) + 1 == len(self.parts)
         attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
-        for held in [w for w in self.waiting if all(attached.done for attached, _ in w.places)]:
+        for held in [w for w in self.waiting if all(part.u for part, _ in w.places)]:
             self.waiting.remove(held)
-            held.finish()
+            torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
+            held.future.set_result(held.buffer)
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:

@@ -86,6 +86,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         params = named(optimizer, named_parameters)
         tensors = [p for _, p in params]
         self._node = None if node is None else Node(node, tensors, offload)
+        loop = {"local": local, "outer": outer, "delay": delay, "offload": offload}
         others = [] if self._node is None else [self._node.within]
         if self._node is None:
             transport = Distributed(group) if dist.is_initialized() else Transport()
@@ -97,8 +98,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
             transport = self._node.between
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
-        loop = {"local": local, "outer": outer, "delay": delay, "offload": offload}
-        if self._node is not None:
             compare(self._node.within, loop, params)
         self._plan, entry, numbers = planned(asked, transport, params, loop, others)
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())

@@ -104,14 +104,10 @@ class Replica:
         self.transport, self.others, self.every = transport, others, every
         pairs = list(named)
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
+        self.device = self.params[0].device  # where numbers that are shared have to be
         self.asked = [p.requires_grad for p in self.params]
         self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
-
-    @property
-    def device(self) -> torch.device:
-        """Where numbers that are shared have to be."""
-        return self.params[0].device
 
     def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
