@@ -436,4 +436,4 @@ class Applied:
         """
         op = self.declared if share is None else keeping(self.declared, share)
         bound = op.bind(layout.dim, self.n, layout, self.bound.role)
-        return Applied(bound, self.clock, op, self.n)
+        return replace(self, bound=bound, declared=op)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from copy import copy
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raybench.core import yaml
 from raybench.core.errors import InputError, nearest
+from raybench.core.params import REQUIRED, Choice, List, Number, Param, Text, record
+from raybench.spec.sections import mapping
 
 ENDING = ".claims.yaml"
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
@@ -24,7 +25,7 @@ END = "end"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@record
 class Measure:
     """What is measured of some cells: one number of each, its median over seeds, the best over what else varies.
 
@@ -36,10 +37,10 @@ class Measure:
 
     kind: str
     of: str
-    y: str = "grad_norm_sq"
-    target: float = math.nan
-    at: tuple[str, float | str] = ("round", END)
-    best: str = field(default="lowest", metadata={"among": ("lowest", "highest")})
+    at: tuple[str, float | str]
+    y: str = Text("grad_norm_sq")
+    target: float = Number(math.nan, low=0, open_low=True)
+    best: str = Choice("lowest", "highest")
 
     @property
     def columns(self) -> set[str]:
@@ -49,7 +50,7 @@ class Measure:
         return {self.of, self.y if self.kind == "cost" else self.at[0]}
 
 
-@dataclass(frozen=True)
+@record
 class Side:
     """One side of a comparison: which cells, and what is measured of them.
 
@@ -58,10 +59,10 @@ class Side:
 
     where: Mapping[str, Any]
     measure: Measure
-    each: tuple[str, ...] | None = None
+    each: tuple[str, ...] | None = List(None)
 
 
-@dataclass(frozen=True)
+@record
 class Claim:
     """One statement and what counts as agreement.
 
@@ -71,37 +72,44 @@ class Claim:
     far a single seed may be from others, as a share of its number; 0 where nothing is drawn, None: not known.
     """
 
-    name: str
-    says: str
+    relation: str
     left: Side
-    relation: str = field(metadata={"among": ("below", "above", "within"), "key": "is"})
     right: Side | float
-    published: str = ""
-    own: str = ""
-    each: tuple[str, ...] = ()
-    factor: float = 1.0
-    tolerance: float = field(default=0.05, metadata={"below": 1.0})
-    spread: float | None = field(default=None, metadata={"below": 1.0})
-    likely: str = ""
+    name: str = Text()
+    says: str = Text()
+    published: str = Text("")
+    own: str = Text("")
+    each: tuple[str, ...] = List(())
+    factor: float = Number(1.0)
+    tolerance: float = Number(0.05, low=0, high=1)
+    spread: float | None = Number(None, low=0, high=1)
+    likely: str = Text("")
 
 
-@dataclass(frozen=True)
+RELATION = {"is": Choice("below", "above", "within", default=REQUIRED)}
+
+
+@record
 class Reproduction:
     """A source's published results: how they are run again, its claims, its figures."""
 
-    name: str
-    title: str
-    source: str
     claims: tuple[Claim, ...]
     file: Path
-    sweep: Path | None = None
-    script: Path | None = None
-    kind: str = field(default="convex", metadata={"among": ("convex", "network")})
-    full: tuple[str, ...] = ()
-    figures: tuple[Mapping[str, Any], ...] = ()
-    evidence: Path | None = None
-    spread: float | None = None  # of its claims that state none
-    notes: str = ""
+    script: Path | None
+    sweep: Path | None
+    evidence: Path | None
+    figures: tuple[Mapping[str, Any], ...]
+    title: str = Text()
+    source: str = Text()
+    kind: str = Choice("convex", "network")
+    full: tuple[str, ...] = List(())
+    spread: float | None = Number(None, low=0, high=1)  # of its claims that state none
+    notes: str = Text("")
+
+    @property
+    def name(self) -> str:
+        """What it is called: as its file."""
+        return self.file.name.removesuffix(ENDING)
 
     @property
     def columns(self) -> set[str]:
@@ -114,11 +122,9 @@ class Reproduction:
 @cache
 def catalogue() -> dict[str, Path]:
     """Return the claims files that come with raybench, by name: package data, or ``sweeps/paper`` of a checkout."""
-    try:
-        place = Path(str(resources.files("raybench.sweeps").joinpath("paper")))
-    except ImportError:
-        place = Path(__file__).resolve().parents[2] / "sweeps" / "paper"
-    return {path.name.removesuffix(ENDING): path for path in sorted(place.glob(f"*{ENDING}"))}
+    places = [parent / "sweeps" / "paper" for parent in Path(__file__).resolve().parents[1:3]]
+    files = [file for place in places for file in sorted(place.glob(f"*{ENDING}"))]
+    return {file.name.removesuffix(ENDING): file for file in files}
 
 
 def find(name: str) -> Reproduction:
@@ -136,114 +142,81 @@ def read(file: Path) -> Reproduction:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError.of(str(file), f"cannot be read: {error.strerror}") from error
-    name, folder = file.name.removesuffix(ENDING), file.parent
+    name = file.name.removesuffix(ENDING)
     stated = _of_type(dict, yaml.parse(text, str(file)), name)
-    for key in ("name", "file", "script"):
-        if key in stated:
-            raise InputError.of(f"{name}.{key}", "unknown key", "the file's own name tells it")
-    sweep, script = folder / str(stated.get("sweep", f"{name}.yaml")), folder / f"{name}.py"
-    if not sweep.exists() and not script.exists():
+    lists = {key: stated.pop(key, []) for key in ("claims", "figures")}
+    items, figures = (
+        [_of_type(dict, item, f"{name}.{key}") for item in _of_type(list, held, f"{name}.{key}")]
+        for key, held in lists.items()
+    )
+    beside = {"sweep": Text(f"{name}.yaml"), "evidence": Text("")}
+    values = mapping({**beside, **_params(Reproduction)}, stated, name)
+    paths = {key: values.pop(key) for key in beside} | {"script": f"{name}.py"}
+    files = {key: file.parent / path if path else None for key, path in paths.items()}
+    there: Any = {key: path if path and path.exists() else None for key, path in files.items()}
+    if not (there["sweep"] or there["script"]):
         fix = f"write {name}.yaml or {name}.py, or name a sweep by sweep:"
         raise InputError.of(name, "there is neither a sweep nor a script to run", fix)
-    place = f"{name}.claims"
-    items = _of_type(list, stated.get("claims", []), place)
-    claims = tuple(_claim(item, name, stated.get("spread")) for item in items)
+    claims = tuple(_claim(item, name, values["spread"]) for item in items)
     if not claims:
-        raise InputError.of(place, "no claims", "a list of at least one")
+        raise InputError.of(f"{name}.claims", "no claims", "a list of at least one")
     names = [claim.name for claim in claims]
     for taken in (claim for claim in names if names.count(claim) > 1):
         raise InputError.of(f"{name}.{taken}", "the name is taken", "another name")
-    drawn = _of_type(list, stated.get("figures", []), f"{name}.figures")
-    derived = {
-        "name": name,
-        "claims": claims,
-        "figures": tuple(_of_type(dict, figure, f"{name}.figures") for figure in drawn),
-        "file": file,
-        "sweep": sweep if sweep.exists() else None,
-        "script": script if script.exists() else None,
-        "evidence": folder / str(stated["evidence"]) if "evidence" in stated else None,
-    }
-    return _record(Reproduction, {**stated, **derived}, name)
+    return Reproduction(claims, file, figures=tuple(figures), **there, **values)
 
 
-def _claim(item: Any, where: str, spread: float | None) -> Claim:
-    stated = dict(_of_type(dict, item, f"{where}.claims"))
+def _params(kind: type) -> dict[str, Param]:
+    return dict(vars(kind)["__params__"])
+
+
+def _claim(stated: dict[str, Any], where: str, spread: float | None) -> Claim:
     place = f"{where}.{stated.get('name', 'claims')}"
-    for key, fix in (("left", ""), ("right", "a number, or ")):
-        side, fix = stated.get(key, 0.0), f"{fix}{{where: ..., measure: ...}}"
-        if isinstance(side, Mapping):
-            at = f"{place}.{key}"
-            cells = _of_type(dict, side.get("where", {}), f"{at}.where")
-            measure = _measure(side.get("measure"), f"{at}.measure")
-            stated[key] = _record(Side, {**side, "where": cells, "measure": measure}, at)
-        elif key in stated and (key == "left" or not isinstance(side, int | float)):
-            what = "is no side" if key == "left" else "is neither a number nor a side"
-            raise InputError.of(f"{place}.{key}", what, fix)
-    claim = _record(Claim, {"spread": spread, **stated}, place)
+    left, right = (stated.pop(key, None) for key in ("left", "right"))
+    if not isinstance(right, int | float):
+        right = _side(right, f"{place}.right", "a number, or ")
+    values = mapping({**RELATION, **_params(Claim)}, {"spread": spread, **stated}, place)
+    left = _side(left, f"{place}.left")
+    claim = Claim(values.pop("is"), left, right, **values)
     if bool(claim.published) == bool(claim.own):
-        what = "both published and" if claim.own else "neither published nor"
         fix = "published: what the source says; or own: why it is asked, where it does not"
-        raise InputError.of(place, f"is {what} our own", fix)
+        raise InputError.of(place, "is either published or our own", fix)
     return claim
 
 
+def _side(stated: Any, place: str, other: str = "") -> Side:
+    if not isinstance(stated, dict):
+        raise InputError.of(place, "is no side", f"{other}{{where: ..., measure: ...}}")
+    where = _of_type(dict, stated.get("where", {}), f"{place}.where")
+    measure = _measure(stated.get("measure"), f"{place}.measure")
+    rest = {key: value for key, value in stated.items() if key not in ("where", "measure")}
+    return Side(where, measure, **mapping(_params(Side), rest, place))
+
+
 def _measure(stated: Any, place: str) -> Measure:
-    values = dict(_of_type(dict, stated, place))
+    values = _of_type(dict, stated, place)
     kinds = [key for key in values if key in MEASURES]
     if len(kinds) != 1:
         wrong = next((key for key in values if key not in MEASURES), "nothing")
         what = f"names {len(kinds)} measures ({wrong})"
         raise InputError.of(place, what, nearest(wrong, MEASURES))
     (kind,) = kinds
-    values |= {"kind": kind, "of": values.pop(kind)}
+    of, at = str(values.pop(kind)), values.pop("at", END)
+    budgets = [("round", END)] if at == END else [*_of_type(dict, at, f"{place}.at").items()]
+    if [isinstance(most, int | float) or most in (COMMON, END) for _, most in budgets] != [True]:
+        fix = f"{END}, {{bits_up: 1.0e+6}}, or {{bits_up: {COMMON}}}"
+        raise InputError.of(f"{place}.at", f"{at!r} is no budget", fix)
+    params = _params(Measure)
+    if kind == "cost":
+        params["target"] = Number(low=0, open_low=True)
     if kind == "highest":
-        values.setdefault("best", "highest")
-    at = values.pop("at", END)
-    if isinstance(at, Mapping) and len(at) == 1:
-        ((x, budget),) = at.items()
-        if not isinstance(budget, int | float) and budget != COMMON:
-            raise InputError.of(f"{place}.at", f"{budget!r} is no budget", f"a number, or {COMMON}")
-        values["at"] = (str(x), budget)
-    elif at != END:
-        raise InputError.of(f"{place}.at", f"{at!r} is unknown", f"{END}, or {{bits_up: 1.0e+6}}")
-    measure = _record(Measure, values, place)
-    if kind == "cost" and not measure.target > 0:
-        what = f"{measure.target:g} is out of range"
-        raise InputError.of(f"{place}.target", what, "a number > 0")
-    return measure
-
-
-def _record(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Return a record of these values. Raises InputError for keys that are unknown or missing, and for wrong values."""
-    parts = {part.metadata.get("key", part.name): part for part in fields(kind)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in parts:
-            raise InputError.of(f"{where}.{key}", "unknown key", nearest(key, parts))
-    for key, part in parts.items():
-        if part.default is MISSING and key not in values:
-            raise InputError.of(f"{where}.{key}", "is missing")
-    return kind(**{parts[k].name: _typed(parts[k], v, f"{where}.{k}") for k, v in values.items()})
-
-
-def _typed(part: Field[Any], value: Any, where: str) -> Any:
-    """Return the value of a key. Raises InputError where it is not of the key's type, or not one of those allowed."""
-    among, below = part.metadata.get("among", (value,)), part.metadata.get("below", math.inf)
-    if part.type == "str" and not isinstance(value, str):
-        raise InputError.of(where, f"{value!r} is no text", "a text")
-    if part.type == "float" or (part.type == "float | None" and value is not None):
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InputError.of(where, f"{value!r} is no number", "a number")
-        if "below" in part.metadata and not 0 <= value < below:
-            raise InputError.of(where, "is out of range", "a number from 0, below 1")
-    if str(part.type).startswith("tuple[str, ...]"):
-        return tuple(map(str, _of_type(list, value, where)))
-    if value not in among:
-        raise InputError.of(where, f"unknown {value!r}", nearest(value, among))
-    return value
+        params["best"] = Choice("highest", "lowest")
+    return Measure(kind, of, budgets[0], **mapping(params, values, place))
 
 
 def _of_type(kind: type[T], value: Any, where: str) -> T:
+    """Return a copy of a value. Raises InputError where it is no mapping, or no list."""
     if not isinstance(value, kind):
         what, fix = ("list", "[one, two]") if kind is list else ("mapping", "key: value")
         raise InputError.of(where, f"{value!r} is no {what}", fix)
-    return value
+    return copy(value)

@@ -20,7 +20,6 @@ from raybench.store.reader import configs
 from raybench.store.schema import CURVES
 
 MEASURED = "measured.parquet"
-DIGEST = "script.sha256"  # of the script that wrote the table beside it
 COLUMNS = [
     *("cell", "group", "label", "status", "problem", "dataset", "clients", "split", "algorithm"),
     *("compressor", "k", "step_size", "step_multiple", "seed", "d", "config"),
@@ -96,11 +95,8 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
         whole = pd.read_parquet(curves).merge(told, on="cell")
         return Evidence(describe(rows), whole, curves.name) if len(rows) else None
     other = what.evidence
-    if other is None or not other.exists():
-        return None
-    if other.is_dir():
-        results = frames(other)
-        return Evidence(results.cells, results.curves, other.name)
+    if other is None or other.is_dir():
+        return None if other is None else of_folder(other)
     loaded = pd.read_parquet(other)  # some of the columns of raybench.load
     last = loaded.sort_values("round").drop_duplicates("cell", keep="last")
     facts = {"config": None, "step_multiple": float("nan"), "clients": None}
@@ -128,16 +124,15 @@ def keep(what: Reproduction, evidence: Evidence, docs: Path) -> list[Path]:
     return paths
 
 
-def measured(script: Path, folder: Path, full: bool) -> Path:
-    """Write the table that a script's ``measure(full)`` returns into a folder, unless it is there; return its path.
+def measured(script: Path, folder: Path, full: bool) -> None:
+    """Write the table that a script's ``measure(full)`` returns into a folder, unless the same script has done so.
 
     The script is one of raybench's own, or stands beside a claims file that the user named. Raises InputError where it
     cannot be run, and where it has no such function or that returns no table.
     """
-    table, digest = folder / MEASURED, folder / DIGEST
-    of_script = hashlib.sha256(script.read_bytes()).hexdigest()
-    if table.exists() and digest.exists() and digest.read_text().strip() == of_script:
-        return table
+    table, digest = folder / MEASURED, hashlib.sha256(script.read_bytes()).hexdigest()
+    if table.exists() and pd.read_parquet(table).attrs.get("script") == digest:
+        return
     try:
         measure = runpy.run_path(str(script)).get("measure")
         rows = measure(full) if callable(measure) else None
@@ -150,6 +145,5 @@ def measured(script: Path, folder: Path, full: bool) -> Path:
         fix = "def measure(full: bool) -> pandas.DataFrame"
         raise InputError.of(str(script), "returns no table", fix)
     folder.mkdir(parents=True, exist_ok=True)
+    rows.attrs["script"] = digest
     rows.to_parquet(table, index=False)
-    digest.write_text(f"{of_script}\n")
-    return table

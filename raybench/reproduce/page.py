@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
 
-from raybench.analysis.frames import framed
 from raybench.report.content import PALETTE
 from raybench.report.custom import drawn, figure
 from raybench.report.plots import size_of, styled
@@ -63,7 +62,8 @@ def write(judged: Iterable[Judged], page: Path) -> list[Path]:
 def texts(every: Sequence[Judged], name: str) -> dict[str, str]:
     """Return the pages in Markdown, by their paths: the summary, and one of each reproduction with its figures beside it."""
     folder = Path(name).stem
-    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    templates = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=templates, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"cell": _cell, "link": _link, "measured": measured_words}
     environment.tests["explained"] = _explained
     environment.globals |= {
@@ -71,16 +71,11 @@ def texts(every: Sequence[Judged], name: str) -> dict[str, str]:
         "totals": lambda verdicts: [*totals(verdicts, True), *totals(verdicts, False)],
         "details": details,
     }
-
-    def rendered(template: str, **values: Any) -> str:
-        source = (resources.files("raybench.reproduce") / template).read_text("utf-8")
-        return environment.from_string(source).render(**values).rstrip() + "\n"
-
     verdicts = [verdict for entry in every for verdict in entry.verdicts]
-    pages = {name: rendered("page.md", every=every, all_verdicts=verdicts, folder=folder)}
-    return pages | {
-        f"{folder}/{entry.what.name}.md": rendered("one.md", entry=entry) for entry in every
-    }
+    summary, one = (environment.get_template(file) for file in ("page.md", "one.md"))
+    pages = {name: summary.render(every=every, all_verdicts=verdicts, folder=folder)}
+    pages |= {f"{folder}/{entry.what.name}.md": one.render(entry=entry) for entry in every}
+    return {path: text.rstrip() + "\n" for path, text in pages.items()}
 
 
 def _explained(verdict: Verdict) -> bool:
@@ -105,29 +100,25 @@ def draw(entry: Judged, folder: Path) -> list[Path]:
     """Draw the figures of a reproduction into a folder; return their paths, in the order of the claims file."""
     paths = []
     for number, asked in enumerate(entry.figures, 1):
+        assert entry.evidence is not None
+        place, curves = f"{entry.what.name}.figures", entry.evidence.curves
+        cells = entry.evidence.meant(asked.get("where", {}), place)
         paths.append(folder / f"{entry.what.name}_{number}.png")
         with styled(None):
-            _canvas(entry, asked).savefig(paths[-1], dpi=DPI)
+            if curves.empty:
+                canvas = _of_table(cells, asked)
+            else:
+                options = {key: asked[key] for key in OPTIONS if key in asked}
+                tables = curves[curves["cell"].isin(cells["cell"])], cells
+                canvas = drawn(figure(tables, **options), size_of("text"))
+            canvas.savefig(paths[-1], dpi=DPI)
     return paths
 
 
-def _canvas(entry: Judged, asked: Mapping[str, Any]) -> Canvas:
-    assert entry.evidence is not None
-    if entry.evidence.curves.empty:
-        return _of_table(entry.evidence, asked)
-    meant = entry.evidence.meant(asked.get("where", {}), f"{entry.what.name}.figures")["cell"]
-    curves, cells = (
-        part[part["cell"].isin(meant)] for part in (entry.evidence.curves, entry.evidence.cells)
-    )
-    options = {key: asked[key] for key in OPTIONS if key in asked}
-    return drawn(figure(framed(curves, cells), **options), size_of("text"))
-
-
-def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
+def _of_table(rows: pd.DataFrame, asked: Mapping[str, Any]) -> Canvas:
     """Draw two columns of a script's table against each other, a line for each value of ``by``."""
     from matplotlib.figure import Figure as Canvas
 
-    rows = evidence.meant(asked.get("where", {}), "figures")
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])

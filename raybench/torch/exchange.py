@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from time import perf_counter
@@ -46,7 +47,8 @@ class Plan:
     dense; None sends those dense whose messages would not be half as long, where tensors have messages
     of their own. groups: (pattern, compressor) of tensors by name. start_after: steps at first in which
     gradients are averaged as they are. seed: of random compressors. watch: steps between two
-    measurements of norms. allow_unproven: compressors that no theory of the method covers, too.
+    measurements of norms. check_every: between two comparisons of parameters, 0 for none. allow_unproven: compressors
+    that no theory of the method covers, too.
     """
 
     algorithm: str = "ef21"
@@ -60,6 +62,7 @@ class Plan:
     seed: int = 0
     delay: Mapping[str, Any] | None = None
     watch: int = 50
+    check_every: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
@@ -70,28 +73,32 @@ class Plan:
         return replace(self, groups=tuple(groups))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What has to be the same on every rank."""
-        return {name: value for name, value in vars(self).items() if name != "watch"}
-
-    @property
     def names(self) -> tuple[str, str]:
         """What a report calls the method and its compressor."""
         return self.algorithm, "" if self.compressor is None else str(self.compressor)
 
-    def check(self) -> None:
-        """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do."""
+    def check(self, names: Sequence[str]) -> None:
+        """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do.
+
+        names: of the tensors that are trained.
+        """
         collectives = (GATHER, REDUCE, ALL_TO_ALL)
         for name, allowed in (("granularity", GRAINS), ("collective", collectives)):
             given = getattr(self, name)
             if given not in allowed:
                 raise InputError.of(name, f"unknown {given!r}", nearest(str(given), allowed))
-        for name, least in (("start_after", 0), ("watch", 1), ("min_numel", 0)):
+        leasts = {"start_after": 0, "watch": 1, "min_numel": 0, "check_every": 0}
+        for name, least in leasts.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise InputError.of(name, f"{value!r}", f"an integer >= {least}")
         if self.groups and self.granularity != "tensor":
             raise InputError.of("groups", "they are of tensors", "granularity='tensor'")
+        for pattern, _ in self.groups:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError.of(
+                    "groups", f"{pattern!r} names no tensor", nearest(pattern, names)
+                )
 
     def operator(self, layout: Layout, dtype: torch.dtype) -> Any:
         """Return the compressor for vectors of a layout, None where none was asked for."""
@@ -102,10 +109,8 @@ class Plan:
             bucket = BUCKET_OF_LOOPS if self.granularity == "bucket" else None
             groups = self.groups
             if self.granularity == "tensor":
-                small = [
-                    (_literal(name), "identity") for name in self._small(compressor, layout, dtype)
-                ]
-                groups = (*groups, *small)
+                small = self._small(compressor, layout, dtype)
+                groups = (*groups, *((glob.escape(name), "identity") for name in small))
             compressor = PerTensor(compressor, bucket=bucket, groups=groups)
         return PerPart(compressor) if self.collective == ALL_TO_ALL else compressor
 
@@ -135,22 +140,25 @@ def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def planned(
-    algorithm: str | Mapping[str, Any],
+    asked: Mapping[str, Any],
     transport: Transport,
     named: Iterable[tuple[str, Tensor]],
     loop: Mapping[str, Any],
     others: Sequence[Transport] = (),
-    **settings: Any,
 ) -> tuple[Plan, registry.Entry[AlgorithmFacts], dict[str, Any]]:
     """Return the plan of a user's settings, its method's entry and its typed parameters.
 
-    loop: settings that the plan does not hold. named: all parameters of the model. others: ranks that hold other parts
-    of it. Raises InputError for wrong settings; where what ranks say differs, on all of them.
+    asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
+    does not hold. named: all parameters of the model. others: ranks that hold other parts of it. Raises InputError for
+    wrong settings; where what ranks say differs, on all of them.
     """
-    name, params = method_given(algorithm)
-    plan = Plan(name, params=params, **settings)
-    compare(transport, {**plan.settings, **loop}, named, others)
-    plan.check()
+    name, params = method_given(asked["algorithm"])
+    settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
+    method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
+    plan, named = Plan(**{**settings, **method}), list(named)
+    shared = {name: value for name, value in vars(plan).items() if name != "watch"}
+    compare(transport, {**shared, **loop}, named, others)
+    plan.check([name for name, p in named if p.requires_grad])
     return plan, *named_method(name, params)
 
 
@@ -162,36 +170,19 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _literal(name: str) -> str:
-    """Return a pattern that matches this name alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-@dataclass
-class Watch:
-    """Whether a step measures norms, which costs a pass, and how far its message is from what it stands for."""
-
-    on: bool = False
-    error: float = math.nan
-
-
 @dataclass(frozen=True)
 class Watched(Applied):
-    """A compressor that measures its messages, when asked."""
+    """A compressor that measures its messages for an exchange, when that watches."""
 
-    watch: Watch = field(default_factory=Watch)
+    exchange: Exchange
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
         message = super().__call__(x, source)
-        if self.watch.on:
+        if self.exchange.watching:
             size = x.square().sum()
             left = (message.decode() - x).square().sum()
-            self.watch.error = float(left / size) if size > 0 else 0.0
+            self.exchange.error = float(left / size) if size > 0 else 0.0
         return message
-
-    def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
-        fitted = super().fitted(layout, share)
-        return Watched(fitted.bound, fitted.clock, fitted.declared, fitted.n, self.watch)
 
 
 class Exchange:
@@ -218,7 +209,9 @@ class Exchange:
         transport = replica.transport
         n, rank = transport.size, transport.rank
         self.n, self.rank, self.met = n, rank, Met([], math.nan)
-        self.clock, self.watch = Clock(), Watch()
+        self.clock = Clock()
+        self.watching = False  # whether norms are measured in this step, which costs a pass
+        self.error = math.nan  # how far its message is from what it stands for
         self.rows: list[dict[str, float]] = []  # of all exchanges, for ``report``
         vectors = Vectors(n, range(rank, rank + 1), layout, layout.dim, like.dtype, like.device)
         roots = stream([plan.seed], like.device)
@@ -230,7 +223,7 @@ class Exchange:
         free = plan.allow_unproven
         self.a = a = method(entry, params, operators, n, layout, self.clock, like, free)
         if entry.facts.up is not None or entry.facts.own is not None:
-            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self.watch)
+            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self)
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
@@ -245,11 +238,6 @@ class Exchange:
         if self.local:  # each time anew: a preset says them in ``setup``
             self.a.local = self.a.outer = None
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the vectors."""
-        return self._like.dtype
 
     @property
     def in_steps(self) -> bool:
@@ -279,21 +267,21 @@ class Exchange:
         self._before = (copied(self._shared()), copied(self.c)) if undoable else None
         ledger = self.wire.ledger
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
-        self.watch.on, self.watch.error = self.steps % self.plan.watch == 0, math.nan
+        self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
         dense = self.steps < self.plan.start_after
         u = self._mean(grad) if dense else self._direction(grad, gamma)
         self.steps += 1
         up = Counts(*(ledger.up[:, 0] - before[0]))
         down = Counts(*(ledger.down[:, 0] - before[1]))
         _, encode, send = (now - then for now, then in zip(self.clock.parts, parts, strict=True))
-        residual = self._residual() if self.watch.on and not dense else None
+        residual = self._residual() if self.watching and not dense else None
         seconds = perf_counter() - began
         cost = row(
             len(self.rows),
             dense=float(dense),
-            bits_up=bits(up, self.dtype),
+            bits_up=bits(up, self._like.dtype),
             bytes_up=float(up.bytes),
-            bits_down=bits(down, self.dtype),
+            bits_down=bits(down, self._like.dtype),
             bytes_down=float(down.bytes),
             messages_up=float(up.messages),
             seconds_encode=encode,
@@ -303,7 +291,7 @@ class Exchange:
             seconds_exchanged=seconds,
             seconds_exposed=seconds,
             residual_norm=math.nan if residual is None else residual,
-            compression_error=self.watch.error,
+            compression_error=self.error,
         )
         self.rows.append(cost)
         return u

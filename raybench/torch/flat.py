@@ -61,14 +61,6 @@ class Flat:
             torch._foreach_copy_(views, grads)
         return self.vector
 
-    def finite(self) -> bool:
-        """Return whether no gradient holds NaN or infinity."""
-        grads = [local(p.grad) for p in self.params if p.grad is not None]
-        values = [g._values() if g.is_sparse else g for g in grads]
-        filled = [v for v in values if v.numel()]
-        sizes = torch._foreach_norm(filled, math.inf) if filled else []
-        return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
-
     def set_gradients(self, u: Tensor) -> None:
         """Make u (d,) the gradients, copied, in the parameters' own types."""
         targets = []
@@ -93,16 +85,23 @@ class Flat:
         return [local(p.detach()) for p in self.params]
 
 
+def finite(params: Iterable[Tensor]) -> bool:
+    """Return whether no gradient of parameters holds NaN or infinity."""
+    grads = [local(p.grad) for p in params if p.grad is not None]
+    values = [g._values() if g.is_sparse else g for g in grads]
+    filled = [v for v in values if v.numel()]
+    sizes = torch._foreach_norm(filled, math.inf) if filled else []
+    return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
+
+
 def named(
     optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Tensor]] | None
 ) -> list[tuple[str, Tensor]]:
     """Return an optimizer's parameters in its order, with their names where it or the user says them."""
-    names_by_id = {} if given is None else {id(p): name for name, p in given}
+    names_by_id = {id(p): name for name, p in given or ()}
     out = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
-        out += [
-            (names_by_id.get(id(p), name), p)
-            for name, p in zip(names, group["params"], strict=True)
-        ]
+        pairs = zip(names, group["params"], strict=True)
+        out += [(names_by_id.get(id(p), name), p) for name, p in pairs]
     return out

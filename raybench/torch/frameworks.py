@@ -7,7 +7,6 @@ framework is imported before its class is asked for.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from raybench.compressors.base import Made
 from raybench.core.errors import InputError
 from raybench.torch.hook import Attached, attach
-from raybench.torch.saved import whole
+from raybench.torch.replicas import rank_here
+from raybench.torch.saved import placed, whole
 
 ALONE = "one process has nobody to send to: it trains without raybench"
 NOTHING = "nothing of raybench: it was saved without, or the run ended while it was saved"
@@ -55,9 +55,8 @@ def accelerate(
 def write(hook: Attached, folder: Path, name: str = "raybench") -> None:
     """Write what this rank remembers into a checkpoint's folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}.{_rank()}.pt"
-    torch.save(hook.state_dict(), file.with_suffix(".new"))
-    os.replace(file.with_suffix(".new"), file)
+    state = hook.state_dict()
+    placed(folder / f"{name}.{rank_here()}.pt", lambda file: torch.save(state, file))
 
 
 def read(hook: Attached, folder: Path, name: str = "raybench") -> None:
@@ -68,15 +67,11 @@ def read(hook: Attached, folder: Path, name: str = "raybench") -> None:
     files = sorted(folder.glob(f"{name}.*.pt"))
     if not files:
         raise InputError.of("checkpoint", f"{folder} holds {NOTHING}", EARLIER)
-    mine = folder / f"{name}.{_rank()}.pt"
+    mine = folder / f"{name}.{rank_here()}.pt"
     if len(files) == dist.get_world_size() and mine in files:
         files = [mine]
     states = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
     hook.load_state_dict(states[0] if len(states) == 1 else whole(states))
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _parallel() -> bool:
@@ -124,7 +119,7 @@ def _lightning() -> type:
             if self.hook is None:
                 return {}
             mine = self.hook.state_dict() if self.hook.on else self._last
-            states: list[Any] | None = [None] * dist.get_world_size() if _rank() == 0 else None
+            states: list[Any] | None = [None] * dist.get_world_size() if rank_here() == 0 else None
             dist.gather_object(mine, states)
             return mine if states is None else whole(states)
 

@@ -4,7 +4,7 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Self
@@ -19,13 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
-from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, group_apart, local
+from raybench.torch.flat import Flat, finite
+from raybench.torch.replicas import Replica, group_apart
 from raybench.torch.report import Report, report
-from raybench.torch.saved import packed, parts_of
+from raybench.torch.saved import packed, resume
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
@@ -100,19 +100,24 @@ class Attached:
         if before == self.rounds:
             raise RuntimeError(IDLE)
         parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
-        if self.skipped_at == self.rounds or (
-            self.skipped_at > before and self._spoilt(parameters)
-        ):
-            for p in parameters:
-                p.grad = None
+        skipped = self.skipped_at == self.rounds
+        if not skipped and self.skipped_at > before:
+            # they may still hold those of a pass that was skipped, to which others were added since
+            skipped = self.replica.anywhere(not finite(parameters))
+        for p in parameters if skipped else ():
+            p.grad = None
         if self.replica.every and self.rounds - self._checked >= self.replica.every:
             self._checked = self.rounds
             self.replica.check(self.rounds)
 
-    def _spoilt(self, params: Sequence[Tensor]) -> bool:
-        """Return whether gradients still hold those of a pass that was skipped, to which others were added since."""
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        return self.replica.anywhere(any(not bool(g.isfinite().all()) for g in grads))
+    def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
+        """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
+        exchange = Exchange(plan, layout, like, self.replica)
+        if exchange.in_steps:
+            what = f"{plan.algorithm} needs the step size, which a hook does not know"
+            fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
+            raise InputError.of("algorithm", what, fix)
+        return exchange
 
     def begin(self) -> None:
         """Begin a backward pass."""
@@ -171,39 +176,24 @@ class Attached:
         ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
         framework asks that would write rank 0's alone.
         """
-        transport = self.replica.transport
-        part = {
-            "algorithm": self.plan.algorithm,
-            "rank": transport.rank,
-            "n": transport.size,
-            "exchanges": [exchange.state() for exchange in self.exchanges],
-        }
-        return packed(part, self.replica, all(exchange.alike for exchange in self.exchanges))
+        return packed(self.plan.algorithm, self.exchanges, self.replica)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
 
         Raises InputError where it does not fit.
         """
-        transport = self.replica.transport
-        parts = parts_of(state_dict, self.plan.algorithm, transport.rank, transport.size)
-        counts = {len(part["exchanges"]) for part in parts}
-        if counts != {len(self.exchanges)}:
-            what = f"it has {max(counts)} parts, this model {len(self.exchanges)}"
-            fix = "the same model; with FSDP after its first backward pass"
-            raise InputError.of("state_dict", what, fix)
-        for i, exchange in enumerate(self.exchanges):
-            exchange.load([part["exchanges"][i] for part in parts])
+        resume(state_dict, self.plan.algorithm, self.exchanges, self.replica)
 
 
 class Part:
     """Parameters whose gradients are exchanged together. arrived: how many are there in this backward pass."""
 
-    def __init__(self, named: list[tuple[str, Tensor]], plan: Plan, replica: Replica) -> None:
+    def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
         self.flat = Flat(named)
-        self.exchange = Exchange(plan, self.flat.layout, self.flat.vector, replica)
-        self.arrived, self.done = 0, False
-        self.u: list[Tensor] = []
+        self.exchange = hook.new(hook.plan.of_part(named), self.flat.layout, self.flat.vector)
+        self.arrived = 0
+        self.u: list[Tensor] = []  # the directions, none until they were exchanged
 
     def take(self, u: Tensor | None, scale: float) -> None:
         """Take over the direction of the gradients that are in the vector, infinite where there is none."""
@@ -213,21 +203,16 @@ class Part:
             self.u = self.flat.layout.views(u if scale == 1.0 else u * scale)
         if self.exchange.keeps(self.flat.vector):
             self.flat.renew()
-        self.done = True
 
 
+@dataclass(eq=False)
 class Waiting:
     """A bucket of DistributedDataParallel whose gradients are being exchanged."""
 
-    def __init__(self, buffer: Tensor, grads: list[Tensor], places: list[tuple[Part, int]]) -> None:
-        self.buffer, self.grads, self.places = buffer, grads, places
-        devices: Any = [buffer.device] if buffer.is_cuda else None
-        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-
-    def finish(self) -> None:
-        """Hand the directions to DistributedDataParallel."""
-        torch._foreach_copy_(self.grads, [part.u[i] for part, i in self.places])
-        self.future.set_result(self.buffer)
+    buffer: Tensor
+    grads: list[Tensor]
+    places: list[tuple[Part, int]]
+    future: torch.futures.Future[Tensor]
 
 
 class Hook(Attached):
@@ -245,27 +230,18 @@ class Hook(Attached):
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
-        check_every: int,
     ) -> None:
         every = list(model.module.named_parameters())
         named = [(n, p) for n, p in every if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
-        replica = Replica(Distributed(group), every, every=check_every)
+        replica = Replica(Distributed(group), every, every=plan.check_every)
         super().__init__(plan, model, replica, scaler)
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
-        check_patterns(plan.groups, [name for name, _ in named])
-        self.parts = [
-            Part(bucket, plan.of_part(bucket), replica)
-            for bucket in _parted(named, None if whole else size)
-        ]
+        self.parts = [Part(bucket, self) for bucket in _parted(named, None if whole else size)]
         self.exchanges = [attached.exchange for attached in self.parts]
-        if any(exchange.in_steps for exchange in self.exchanges):
-            what = f"{plan.algorithm} needs the step size, which a hook does not know"
-            fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
-            raise InputError.of("algorithm", what, fix)
         self.where = {
             id(p): (attached, i)
             for attached in self.parts
@@ -274,11 +250,11 @@ class Hook(Attached):
         on_cpu = next(iter(self.parts[0].flat.params)).device.type == "cpu"
         self.thread = (
             ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
-            if overlap and on_cpu and scaler is None and not whole
+            if overlap and on_cpu and not whole
             else None
         )
         self.waiting: list[Waiting] = []
-        self.jobs: list[tuple[Any, list[Part]]] = []  # of the thread, in this backward pass
+        self.jobs: list[tuple[Any, Part]] = []  # of the thread, in this backward pass
 
     def detach(self) -> None:
         super().detach()
@@ -290,61 +266,54 @@ class Hook(Attached):
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
-            return _averaged(bucket.buffer(), self.model_group())
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+            group = self.model_group()
+            assert group is not None  # the model has it
+            return allreduce_hook(group, bucket)
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             self.begin()
             self.waiting = []
             for attached in self.parts:
-                attached.done = False
+                attached.u = []
                 self.dense += attached.flat.nbytes
         grads, params = bucket.gradients(), bucket.parameters()
         places = [self.where[id(p)] for p in params]
         views = [attached.flat.views[i] for attached, i in places]
         torch._foreach_copy_(views, grads)
-        held = Waiting(bucket.buffer(), grads, places)
-        self.waiting.append(held)
+        buffer = bucket.buffer()
+        devices: Any = [buffer.device] if buffer.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        self.waiting.append(Waiting(buffer, grads, places, future))
         for attached, _ in places:
             attached.arrived += 1
             if attached.arrived == len(attached.flat.params):
                 attached.arrived = 0
-                if self.scaler is None:
-                    self._start([attached])
+                if self.thread is None:
+                    self._work(attached)
+                else:
+                    self.jobs.append((self.thread.submit(self._work, attached), attached))
         if bucket.is_last():
-            if self.scaler is not None:
-                self._start(self.parts)
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
-            for job, parts in jobs:
+            for job, attached in jobs:
                 began = perf_counter()
                 job.result()
-                for attached in parts:
-                    attached.exchange.waited(perf_counter() - began)
-        return held.future
+                attached.exchange.waited(perf_counter() - began)
+        return future
 
-    def _start(self, parts: list[Part]) -> None:
-        if self.thread is None:
-            self._work(parts)
-        else:
-            self.jobs.append((self.thread.submit(self._work, parts), parts))
-
-    def _work(self, parts: list[Part]) -> None:
-        """Exchange the gradients of parts, without the scaler's factor, and hand on what is finished.
-
-        In a pass that is skipped no direction of these parts is handed on.
-        """
+    def _work(self, attached: Part) -> None:
+        """Exchange the gradients of a part, without the scaler's factor, and hand on what is finished."""
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        for attached in parts:
-            grad = attached.flat.vector
-            if scale != 1.0:
-                grad.div_(scale)
-            last = len(self.done) + 1 == len(self.parts)
-            attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
-        if self.skipped_at == self.rounds:
-            for attached in parts:
-                attached.take(None, scale)
-        for held in [w for w in self.waiting if all(attached.done for attached, _ in w.places)]:
+        grad = attached.flat.vector
+        if scale != 1.0:
+            grad.div_(scale)
+        last = len(self.done) + 1 == len(self.parts)
+        attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
+        for held in [w for w in self.waiting if all(part.u for part, _ in w.places)]:
             self.waiting.remove(held)
-            held.finish()
+            torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
+            held.future.set_result(held.buffer)
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:
@@ -363,13 +332,6 @@ def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tupl
     return [group[::-1] for group in out]
 
 
-def check_patterns(groups: Sequence[tuple[str, Any]], names: list[str]) -> None:
-    """Raise InputError where a pattern names no tensor of the model."""
-    for pattern, _ in groups:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError.of("groups", f"{pattern!r} names no tensor", nearest(pattern, names))
-
-
 def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
     """Destroy a group that torch still has."""
     group = held()
@@ -377,33 +339,16 @@ def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
         dist.destroy_process_group(group)
 
 
-def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
-    assert group is not None  # the model has it
-    work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
-    assert work is not None
-    future: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
-    return future
+_attached: weakref.WeakKeyDictionary[nn.Module, Attached] = weakref.WeakKeyDictionary()
+"""The newest hook of each model; none of them holds its model."""
 
 
-class Slot:
-    """What a DistributedDataParallel model calls: a model takes one hook in its life, so this one holds ours."""
-
-    def __init__(self, model: DistributedDataParallel, hook: Hook) -> None:
-        self.hook = hook
-        model.register_comm_hook(self, Slot.run)
-
-    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Hand a bucket to the hook that is attached now."""
-        return self.hook.run(bucket)
-
-
-_slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
-
-
-# What is attached to a model, which holds it itself: from here it must not keep the model alive.
-_hooks: weakref.WeakKeyDictionary[nn.Module, weakref.ref["ShardedHook"]] = (
-    weakref.WeakKeyDictionary()
-)
+def _run(model: weakref.ref[nn.Module], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Hand a bucket to the hook that is attached now: a DistributedDataParallel model takes one function in its life."""
+    parallel = model()
+    hook = None if parallel is None else _attached[parallel]
+    assert isinstance(hook, Hook)
+    return hook.run(bucket)
 
 
 class ShardedHook(Attached):
@@ -419,17 +364,13 @@ class ShardedHook(Attached):
         if plan.granularity == "tensor":
             what = "a shard is one vector, without the model's tensors"
             raise InputError.of("granularity", what, "bucket")
-        before = _hooks[model]() if model in _hooks else None
-        if before is not None and before.on:
-            raise InputError.of("model", "a method is attached to it", "detach() that one first")
         super().__init__(plan, model, replica)
-        self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._made: dict[int, Exchange] = {}
         self._reduced: set[int] = set()  # modules of this backward pass
         self._open = False  # whether one is going on
-        for i, module in enumerate(self.modules):
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for i, module in enumerate(sharded):
             module.set_all_reduce_hook(partial(self._reduce, i))
-        _hooks[model] = weakref.ref(self)
 
     def begin(self) -> None:
         self.settle()
@@ -458,13 +399,8 @@ class ShardedHook(Attached):
         flat = gradient.flatten()
         wide = flat if flat.dtype.itemsize >= 4 else flat.float()
         if exchange is None:
-            exchange = Exchange(self.plan, Layout.vector(len(flat)), wide, self.replica)
-            self._made[number] = exchange
+            exchange = self._made[number] = self.new(self.plan, Layout.vector(len(flat)), wide)
             self.exchanges = [self._made[i] for i in sorted(self._made)]
-            if exchange.in_steps:
-                what = f"{self.plan.algorithm} needs the step size, which a hook does not know"
-                fix = "algorithm={'name': .., 'memory': 'gradient'}"
-                raise InputError.of("algorithm", what, fix)
         # a copy: FSDP goes on with its own memory, which a method may want to keep
         u = self.exchange(exchange, wide.clone(), undoable=True)
         if u is None:
@@ -512,6 +448,7 @@ def attach(
     as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
     Raises InputError where parts do not fit; where what ranks say differs, on all of them.
     """
+    asked = dict(locals())  # by the names that a plan has, too
     others: list[Transport] = []
     if isinstance(model, FSDPModule):
         if group is None:
@@ -524,42 +461,27 @@ def attach(
         what = f"a {type(model).__name__} has no hook"
         fix = "DistributedDataParallel(model), fully_shard(model, ..), or CompressedOptimizer"
         raise InputError.of("model", what, fix)
-    loop = {"check_every": check_every, "size": size, "scaler": type(scaler).__name__}
-    plan, entry, numbers = planned(
-        algorithm,
-        transport,
-        model.named_parameters(),
-        loop,
-        others,
-        compressor=compressor,
-        granularity=granularity,
-        collective=collective,
-        downlink=downlink,
-        groups=tuple(groups),
-        min_numel=min_numel,
-        start_after=start_after,
-        seed=seed,
-        delay=delay,
-        watch=watch,
-        allow_unproven=allow_unproven,
-    )
+    before = _attached.get(model)
+    if before is not None and before.on:
+        raise InputError.of("model", "a method is attached to it", "detach() that one first")
+    loop = {"size": size, "scaler": type(scaler).__name__}
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    plan, entry, numbers = planned(asked, transport, plain.named_parameters(), loop, others)
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")
     check_loop(entry, numbers, local=False)
+    hook: Attached
     if isinstance(model, FSDPModule):
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        return ShardedHook(
-            model, plan, Replica(transport, model.named_parameters(), others, check_every)
-        )
-    assert isinstance(model, DistributedDataParallel)
-    if model in _slots and _slots[model].hook.on:
-        raise InputError.of("model", "a method is attached to it", "detach() that one first")
-    hook = Hook(model, plan, size, overlap, scaler, check_every)
-    if model in _slots:
-        _slots[model].hook = hook
+        replica = Replica(transport, model.named_parameters(), others, check_every)
+        hook = ShardedHook(model, plan, replica)
     else:
-        _slots[model] = Slot(model, hook)
+        assert isinstance(model, DistributedDataParallel)
+        hook = Hook(model, plan, size, overlap, scaler)
+        if before is None:
+            model.register_comm_hook(weakref.ref(model), _run)
+    _attached[model] = hook
     return hook

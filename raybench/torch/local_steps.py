@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Self
 
@@ -86,18 +87,17 @@ class Node:
 class Schedule:
     """When and how the shared point moves: after ``steps`` local steps by x <- x - step_size u, u of ``outer``.
 
-    fragments: in how many parts, one after the other. late: how many local steps after its exchange u is taken; local
-    steps go on from y, which is not put back to x, and then y <- mix y + (1 - mix) x, as in Streaming DiLoCo (Douillard
-    et al., 2025). rounds: how many exchanges after its own u is taken, zeros coming first.
+    late: how many local steps after its exchange u is taken; local steps go on from y, which is not put back to x, and
+    then y <- mix y + (1 - mix) x, as in Streaming DiLoCo (Douillard et al., 2025). rounds: how many exchanges after its
+    own u is taken, zeros coming first.
     """
 
     steps: int
     step_size: float
     outer: Outer | None
-    fragments: int = 1
-    late: int = 0
-    mix: float = 0.5
-    rounds: int = 0
+    late: int
+    mix: float
+    rounds: int
 
     @classmethod
     def of(
@@ -117,7 +117,7 @@ class Schedule:
                 raise InputError.of(f"algorithm.{name}", what, "set it there")
         preset, preset_outer = presets
         local = dict(loop["local"] or {})
-        more = {key: local.pop(key) for key in ("fragments", "late", "mix") if key in local}
+        late, mix, _ = local.pop("late", 0), local.pop("mix", 0.5), local.pop("fragments", 1)
         if local:
             preset = part("local", local)
             if extra := sorted(set(local) - {"steps"}):
@@ -125,7 +125,6 @@ class Schedule:
                 raise InputError.of("local", what, "local={'steps': H}")
         if preset is None:
             raise InputError.of("local.steps", "is missing", "local={'steps': H}")
-        late, mix = more.get("late", 0), more.get("mix", 0.5)
         if type(late) is not int or not 0 <= late <= preset.steps:
             raise InputError.of("local.late", f"{late!r}", f"an integer from 0 to {preset.steps}")
         if type(mix) not in (int, float) or not 0 <= mix <= 1:
@@ -138,7 +137,7 @@ class Schedule:
         if outer_part is not None and isinstance(outer_part.momentum, PerCell):
             outer_part = replace(outer_part, momentum=float(outer_part.momentum.values))
         rounds = 0 if loop["delay"] is None else part("delay", loop["delay"]).rounds
-        return cls(preset.steps, float(step), outer_part, rounds=rounds, **more)
+        return cls(preset.steps, float(step), outer_part, late, mix, rounds)
 
 
 class LocalSteps:
@@ -161,6 +160,7 @@ class LocalSteps:
     ) -> None:
         self.schedule, self.exchange, self.flat = schedule, exchange, flat
         self.node, self.thread, self.device = node, thread, device
+        self.sharded = node is not None and node.sharded
         self.count = self.start = count
         self.x, self.s = flat.point().to(device), State()
         self.sent = False  # anything so far, by this node
@@ -186,7 +186,7 @@ class LocalSteps:
 
     def _together(self, move: Callable[[], bool]) -> bool:
         """Move, or in DistributedDataParallel let the first rank of the node move for the others."""
-        if self.node is None or self.node.sharded:
+        if self.node is None or self.sharded:
             return move()
         moved = self.node.follow(self.flat, move)
         if not self.node.leads:
@@ -200,18 +200,18 @@ class LocalSteps:
             return
         v = self.x - self.flat.point().to(self.device)
         self.settle()
+        exchange = partial(self.exchange, v, undoable=self.sharded)
         if self.thread is None:
-            self._take(self._sent(v))
+            self._take(exchange())
         else:
-            self.job = self.thread.submit(self._sent, v)
+            self.job = self.thread.submit(exchange)
 
     def _move(self) -> bool:
         """Exchange, and move both points along the direction that is due."""
         self._send()
         if self.schedule.rounds == 0:
             self.settle()
-        waiting = len(self.late) + (self.job is not None)
-        early = waiting <= self.schedule.rounds
+        early = len(self.late) + (self.job is not None) <= self.schedule.rounds
         moved = self._step(torch.zeros_like(self.x) if early else self.late.pop(0))
         self.flat.move(self.x)
         return moved
@@ -230,10 +230,7 @@ class LocalSteps:
             self.flat.move(self.x)
             return True
 
-        if self.node is None or self.node.sharded:
-            move()
-        else:
-            self.node.follow(self.flat, move)
+        self._together(move)
 
     def _step(self, direction: Tensor | None) -> bool:
         """Move x along a direction, where there is one."""
@@ -248,9 +245,6 @@ class LocalSteps:
         self.x = self.x - (u[0] if in_steps else self.schedule.step_size * u[0])
         return True
 
-    def _sent(self, v: Tensor) -> Tensor | None:
-        return self.exchange(v, 1.0, undoable=self.node is not None and self.node.sharded)
-
     def settle(self) -> None:
         """Wait for the exchange that is going on."""
         if self.job is None:
@@ -262,7 +256,7 @@ class LocalSteps:
         self._take(direction)
 
     def _take(self, direction: Tensor | None) -> None:
-        if self.node is not None and self.node.sharded:
+        if self.sharded:
             # only now is it known whether other shards were skipped
             skipped = self.exchange.replica.anywhere(direction is None)
             if skipped and direction is not None:
@@ -293,10 +287,7 @@ class LocalSteps:
         self.late = [saved.on(direction, self.device) for direction in state["late"]]
         self.count = self.start if resized else state["count"]
         self.sent = state["sent"]
-        if resized or state["y"] is None:
-            self.flat.move(self.x)
-        else:
-            self.flat.move(saved.on(state["y"], self.x.device))
+        self.flat.move(self.x if resized or state["y"] is None else state["y"])
 
 
 def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[tuple[str, Tensor]]]:

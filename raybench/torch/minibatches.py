@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from raybench import problems
@@ -14,6 +13,8 @@ from raybench.algorithms.build import named_method, part
 from raybench.core.errors import InputError
 from raybench.core.streams import Draws, Sample, stream
 from raybench.problems.network import NetworkProblem
+from raybench.torch.exchange import method_given
+from raybench.torch.replicas import rank_here
 
 
 class batches:
@@ -25,8 +26,7 @@ class batches:
     """
 
     def __init__(self, config: Mapping[str, Any], rank: int | None = None) -> None:
-        if rank is None:
-            rank = dist.get_rank() if dist.is_initialized() else 0
+        rank = rank_here() if rank is None else rank
         section = config.get("problem")
         if not isinstance(section, Mapping):
             raise InputError.of("problem", "is missing", "problem: {name: network, model: mlp, ..}")
@@ -38,19 +38,15 @@ class batches:
             raise InputError.of("problem.clients", what, "as many clients as ranks")
         self.problem = problem.host(range(rank, rank + 1))
         self.draws = Draws(stream([int(config.get("seed", 0))]), range(rank, rank + 1), problem.n)
-        given = config.get("algorithm", "gd")
-        name, params = (given, {}) if isinstance(given, str) else (given["name"], {**given})
-        params.pop("name", None)
+        name, params = method_given(config.get("algorithm", "gd"))
         # how its messages are made does not matter here
-        settings = {
-            k: v for k, v in params.items() if k not in ("compressor", "local", "outer", "delay")
-        }
+        apart = ("compressor", "local", "outer", "delay")
+        settings = {k: v for k, v in params.items() if k not in apart}
         entry, numbers = named_method(name, settings)
         self.opens = bool(getattr(entry.target, "opens", False))
         batch = numbers.get("batch", entry.target.batch)
-        if "batch" in numbers and numbers["batch"] == entry.params["batch"].default:
-            batch = self.problem.batch  # as in sweeps: a method's own is one that the user names
-        elif batch is None:
+        usual = "batch" in numbers and batch == entry.params["batch"].default
+        if usual or batch is None:  # as in sweeps: a method's own is one that the user names
             batch = self.problem.batch
         self.batch = batch if isinstance(batch, int) else None
         local = config.get("local") or params.get("local")
@@ -72,18 +68,12 @@ class batches:
         while self.rounds is None or call < self.rounds:
             self.draws.begin(call if self.opens else call + 1)
             call += 1
-            if self.batch is None:
-                rows = torch.arange(int(samples[0]))[None, None]
+            if self.batch is None:  # a sweep does not augment full gradients
+                rows = self.problem.rows[0][: int(samples[0])]
                 for _ in range(self.steps):
-                    yield self._at(Sample.at(rows), plain=True)
+                    yield self.problem.examples(self.problem.train, rows)
                 continue
             whole = Sample.drawn(self.draws.stream("batch"), self.steps * self.batch, samples)
             for sample in whole.split(self.batch) if self.steps > 1 else [whole]:
-                yield self._at(sample)
-
-    def _at(self, sample: Sample, plain: bool = False) -> tuple[Tensor, Tensor]:
-        if plain:  # a sweep does not augment full gradients
-            rows = self.problem.rows[0][sample.indices[0, 0]]
-            return self.problem.examples(self.problem.train, rows)
-        inputs, targets = self.problem.minibatch(sample)
-        return inputs[0, 0], targets[0, 0]
+                inputs, targets = self.problem.minibatch(sample)
+                yield inputs[0, 0], targets[0, 0]

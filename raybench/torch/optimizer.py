@@ -16,12 +16,13 @@ from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
-from raybench.torch.flat import Flat, named
+from raybench.torch.flat import Flat, finite, named
 from raybench.torch.local_steps import LocalSteps, Node, local_steps
-from raybench.torch.replicas import Replica, compare, transport_of
+from raybench.torch.replicas import Replica, compare
 from raybench.torch.report import Report, report
-from raybench.torch.saved import optimizer_of, packed, parts_of
+from raybench.torch.saved import optimizer_of, packed, resume
 from raybench.wire.collectives import GATHER
+from raybench.wire.transport import Distributed, Transport
 
 
 class CompressedOptimizer(torch.optim.Optimizer):
@@ -80,54 +81,32 @@ class CompressedOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
+        asked = dict(locals())  # by the names that a plan has, too
         self.optimizer = optimizer
         params = named(optimizer, named_parameters)
         tensors = [p for _, p in params]
         self._node = None if node is None else Node(node, tensors, offload)
+        loop = {"local": local, "outer": outer, "delay": delay, "offload": offload}
+        others = [] if self._node is None else [self._node.within]
         if self._node is None:
-            transport, others = transport_of(group), []
+            transport = Distributed(group) if dist.is_initialized() else Transport()
             if any(isinstance(p, DTensor) for p in tensors):
                 what = "parameters are sharded"
                 fix = "node=the ranks of a shard group, with local steps, or attach(model, ..)"
                 raise InputError.of("optimizer", what, fix)
         else:
-            transport, others = self._node.between, [self._node.within]
+            transport = self._node.between
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
-        loop = {"local": local, "outer": outer, "check_every": check_every}
-        loop |= {"delay": delay, "offload": offload}
-        if self._node is not None:
             compare(self._node.within, loop, params)
-        self._plan, entry, numbers = planned(
-            algorithm,
-            transport,
-            params,
-            loop,
-            others,
-            compressor=compressor,
-            granularity=granularity,
-            collective=collective,
-            downlink=downlink,
-            groups=tuple(groups),
-            min_numel=min_numel,
-            start_after=start_after,
-            seed=seed,
-            delay=delay,
-            watch=watch,
-            allow_unproven=allow_unproven,
-        )
+        self._plan, entry, numbers = planned(asked, transport, params, loop, others)
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
         if not is_local:
-            without = "without local steps "
-            refused = {
-                "outer": (outer is not None, "your optimizer is the outer one"),
-                "node": (node is not None, "gradients are exchanged at every step"),
-                "offload": (offload, "there is no shared point"),
-            }
-            for key, (given, why) in refused.items():
-                if given:
-                    raise InputError.of(key, without + why, "local={'steps': H}, or leave it out")
+            for key, value in (("outer", outer), ("node", node), ("offload", offload)):
+                if value:
+                    what = "without local steps there is no point that moves after some of them"
+                    raise InputError.of(key, what, "local={'steps': H}, or leave it out")
             # with them each rank may step in its own way
             compare(transport, _numbers(optimizer), params)
         self._flat = Flat(params)
@@ -249,7 +228,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self._evaluations += 1
         self._unscale()
         if self._local:
-            bad = not self._flat.finite()
+            bad = not finite(self._flat.params)
             if self._node is not None and self._node.sharded:
                 bad = self._replica.anywhere(bad)
             if bad:
@@ -261,15 +240,11 @@ class CompressedOptimizer(torch.optim.Optimizer):
         u = self._exchange(grad, gamma, float(number) if is_number else math.nan)
         if u is None:
             raise Skip(self._exchange.met.bad)
-        self._flat.set_gradients(u / gamma if self._exchange.in_steps and not self._dense else u)
+        dense = self._exchange.steps <= self._plan.start_after  # as they are, without the step size
+        self._flat.set_gradients(u / gamma if self._exchange.in_steps and not dense else u)
         if self._exchange.keeps(grad):
             self._flat.renew()
         return self._exchange.met.loss if is_number else loss
-
-    @property
-    def _dense(self) -> bool:
-        """Whether the step just exchanged was one of the first, dense ones."""
-        return self._exchange.steps <= self._plan.start_after
 
     def _step_size(self) -> float:
         rates = {float(group["lr"]) for group in self.param_groups}
@@ -319,20 +294,12 @@ class CompressedOptimizer(torch.optim.Optimizer):
         ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
         framework asks that would write rank 0's alone.
         """
-        node = self._node
-        for fragment in self._local:
-            fragment.settle()
-        part: dict[str, Any] = {
-            "algorithm": self._plan.algorithm,
-            "rank": self._exchange.rank,
-            "n": self._exchange.n,
-            "place": 0 if node is None else node.within.rank,
-            "exchanges": [exchange.state() for exchange in self._exchanges],
-            "optimizer": self.optimizer.state_dict(),
-        }
+        more: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
+        if self._node is not None:
+            more["place"] = self._node.within.rank
         if self._local:
-            part["local"] = [fragment.state() for fragment in self._local]
-        return packed(part, self._replica, self._exchange.alike and not self._local)
+            more["local"] = [fragment.state() for fragment in self._local]
+        return packed(self._plan.algorithm, self._exchanges, self._replica, **more)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
@@ -342,13 +309,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         """
         rank, n, node = self._exchange.rank, self._exchange.n, self._node
         place = node.within.rank if node is not None and node.sharded else 0
-        parts = parts_of(state_dict, self._plan.algorithm, rank, n, place)
-        counts = {len(part["exchanges"]) for part in parts}
-        if counts != {len(self._exchanges)}:
-            what = f"it has {max(counts)} fragments, here are {len(self._exchanges)}"
-            raise InputError.of("state_dict", what, "as many fragments")
-        for i, exchange in enumerate(self._exchanges):
-            exchange.load([part["exchanges"][i] for part in parts])
+        parts = resume(state_dict, self._plan.algorithm, self._exchanges, self._replica, place)
         self.optimizer.load_state_dict(dict(optimizer_of(parts, rank)))
         mine = parts[min(rank, len(parts) - 1)]
         for i, fragment in enumerate(self._local):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-import zipfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError
 from raybench.core.layout import FORMAT, INDEX, step_file
+from raybench.torch.replicas import rank_here
+from raybench.torch.saved import placed
 
 TIMED = 16
 """Backward passes that are timed, the first one not counted: it allocates memory and compiles."""
@@ -65,8 +62,7 @@ class record:
         self.steps: list[int] = []
         self._seconds: list[float] = []
         self._at, self._marks = 0, _Marks(self.parameters)
-        self._joined = dist.is_initialized()
-        self._writes = not self._joined or dist.get_rank() == 0
+        self._writes = rank_here() == 0
         if self._writes:
             self._claim()
 
@@ -104,8 +100,9 @@ class record:
             raise InputError.of("path", f"{self.folder} is not empty", "give a new folder")
 
     def _write(self) -> None:
-        arrays = {name: _grad(p) for name, p in self.parameters}
-        _place(self.folder / step_file(self._at), partial(_savez, arrays=arrays))
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters}
+        arrays = {name: g.detach().to("cpu", torch.float32).numpy() for name, g in grads.items()}
+        placed(self.folder / step_file(self._at), lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
         self.steps.append(self._at)
         self._describe()
 
@@ -114,11 +111,11 @@ class record:
             "format": FORMAT,
             "steps": self.steps,
             "seconds_backward": median(self._seconds) if self._seconds else None,
-            "world_size": dist.get_world_size() if self._joined else 1,
+            "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "tensors": [[name, list(p.shape)] for name, p in self.parameters],
         }
         text = json.dumps(about, indent=1).encode()
-        _place(self.folder / INDEX, lambda file: file.write(text))
+        placed(self.folder / INDEX, lambda file: file.write(text))
 
 
 class _Marks:
@@ -152,31 +149,3 @@ class _Marks:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-
-
-def _grad(parameter: nn.Parameter) -> np.ndarray:
-    grad = parameter.grad
-    if grad is None:
-        return np.zeros(tuple(parameter.shape), np.float32)
-    return grad.detach().to("cpu", torch.float32).numpy()
-
-
-def _savez(file: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Write what ``numpy.savez`` would, whatever the arrays are called."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                npy.write_array(stream, array, allow_pickle=False)
-
-
-def _place(path: Path, write: Callable[[Any], object]) -> None:
-    """Write a file beside its place and move it there whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

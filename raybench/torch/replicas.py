@@ -12,19 +12,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from xxhash import xxh3_64_intdigest
 
 from raybench.core.errors import InputError
-from raybench.wire.transport import Distributed, Transport
-
-ROW = 6  # numbers that a rank shares at an exchange: see ``Replica.meet``
+from raybench.wire.transport import Transport
 
 
-def transport_of(group: dist.ProcessGroup | None) -> Transport:
-    """Return how the ranks of a group, by default all, reach each other; without torch.distributed there is one."""
-    return Distributed(group) if dist.is_initialized() else Transport()
+def rank_here() -> int:
+    """Return the rank of this process among all, 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def group_apart(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup:
@@ -67,7 +65,7 @@ def compare(
         frozen = "" if p.requires_grad else ", requires_grad=False"
         about[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
     device = named[0][1].device if named else torch.device("cpu")
-    differ = not _alike(transport, _digest(json.dumps(about).encode()), device)
+    differ = not _alike(transport, xxh3_64_intdigest(json.dumps(about).encode()), device)
     if not _anywhere(differ, others, device):
         return
     every = transport.everyone(about)
@@ -103,19 +101,13 @@ class Replica:
         others: Sequence[Transport] = (),
         every: int = 0,
     ) -> None:
-        if type(every) is not int or every < 0:
-            raise InputError.of("check_every", f"{every!r}", "an integer >= 0, 0 for never")
         self.transport, self.others, self.every = transport, others, every
         pairs = list(named)
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
+        self.device = self.params[0].device  # where numbers that are shared have to be
         self.asked = [p.requires_grad for p in self.params]
         self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
-
-    @property
-    def device(self) -> torch.device:
-        """Where numbers that are shared have to be."""
-        return self.params[0].device
 
     def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
@@ -123,17 +115,17 @@ class Replica:
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
         """
+        finite = bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
         if self.transport.size == 1:
-            bad = [] if _finite(vector) else [0]
             self._refuse_changes()
-            return Met(bad, loss)
+            return Met([] if finite else [0], loss)
         changed = self.asked != [p.requires_grad for p in self.params]
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
-        bits = _digest(_bytes(vector)) >> 11 if steps == 0 else 0
-        numbers = [not _finite(vector), changed, steps, self.saves, bits, loss]
-        row = torch.tensor(numbers, dtype=torch.float64)
-        rows = torch.zeros(self.transport.size, ROW, dtype=torch.float64)
-        rows[self.transport.rank] = row  # everyone adds zeros to the rows of others
+        bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
+        numbers = [not finite, changed, steps, self.saves, bits, loss]
+        rows = torch.zeros(self.transport.size, len(numbers), dtype=torch.float64)
+        # everyone adds zeros to the rows of others
+        rows[self.transport.rank] = torch.tensor(numbers, dtype=torch.float64)
         rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
         bad, changes, counts, saves, hashes, losses = rows.T.tolist()
         if any(changes):
@@ -200,8 +192,8 @@ class Replica:
 
     def check(self, step: int) -> None:
         """Raise RuntimeError where the parameters of ranks are not the same bits; it names the first."""
-        digests = [_digest(_bytes(p)) for p in self.params]
-        whole = _digest(json.dumps(digests).encode())
+        digests = [xxh3_64_intdigest(_bytes(p)) for p in self.params]
+        whole = xxh3_64_intdigest(json.dumps(digests).encode())
         differ = not _alike(self.transport, whole, self.device)
         if not self.anywhere(differ):
             return
@@ -231,10 +223,6 @@ def _anywhere(flag: bool, transports: Sequence[Transport], device: torch.device)
     return flag
 
 
-def _finite(vector: Tensor) -> bool:
-    return bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
-
-
 def local(x: Tensor) -> Tensor:
     """Return this rank's part of a tensor that is sharded, others as they are."""
     return x.to_local() if isinstance(x, DTensor) else x
@@ -242,10 +230,6 @@ def local(x: Tensor) -> Tensor:
 
 def _bytes(x: Tensor) -> Any:
     return local(x).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _digest(data: Any) -> int:
-    return xxhash.xxh3_64_intdigest(data)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

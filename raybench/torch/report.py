@@ -108,23 +108,16 @@ class Report:
         parts = max(1, len(self.spans) // max(self.exchanges, 1))
         spans = self.spans[-steps * parts :]
         began, exchanged, exposed = spans.T
-        ended, start = began + exchanged, began.min()
-        waits = sorted(zip(ended - exposed, ended, strict=True))
-        free = [start, *(end for _, end in waits)], [*(at for at, _ in waits), ended.max()]
-        lanes = {
-            "computing": [(a, b - a) for a, b in zip(*free, strict=True) if b > a],
-            "exchange, hidden": list(zip(began, exchanged - exposed, strict=True)),
-            "exchange, exposed": list(zip(ended - exposed, exposed, strict=True)),
-        }
+        began = began - began.min()
+        ended = began + exchanged
         figure = Figure(figsize=(6.4, 1.6), layout="constrained")
         axes = figure.subplots()
-        for lane, (bars, color) in enumerate(
-            zip(lanes.values(), ("#4c72b0", "#9ecae1", "#d62728"), strict=True)
-        ):
-            axes.broken_barh(
-                [(at - start, width) for at, width in bars], (-lane - 0.4, 0.8), color=color
-            )
-        axes.set_yticks([0, -1, -2], list(lanes))
+        axes.barh(0, ended.max(), color="#4c72b0")
+        axes.barh(0, exposed, left=ended - exposed, color="white")
+        axes.barh(1, exchanged - exposed, left=began, color="#9ecae1")
+        axes.barh(2, exposed, left=ended - exposed, color="#d62728")
+        axes.set_yticks([0, 1, 2], ["computing", "exchange, hidden", "exchange, exposed"])
+        axes.invert_yaxis()
         axes.set_xlabel(f"seconds, the last {min(steps, self.exchanges)} exchanges of one rank")
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(path, dpi=200)
@@ -133,10 +126,8 @@ class Report:
         """Write a row for every exchange, with the columns of ``rows``."""
         import pandas as pd
 
-        frame = pd.DataFrame(self.rows)
-        frame.insert(0, "algorithm", self.algorithm)
-        frame.insert(1, "compressor", self.compressor)
-        frame.to_parquet(path, index=False)
+        heads = {"algorithm": self.algorithm, "compressor": self.compressor}
+        pd.DataFrame({**heads, **self.rows}).to_parquet(path, index=False)
 
 
 def report(

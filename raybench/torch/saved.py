@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from raybench.core.cells import joined
+from raybench.core.cells import joined, mapped
 from raybench.core.errors import InputError
-from raybench.torch.replicas import Replica
+from raybench.torch.replicas import Replica, rank_here
 
 ALL_PARTS = "the parts of all ranks: raybench.torch.whole([...])"
 RANK_ZERO = {  # frameworks that write the optimizers' states of rank 0 alone, and what keeps those of all ranks
@@ -30,14 +31,18 @@ RANK_ZERO = {  # frameworks that write the optimizers' states of rank 0 alone, a
 }
 
 
-def packed(part: Mapping[str, Any], replica: Replica, alike: bool) -> dict[str, Any]:
-    """Return the ``state_dict`` of this rank's part.
+def packed(
+    algorithm: str, exchanges: Sequence[Any], replica: Replica, **more: Any
+) -> dict[str, Any]:
+    """Return the ``state_dict`` of this rank: what its exchanges remember, and ``more``.
 
-    alike: all ranks remember the same, so that the part of any of them will do. Else InputError is raised where a
-    framework asks that is known to write the answer of rank 0 alone, and the next exchange raises RuntimeError where
-    not all ranks have asked.
+    Where ranks remember the same, the part of any of them will do. Else InputError is raised where a framework asks that
+    is known to write the answer of rank 0 alone, and the next exchange raises RuntimeError where not all ranks have
+    asked.
     """
-    if not alike and replica.transport.size > 1:
+    transport = replica.transport
+    alike = "local" not in more and all(exchange.alike for exchange in exchanges)
+    if not alike and transport.size > 1:
         asking = sys._getframe(2)  # who has called the state_dict() that called this
         framework = str(asking.f_globals.get("__name__", "")).partition(".")[0]
         # __init__: Accelerate moves what it wraps to its device, and saves nothing
@@ -45,12 +50,14 @@ def packed(part: Mapping[str, Any], replica: Replica, alike: bool) -> dict[str, 
             what = f"{framework} saves that of rank 0 alone, and each rank remembers something else"
             raise InputError.of("state_dict", what, RANK_ZERO[framework])
         replica.saves += 1
-    return {"raybench": {_name(): ({**part, "alike": alike},)}}
+    part = {"algorithm": algorithm, "rank": transport.rank, "n": transport.size, "alike": alike}
+    part |= {"exchanges": [exchange.state() for exchange in exchanges], **more}
+    return {"raybench": {_name(): (part,)}}
 
 
 def _name() -> str:
     """Return what this rank's part is called: ranks of several groups may save into one checkpoint."""
-    return f"rank {dist.get_rank() if dist.is_initialized() else 0}"
+    return f"rank {rank_here()}"
 
 
 def opened(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -70,17 +77,10 @@ def whole(parts: Sequence[Mapping[str, Any]] | str | os.PathLike[str]) -> dict[s
     """
     if isinstance(parts, str | os.PathLike):
         parts = [_of_checkpoint(parts)]
-    every: dict[str, Any] = {}
-    for part in parts:
-        if "raybench" not in part:
-            what = "these are no parts saved by raybench.torch"
-            raise InputError.of("state_dict", what, ALL_PARTS)
-        every |= part["raybench"]
-    state = {"raybench": every}
-    every_part = list(opened(state).values())
-    for place in {_place(part) for part in every_part}:
-        _complete(every_part, place)
-    return state
+    every = {name: part for state in parts for name, part in opened(state).items()}
+    for place in {part.get("place", 0) for part in every.values()}:
+        _complete([*every.values()], place)
+    return {"raybench": {name: (part,) for name, part in every.items()}}
 
 
 def _of_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -98,18 +98,13 @@ def _of_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {"raybench": {name.rpartition(".")[2]: value for name, value in values.items()}}
 
 
-def _place(part: Mapping[str, Any]) -> int:
-    return part.get("place", 0)  # within a node
-
-
 def _complete(parts: Sequence[Mapping[str, Any]], place: int) -> list[Mapping[str, Any]]:
     """Return the parts of all ranks with a place in their nodes, in rank order.
 
     Raises InputError where one is missing, or there are two of it.
     """
-    by_rank = sorted(
-        (part for part in parts if _place(part) == place), key=lambda part: part["rank"]
-    )
+    there = (part for part in parts if part.get("place", 0) == place)
+    by_rank = sorted(there, key=lambda part: part["rank"])
     if not by_rank:
         raise InputError.of("state_dict", f"no part of shard {place}", "nodes of as many ranks")
     ranks, n = [part["rank"] for part in by_rank], by_rank[0]["n"]
@@ -137,7 +132,8 @@ def parts_of(
         return [mine]
     first = next(iter(parts.values()))
     if len(parts) > 1 or first["n"] == 1:
-        return _complete(list(parts.values()), place)
+        every = _complete([*parts.values()], place)
+        return [every[rank]] if len(every) == n else every
     if first["n"] != n:
         what = f"saved by {first['n']} ranks, loaded by {n}"
         raise InputError.of("state_dict", what, ALL_PARTS)
@@ -147,22 +143,38 @@ def parts_of(
     return [first]
 
 
+def resume(
+    state: Mapping[str, Any],
+    algorithm: str,
+    exchanges: Sequence[Any],
+    replica: Replica,
+    place: int = 0,
+) -> list[Mapping[str, Any]]:
+    """Let exchanges go on from a ``state_dict``; return its ``parts_of`` this rank. Raises InputError where it does not fit."""
+    parts = parts_of(state, algorithm, replica.transport.rank, replica.transport.size, place)
+    counts = {len(part["exchanges"]) for part in parts}
+    if counts != {len(exchanges)}:
+        what = f"it has {max(counts)} parts of a model, here are {len(exchanges)}"
+        fix = "the same model and as many fragments; with FSDP after its first backward pass"
+        raise InputError.of("state_dict", what, fix)
+    for i, exchange in enumerate(exchanges):
+        exchange.load([part["exchanges"][i] for part in parts])
+    return parts
+
+
 def of_rank(
     parts: Sequence[Mapping[str, Any]], rank: int, n: int, errors: Sequence[str]
 ) -> Mapping[str, Any]:
     """Return the state of one of n ranks from the parts of ``parts_of``: for another number of ranks see ``resized``."""
-    before = parts[0]["n"]
-    if before == n:
-        return parts[rank] if len(parts) == n else parts[0]
+    if parts[0]["n"] == n:
+        return parts[0]
     stacked = {name: joined([p["c"][name] for p in parts]) for name in parts[0]["c"]}
-    c = {name: _resized(x, n, rank, name in errors) for name, x in stacked.items()}
+
+    def share(x: Tensor, error: bool) -> Tensor:
+        return resized(x, n, error)[:, rank : rank + 1]
+
+    c = {name: mapped(x, partial(share, error=name in errors)) for name, x in stacked.items()}
     return {**parts[0], "n": n, "rank": rank, "c": c}
-
-
-def _resized(x: Any, n: int, rank: int, error: bool) -> Any:
-    if isinstance(x, list):
-        return [_resized(element, n, rank, error) for element in x]
-    return resized(x, n, error)[:, rank : rank + 1] if isinstance(x, Tensor) else x
 
 
 def resized(x: Tensor, n: int, error: bool) -> Tensor:
@@ -189,16 +201,12 @@ def resized(x: Tensor, n: int, error: bool) -> Tensor:
 
 def on(value: Any, device: torch.device) -> Any:
     """Return a value with its tensors on a device, with memory of their own."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device, copy=True)
-    return [on(v, device) for v in value] if isinstance(value, list) else value
+    return mapped(value, lambda x: x.detach().to(device, copy=True))
 
 
 def optimizer_of(parts: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
     """Return the optimizer's state for a rank: the one it has saved, for a newcomer the mean of the others'."""
     states = [part["optimizer"] for part in parts]
-    if len(states) == 1:
-        return dict(states[0])
     return dict(states[rank] if rank < len(states) else _mean(states))
 
 
@@ -212,3 +220,11 @@ def _mean(states: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: _mean([s[key] for s in states]) for key in first}
     return first
+
+
+def placed(path: Path, write: Callable[[Any], object]) -> None:
+    """Write a file beside its place and move it there whole."""
+    beside = path.with_suffix(".new")
+    with beside.open("wb") as file:
+        write(file)
+    os.replace(beside, path)
