@@ -341,6 +341,9 @@ def test_methods_that_have_their_own_parts_are_skipped(name, more, says):
             r"an outer optimizer \(outer: adam\)",
         ),
         ({"delay": {"rounds": 2}}, r"a delay \(delay: 2\)"),
+        ({"local": {"steps": 1, "step_size": 50.0}}, r"local work \(local\)"),
+        ({"outer": {"weight_decay": 0.3}, "algorithm": "gd"}, r"weight decay"),
+        ({"outer": {"optimizer": "sgd", "weight_decay": 0.3}}, r"weight decay"),
     ],
 )
 def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, says):
