@@ -200,10 +200,15 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
         ("dasha", {"omega": 4.0, "a": 0.112}, "nonconvex", "alpha"),
         ("dasha", {"omega": 4.0, "a": 0.112}, "pl", "alpha"),
         ("dasha", {"omega": 4.0, "a": 0.0}, "nonconvex", "alpha"),
+        ("dasha", {"omega": 4.0, "a": 1.0}, "paper", "the paper's alpha"),
+        ("dasha", {"omega": 4.0, "a": 0.02}, "paper", "the paper's alpha"),
+        ("adiana", {"omega": 4.0, "a": 0.3, "p": 0.1}, "paper", "alpha"),
+        ("adiana", {"omega": 4.0, "a": 0.2, "p": 0.1, "mu": 0.11}, "paper", "mu is above"),
         ("ef21_bc", {"alpha": 0.5, "down_alpha": 0.5}, "pl", "under the rule 'pl'"),
         ("ef21_sgdm", {"alpha": 0.5, "double": True}, "nonconvex", "double momentum"),
         ("heavy_ball", {"momentum": 0.5, "nesterov": True}, "nonconvex", "Nesterov"),
         ("ef14", {"alpha": 0.5, "memory": "gradient", "steady": False}, "nonconvex", "constant"),
+        ("one_bit_sgd", {"alpha": 0.5, "memory": "gradient", "steady": False}, "paper", "constant"),
         ("three_pc_v2", {"alpha": 0.5}, "nonconvex", "compressor first"),
         ("vertical_marina", {"omega": 1.0, "p": 0.5, "constants": replace(C, extra={})}, "pl", "blocks"),
         ("lead", {}, "pl", "under the rule 'pl'"),
@@ -286,7 +291,7 @@ def test_which_rules_work():
     assert steps_of("ef21").working(setting()) == []
     unknown = setting(alpha=0.5, constants=Constants(L=1.0, L_i=(1.0, 2.0)))
     assert steps_of("ef21").working(unknown) == ["nonconvex", "arithmetic", "paper", "released"]
-    assert steps_of("adiana").working(setting(omega=4.0, p=0.5)) == ["paper"]
+    assert steps_of("adiana").working(setting(omega=4.0, a=0.2, p=0.5)) == ["paper"]
 
 
 def test_noise_adds_its_floor_to_both_promises():
