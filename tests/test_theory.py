@@ -380,6 +380,14 @@ def test_empty_messages_have_no_automatic_p(name):
     assert Method(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
 
 
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.7])
+def test_automatic_p_of_messages_by_chance_is_that_of_their_mean_length(p):
+    """Of a gate, which sends all or nothing, as of a coin for every coordinate."""
+    for name, flag in (("lazy", 1 / 640), ("random_sparsification", 0.0)):
+        cell = Method("marina", {}, {"name": name, "p": p}, NONCONVEX).cell()
+        assert cell.params["p"] == pytest.approx(p + flag, abs=0.03)
+
+
 def test_an_unbiased_operator_is_rescaled_where_a_contraction_is_needed():
     rescaled = Method("ef21", {}, RAND, NONCONVEX).cell()
     assert rescaled.alpha == pytest.approx(0.2)
