@@ -352,6 +352,20 @@ def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, sa
         resolve("ef21", **more)
 
 
+@pytest.mark.parametrize(
+    ("more", "basis"),
+    [({}, "theorem"), ({"local": {"steps": 3}}, "borrowed"), ({"downlink": TOP}, "borrowed")],
+)
+def test_a_step_asked_of_the_method_itself_is_a_mere_number_where_no_theorem_covers_the_cell(
+    more, basis
+):
+    config = Method("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1, "of": "ef21"}, 0)
+    (cell,) = spec.load(config).cells
+    own = resolve("ef21")
+    assert Resolver().resolve(cell).form.basis == basis
+    assert Resolver().resolve(cell).step_size == own.step_size
+
+
 def test_one_local_step_has_the_step_of_theory():
     assert resolve("ef21", local={"steps": 1}).step_size > 0
 
