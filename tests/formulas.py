@@ -195,7 +195,7 @@ dasha | nonconvex | omega a: DASHA | generic(TILDE * sqrt(dasha_lag(omega, a)))
 dasha | nonconvex | omega: 4.0; a: 1/9 | generic(TILDE * sqrt(2 * 4 * 9 / 3))
 dasha | pl | omega a: [*DASHA,(4.0,1e-3)] |
     linear(4 * (omega / 3) * (1 + 4 * a * omega) / a * TILDE**2, a / 2)
-dasha | paper | omega a: DASHA | generic(TILDE * sqrt(16 * omega * (2 * omega + 1) / 3))
+dasha | paper | omega a: DASHA[:2] | generic(TILDE * sqrt(16 * omega * (2 * omega + 1) / 3))
 dasha | released | omega a: DASHA | dasha_released(omega)
 dasha_page | nonconvex | omega a: DASHA; p: 1.0 0.2; batch: BATCHES | dasha_page(omega, a, p, batch)
 byz_dasha_page | nonconvex | kappa: 0.0 0.5; omega a: DASHA; p batch: (1.0,1) (0.2,4) |

@@ -341,12 +341,29 @@ def test_methods_that_have_their_own_parts_are_skipped(name, more, says):
             r"an outer optimizer \(outer: adam\)",
         ),
         ({"delay": {"rounds": 2}}, r"a delay \(delay: 2\)"),
+        ({"local": {"steps": 1, "step_size": 50.0}}, r"local work \(local\)"),
+        ({"outer": {"weight_decay": 0.3}, "algorithm": "gd"}, r"weight decay"),
+        ({"outer": {"optimizer": "sgd", "weight_decay": 0.3}}, r"weight decay"),
     ],
 )
 def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, says):
     said = f"no theoretical step size .*a step along an estimate .* {says}"
     with pytest.raises(Skip, match=said):
         resolve("ef21", **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "basis"),
+    [({}, "theorem"), ({"local": {"steps": 3}}, "borrowed"), ({"downlink": TOP}, "borrowed")],
+)
+def test_a_step_asked_of_the_method_itself_is_a_mere_number_where_no_theorem_covers_the_cell(
+    more, basis
+):
+    config = Method("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1, "of": "ef21"}, 0)
+    (cell,) = spec.load(config).cells
+    own = resolve("ef21")
+    assert Resolver().resolve(cell).form.basis == basis
+    assert Resolver().resolve(cell).step_size == own.step_size
 
 
 def test_one_local_step_has_the_step_of_theory():

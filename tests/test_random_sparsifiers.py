@@ -167,6 +167,35 @@ def test_errors_of_what_clients_share_are_those_of_the_constants(op, d):
     within((value.mean(1) - a.mean(0)).square().sum(-1), want)
 
 
+@pytest.mark.parametrize(
+    ("op", "d", "n"),
+    [
+        (PermK(2), 12, 4),
+        (PermK(5), 5, 10),
+        (SharedMask(2, 3), 6, 6),
+        (PermK(3), 12, 4),
+        (PermK(10), 20, 4),
+        (SharedMask(2, 8), 16, 4),
+    ],
+    ids=str,
+)
+def test_of_clients_other_in_number_than_fitted_groups_cancel_and_else_nothing_is_claimed(op, d, n):
+    """Clients that share a block are alike, all of them are, or none is."""
+    unlike = gaussian(n, d, seed=2)
+    pairs, alike = unlike[: n // 2].repeat(2, 1), unlike[:1].expand(n, d)
+    for a in (unlike, pairs, alike):
+        value = op.compress(a.expand(DRAWS, n, d), cells_and_clients(DRAWS, n)).decode()
+        error = (value.mean(1) - a.mean(0)).square().sum(-1)
+        far = a.square().sum(-1).mean()
+        if n % op.clients:
+            assert op.ab(d, n) is None
+            bound = op.omega(d) * far
+        else:
+            A, B = op.ab(d, n)
+            bound = A * far - B * a.mean(0).square().sum()
+        assert error.mean() <= bound + 5 * error.std() / math.sqrt(DRAWS) + 1e-9
+
+
 MASKED = [
     (12, 4, 2),
     (13, 4, 3),

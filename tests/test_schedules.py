@@ -110,9 +110,10 @@ def test_a_compressed_downlink_converges_and_costs_less():
     assert torch.allclose(run.s.x, run.s.y, atol=1e-6)
 
 
-def test_a_compressed_downlink_has_no_borrowed_theory():
+@pytest.mark.parametrize("downlink", [TOP, {"name": "sign"}])  # sign is of no class at all
+def test_a_compressed_downlink_has_no_borrowed_theory(downlink):
     with pytest.raises(Skip, match="no theoretical step"):
-        Method("ef21", {}, TOP, P1, downlink=TOP)._resolved({"theory": 1.0}, 0)
+        Method("ef21", {}, TOP, P1, downlink=downlink)._resolved({"theory": 1.0}, 0)
 
 
 def test_aggregate_downlink_is_charged_by_the_union():

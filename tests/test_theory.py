@@ -200,10 +200,15 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
         ("dasha", {"omega": 4.0, "a": 0.112}, "nonconvex", "alpha"),
         ("dasha", {"omega": 4.0, "a": 0.112}, "pl", "alpha"),
         ("dasha", {"omega": 4.0, "a": 0.0}, "nonconvex", "alpha"),
+        ("dasha", {"omega": 4.0, "a": 1.0}, "paper", "the paper's alpha"),
+        ("dasha", {"omega": 4.0, "a": 0.02}, "paper", "the paper's alpha"),
+        ("adiana", {"omega": 4.0, "a": 0.3, "p": 0.1}, "paper", "alpha"),
+        ("adiana", {"omega": 4.0, "a": 0.2, "p": 0.1, "mu": 0.11}, "paper", "mu is above"),
         ("ef21_bc", {"alpha": 0.5, "down_alpha": 0.5}, "pl", "under the rule 'pl'"),
         ("ef21_sgdm", {"alpha": 0.5, "double": True}, "nonconvex", "double momentum"),
         ("heavy_ball", {"momentum": 0.5, "nesterov": True}, "nonconvex", "Nesterov"),
         ("ef14", {"alpha": 0.5, "memory": "gradient", "steady": False}, "nonconvex", "constant"),
+        ("one_bit_sgd", {"alpha": 0.5, "memory": "gradient", "steady": False}, "paper", "constant"),
         ("three_pc_v2", {"alpha": 0.5}, "nonconvex", "compressor first"),
         ("vertical_marina", {"omega": 1.0, "p": 0.5, "constants": replace(C, extra={})}, "pl", "blocks"),
         ("lead", {}, "pl", "under the rule 'pl'"),
@@ -286,7 +291,7 @@ def test_which_rules_work():
     assert steps_of("ef21").working(setting()) == []
     unknown = setting(alpha=0.5, constants=Constants(L=1.0, L_i=(1.0, 2.0)))
     assert steps_of("ef21").working(unknown) == ["nonconvex", "arithmetic", "paper", "released"]
-    assert steps_of("adiana").working(setting(omega=4.0, p=0.5)) == ["paper"]
+    assert steps_of("adiana").working(setting(omega=4.0, a=0.2, p=0.5)) == ["paper"]
 
 
 def test_noise_adds_its_floor_to_both_promises():
@@ -373,6 +378,14 @@ def test_empty_messages_have_no_automatic_p(name):
     ):
         Method(name, params, "zero", NONCONVEX, step=0.1).cell()
     assert Method(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.7])
+def test_automatic_p_of_messages_by_chance_is_that_of_their_mean_length(p):
+    """Of a gate, which sends all or nothing, as of a coin for every coordinate."""
+    for name, flag in (("lazy", 1 / 640), ("random_sparsification", 0.0)):
+        cell = Method("marina", {}, {"name": name, "p": p}, NONCONVEX).cell()
+        assert cell.params["p"] == pytest.approx(p + flag, abs=0.03)
 
 
 def test_an_unbiased_operator_is_rescaled_where_a_contraction_is_needed():

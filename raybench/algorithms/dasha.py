@@ -53,7 +53,9 @@ def recursion(k: theory.Setting) -> theory.Rate:
 
 
 def paper(k: theory.Setting) -> float:
-    """1/(L + L_tilde sqrt(16 omega (2 omega + 1)/n)): less than ``nonconvex``."""
+    """1/(L + L_tilde sqrt(16 omega (2 omega + 1)/n)), with alpha of ``auto``: less than ``nonconvex``."""
+    if abs(k.number("alpha") - follow_rate(k)) > 1e-12:
+        raise theory.NoTheory(f"the paper's alpha is 1/(2 omega + 1) = {follow_rate(k):.3g}")
     omega = k.need("omega")
     return 1 / (k.need("L") + k.need("L_tilde") * sqrt(16 * (2 * omega + 1) * omega / k.n))
 

@@ -257,7 +257,10 @@ def strength(k: theory.Setting) -> float:
 
 
 def accelerated_step(k: theory.Setting) -> float:
-    """min{1/(2L), n/(64 omega (2p(omega+1)+1)^2 L)}, L = max_i L_i."""
+    """min{1/(2L), n/(64 omega (2p(omega+1)+1)^2 L)}, L = max_i L_i, with alpha of ``auto`` and mu at most that of f."""
+    learns_fully(k)
+    if k.numbers.get("mu", 0.0) > (1 + 1e-12) * k.need("mu"):
+        raise theory.NoTheory(f"mu is above that of the problem, {k.need('mu'):.3g}")
     omega, p, L = k.need("omega"), k.number("p"), k.need("L_max")
     noise = 64 * k.mean_omega * (2 * p * (omega + 1) + 1) ** 2
     return 1 / (max(2.0, noise) * L)

@@ -17,13 +17,18 @@ from raybench.algorithms.base import (
 from raybench.algorithms.ef21 import RELEASED
 
 
+def need_memory(k: theory.Setting) -> None:
+    """Raise NoTheory where the memory holds gradients and steps follow a schedule, which rescales old errors."""
+    if k.numbers.get("memory") == "gradient" and not k.constant_step:
+        raise theory.NoTheory("a memory of gradients has a theorem for constant steps only")
+
+
 def spread(k: theory.Setting) -> float:
     """Return s = theta/beta: E = mean||e_i||^2 obeys E+ <= (1-theta) E + beta gamma^2 mean||grad f_i||^2.
 
     On minibatches E gains theta beta gamma^2 sigma^2 a round, and f(x) or ||x - x*||^2 gamma^2 sigma^2/n.
     """
-    if k.numbers.get("memory") == "gradient" and not k.constant_step:
-        raise theory.NoTheory("a memory of gradients has a theorem for constant steps only")
+    need_memory(k)
     theta, beta = theory.contraction(k.need("alpha"))
     return theta / beta if beta > 0 else inf
 
@@ -53,6 +58,7 @@ def strongly_convex(k: theory.Setting) -> float:
 
 def paper(k: theory.Setting) -> float:
     """alpha/(28 L_max): 1/(14 (2 delta + B) L) with delta = 1/alpha and B = 0, L covering every f_i."""
+    need_memory(k)
     return k.need("alpha") / (28 * k.need("L_max"))
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import facts, registry
-from raybench.core.counts import Clock
+from raybench.core.counts import Clock, Counts
 from raybench.core.errors import Complaint, InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout
@@ -219,6 +219,10 @@ class Compressor:
         return Bound(fitted, d, role, omega if factor == 1.0 else None, alpha, factor)
 
 
+# Messages that are made to know their mean length: so many, or fewer for so many coordinates in all
+FEWEST_LENGTHS, MOST_LENGTHS, DRAWN_FOR_LENGTHS = 16, 4096, 1 << 20
+
+
 @dataclass(frozen=True)
 class Bound:
     """A compressor fixed for a dimension and role; calling it compresses.
@@ -239,15 +243,27 @@ class Bound:
         return message if self.factor == 1.0 else message.scaled(self.factor)
 
     def dense_share(self, dtype: torch.dtype) -> float:
-        """Return modelled bits of a message without its indices over those of a dense one.
+        """Return modelled bits of a message without its indices over those of a dense one, in the mean.
 
-        A vector is compressed to know it, once.
+        A vector is compressed to know it, once; many times where its messages differ in length, as by a coin.
         """
         if dtype not in self._shares:
-            cost = self.operator.compress(stream(0).normal(self.d).to(dtype)).cost
-            wide = dtype.itemsize * 8
-            bits = float(cost.values * wide + cost.raw)
-            self._shares[dtype] = min(1.0, bits / (self.d * wide))
+            x, wide = stream(0).normal(self.d).to(dtype), dtype.itemsize * 8
+
+            def bits(cost: Counts) -> float:
+                return float(torch.as_tensor(cost.values * wide + cost.raw).double().mean())
+
+            cost = self.operator.compress(x).cost
+            mean = bits(cost)
+            if cost.varies:
+                many = max(FEWEST_LENGTHS, min(MOST_LENGTHS, DRAWN_FOR_LENGTHS // self.d))
+                sizes = [many] if many * self.d <= DRAWN_FOR_LENGTHS else [1] * many
+                costs = [
+                    self.operator.compress(x.expand(size, -1), stream(0).fold(j)).cost
+                    for j, size in enumerate(sizes)
+                ]
+                mean = sum(map(bits, costs)) / len(costs)
+            self._shares[dtype] = min(1.0, mean / (self.d * wide))
         return self._shares[dtype]
 
 

@@ -285,16 +285,21 @@ class _SharedSupport(Compressor):
     def alpha(self, d: int) -> float | None:
         return 1.0 if self.omega(d) == 0 else None
 
-    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
+    def ab(self, d: int, n: int | None = None) -> tuple[float, float] | None:
         """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
 
         A = B = (n - s)/(s (n - 1)), with equality: the mean of s of n numbers drawn without
         replacement; 0 for n = 1. Independent compressors have (omega/n, 0). n None: the fitted clients.
+        Where these are fewer, groups of clients share a block and have the constants of the fitted number, as
+        their means are no longer than they are; None where n is no multiple of it: then some blocks are sent by more
+        clients than others, or by none, and errors do not cancel.
         MARINA's step becomes 1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian
         variance: with A = B the clients' likeness is all that counts, and identical clients allow that
         of gradient descent. Raises InputError where n is not known, or does not fit d.
         """
-        n, s = self._sizes(d, self.clients if n is None else n)
+        if n is not None and isinstance(self.clients, int) and n % self.clients:
+            return None
+        n, s = self._sizes(d, n if self.clients == AUTO and n is not None else self.clients)
         both = 0.0 if n == 1 else (n - s) / (s * (n - 1))
         return both, both
 

@@ -86,10 +86,15 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
 def _more_than_a_step(cell: Cell) -> str:
     """Return the part by which a round is more than one gradient and a step at once, or nothing."""
     work = Local(**(cell.local or {}))
-    if (work.steps, work.optimizer, work.weight_decay) != (1, "sgd", 0):
+    plain = work.steps == 1 and work.optimizer == "sgd" and not work.weight_decay
+    if (
+        not plain or work.step_size is not None
+    ):  # a step size of its own makes v a multiple of the gradient
         return "local work (local)"
     if cell.outer is not None and cell.outer["optimizer"] != "sgd":
         return f"an outer optimizer (outer: {cell.outer['optimizer']})"
+    if cell.outer is not None and cell.outer["weight_decay"]:
+        return "weight decay (outer.weight_decay)"
     if cell.delay is not None and cell.delay["rounds"]:
         return f"a delay (delay: {cell.delay['rounds']})"
     return ""
@@ -182,12 +187,12 @@ class Resolver:
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.facts.decentralised:
             graph_of(cell.graph, n)
-        steps, lack = self._steps(cell, entry, case.role_down, n)
+        steps, lack = self._steps(cell, entry, n)
         step, basis = None, None
         try:
             if steps is None:
                 raise theory.NoTheory(lack)
-            step, basis = _unit(steps, setting, cell)
+            step, basis = _unit(steps, setting, cell, _borrows(cell, entry, n))
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
                 fix = _other_steps(steps, setting)
@@ -217,7 +222,7 @@ class Resolver:
         Raises as ``resolve`` does, but not for a step that theory does not give.
         """
         case = self._case(cell, [checks.about_problem])
-        steps, _ = self._steps(cell, case.entry, case.role_down, case.dims[1])
+        steps, _ = self._steps(cell, case.entry, case.dims[1])
         return steps, case.setting
 
     def _case(self, cell: Cell, asked: Sequence[checks.Check]) -> _Case:
@@ -236,28 +241,13 @@ class Resolver:
         setting = _setting(cell, entry, problem, params, up, down)
         return _Case(entry, dims, counts.get("compressor"), role_up, role_down, setting)
 
-    def _steps(
-        self, cell: Cell, entry: Method, role_down: Role, n: int
-    ) -> tuple[theory.StepSizes | None, str]:
+    def _steps(self, cell: Cell, entry: Method, n: int) -> tuple[theory.StepSizes | None, str]:
         """Return the step sizes that a cell may take, and why there are none where there are none."""
-        if cell.step.of is not None:
+        if _borrows(cell, entry, n):
+            assert cell.step.of is not None
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
             return theory.of(lender.facts.theory), f"{lender.name} has none"
-        if entry.facts.theory is None:
-            return None, "the method has none"
-        if collective_of(cell.compressor) == ALL_TO_ALL:
-            return None, f"no theorem covers the second compression of collective: {ALL_TO_ALL}"
-        part = _more_than_a_step(cell)
-        if part:
-            what = "theorems are about a step along an estimate of the gradient, and here is"
-            return None, f"{what} {part}"
-        is_robust = getattr(entry.target, "robust", None) is not None
-        if not is_robust and not checks.robust_of(cell).idle(n):
-            what = "the method's theorems are about the mean over the clients, not a robust rule"
-            return None, what
-        if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
-            return None, "no theorem covers the method with this downlink"
-        return theory.of(entry.facts.theory), ""
+        return _own_steps(cell, entry, n)
 
     def _bound(
         self, section: Section | None, entry: Method, way: str, dims: Dims
@@ -278,6 +268,32 @@ class Resolver:
             raise Skip(SkipCode.OPERATOR, what, fix)
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
+
+
+def _own_steps(cell: Cell, entry: Method, n: int) -> tuple[theory.StepSizes | None, str]:
+    """Return the step sizes that a cell's own method has for it, and why there are none where there are none."""
+    if entry.facts.theory is None:
+        return None, "the method has none"
+    if collective_of(cell.compressor) == ALL_TO_ALL:
+        return None, f"no theorem covers the second compression of collective: {ALL_TO_ALL}"
+    part = _more_than_a_step(cell)
+    if part:
+        what = "theorems are about a step along an estimate of the gradient, and here is"
+        return None, f"{what} {part}"
+    is_robust = getattr(entry.target, "robust", None) is not None
+    if not is_robust and not checks.robust_of(cell).idle(n):
+        what = "the method's theorems are about the mean over the clients, not a robust rule"
+        return None, what
+    if cell.downlink is not None and entry.facts.down is None and not relays(cell.downlink):
+        return None, "no theorem covers the method with this downlink"
+    return theory.of(entry.facts.theory), ""
+
+
+def _borrows(cell: Cell, entry: Method, n: int) -> bool:
+    """Return whether a cell's step is another method's, or its own method's where no theorem covers the cell."""
+    if cell.step.of is None:
+        return False
+    return cell.step.of != entry.name or _own_steps(cell, entry, n)[0] is None
 
 
 def _setting(
@@ -329,9 +345,11 @@ def _setting(
     return setting
 
 
-def _unit(steps: theory.StepSizes, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
+def _unit(
+    steps: theory.StepSizes, setting: theory.Setting, cell: Cell, borrowed: bool
+) -> tuple[float, str]:
     """Return one times the step size that a cell may take, and what it rests on. Raises NoTheory."""
-    if cell.step.of not in (None, cell.algorithm.name):
+    if borrowed:
         # a mere number here: what the lender's theorem assumes is not asked for
         return steps.lent(setting, cell.step.rule), "borrowed"
     return steps.step(setting, cell.step.rule), steps.kind(cell.step.rule)
