@@ -351,13 +351,15 @@ def test_a_distributed_checkpoint_keeps_what_every_rank_remembers(way):
     assert [(part["rank"], part["n"]) for part in parts.values()] == [(0, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("name", ["ef21", "gd"])
+@pytest.mark.parametrize(
+    ("name", "more"), [("ef21", {}), ("gd", {}), ("ef21", {"local": {"steps": 1, "late": 1}})]
+)
 @on_ranks(2)
-def test_a_checkpoint_of_rank_0_alone_is_refused_at_the_next_exchange(name):
-    """But where ranks remember nothing of their own, that of rank 0 serves all."""
-    model, opt = trained(name, operator_of(name) if name == "ef21" else None, 3)
+def test_a_checkpoint_of_rank_0_alone_is_refused_at_the_next_exchange(name, more):
+    """Late ones too, which have a group of their own. Where ranks remember nothing of their own, that of rank 0 serves all."""
+    model, opt = trained(name, operator_of(name) if name == "ef21" else None, 3, **more)
     state = opt.state_dict() if rank() == 0 else None
-    text = said(lambda: steps(model, opt, rank(), [3]))
+    text = said(lambda: steps(model, opt, rank(), [3, 4]))
     if name == "ef21":
         assert "state_dict() a different number of times: rank 0 1, rank 1 0" in text
     else:

@@ -299,7 +299,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             more["place"] = self._node.within.rank
         if self._local:
             more["local"] = [fragment.state() for fragment in self._local]
-        return packed(self._plan.algorithm, self._exchanges, self._replica, **more)
+        return packed(self._plan.algorithm, self._exchanges, self._exchange.replica, **more)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
