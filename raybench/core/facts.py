@@ -165,11 +165,9 @@ class AlgorithmFacts(Facts):
                 yield "operators", f"{name!r} is no parameter that is a compressor", fix
         automatic = [name for name, param in params.items() if "auto" in param.words]
         for name in self.auto:
-            if name not in params:
-                yield "auto", f"{name!r} is no parameter", nearest(name, automatic or params)
-            elif name not in automatic:
-                fix = f"declare it with words=('auto',), or leave {name} out of auto"
-                yield "auto", f"parameter {name!r} does not take the word auto", fix
+            if name not in automatic:
+                fix = nearest(name, automatic) or f"declare {name}=Number('auto', words=('auto',))"
+                yield "auto", f"{name!r} is no parameter that takes the word auto", fix
         for name in automatic:
             if name not in self.auto:
                 fix = f"say what it means: auto={{{name!r}: function}}"
@@ -257,7 +255,7 @@ def facts_of(
 
 
 # By kind: the base class, and its attributes that a parameter may replace
-_bases: dict[str, tuple[type, frozenset[str]]] = {}
+_bases: dict[str, tuple[type, tuple[str, ...]]] = {}
 C = TypeVar("C", bound=type)
 
 
@@ -269,7 +267,7 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
     """
 
     def decorate(target: C) -> C:
-        _bases[kind] = (target, frozenset(leaves))
+        _bases[kind] = (target, leaves)
         return target
 
     return decorate
@@ -277,23 +275,15 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
 
 def check_names(kind: str, name: str, target: object, params: Mapping[str, Param]) -> None:
     """Raise InputError where a parameter would hide an attribute or method of the plug-in's class."""
-    if kind not in _bases or not isinstance(target, type):
+    root, leaves = _bases.get(kind, (None, ()))
+    if root is None or not isinstance(target, type):
         return
-    owners = {param: _owner(target, *_bases[kind], param) for param in params}
-    hidden = [f"parameter {p!r} hides {owner}.{p}" for p, owner in owners.items() if owner]
-    if hidden:
-        where, fix = f"{kind} {name}", "give it another name"
-        raise InputError([Complaint(where, what, fix) for what in hidden])
-
-
-def _owner(target: type, root: type, free: frozenset[str], name: str) -> str | None:
-    """Return the class that has an attribute of this name which is no parameter, field or ``free``; None for none."""
+    hidden: dict[str, str] = {}
     for part in target.__mro__[:-1]:
-        held = vars(part)
-        called = isinstance(held.get(name), property) or inspect.isroutine(held.get(name))
-        declared = {*held.get("__params__", {}), *getattr(part, "__dataclass_fields__", {}), *free}
-        valued = part is not target and name in held and name not in declared
-        typed = part is root and name in held.get("__annotations__", {}) and name not in free
-        if called or typed or (valued and not name.startswith("_")):
-            return part.__name__
-    return None
+        fields = {*vars(part).get("__params__", {}), *getattr(part, "__dataclass_fields__", {})}
+        typed = inspect.get_annotations(part) if part is root else {}
+        taken = {*vars(part), *typed} - fields - {*leaves}
+        hidden |= {param: part.__name__ for param in params if param in taken - hidden.keys()}
+    if hidden:
+        what = [f"parameter {param!r} hides {part}.{param}" for param, part in hidden.items()]
+        raise InputError([Complaint(f"{kind} {name}", w, "give it another name") for w in what])
