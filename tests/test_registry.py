@@ -49,7 +49,7 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
         ({"stochastic": 1}, "stochastic is 1\n    expected True or False"),
         ({"up": "contractiv"}, "up is 'contractiv'\n    expected Contractive, Unbiased, Any_ or None"),
         ({"up": True}, "up is True"),
-        ({"own": ""}, "expected a name"),
+        ({"own": 1}, "expected a name"),
         ({"auto": {"p": 0.5}, **RATE}, "expected functions of a Setting"),
         ({"operators": ["first"]}, "expected roles by parameter"),
         ({"operators": {"first": "fast"}, "first": Operator("natural")}, "expected roles"),
@@ -97,7 +97,7 @@ def test_every_wrong_fact_at_once():
 
 
 def test_facts_are_typed_and_frozen():
-    registry.algorithm("mine", up="unbiased", auto={"p": abs}, **RATE)(type("Plugin", (), {}))
+    registry.algorithm("mine", up=Role.UNBIASED, auto={"p": abs}, **RATE)(type("Plugin", (), {}))
     result = registry.lookup("algorithm", "mine").facts
     assert result == AlgorithmFacts(up=Role.UNBIASED, auto={"p": abs})
     assert isinstance(result.up, Role)

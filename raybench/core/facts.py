@@ -54,23 +54,14 @@ EXPECTED: Mapping[object, str] = {
 }
 
 
-def _typed(kind: object, value: Any) -> object:
-    """Return a fact's value in its type. Raises TypeError or ValueError where it is of another."""
-    if kind == Role | None:
-        return None if value is None else Role(str(value))
-    if kind == Mapping[str, Role]:
-        return {str(name): Role(role) for name, role in dict(value).items()}
-    if kind == Mapping[str, Rule]:
-        fits = isinstance(value, Mapping) and all(map(callable, value.values()))
-    elif kind == str | None:
-        fits = value is None or (isinstance(value, str) and value != "")
-    elif get_origin(kind) is Literal:
-        fits = value in get_args(kind)
-    else:
-        fits = kind is Any or isinstance(value, bool)
-    if not fits:
-        raise ValueError
-    return dict(value) if isinstance(value, Mapping) else value
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of a fact's type."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is Mapping:
+        of = get_origin(get_args(kind)[1]) or get_args(kind)[1]
+        return isinstance(value, Mapping) and all(isinstance(v, of) for v in value.values())
+    return kind is Any or isinstance(value, kind)
 
 
 # The records ---------------------------------------------------------------------------------------
@@ -226,27 +217,23 @@ def facts_of(
     """
     meaning_of, where = meanings(kind), f"{kind} {name}"
     wrong: list[Complaint] = []
-    typed: dict[str, object] = {}
     for fact, value in given.items():
-        if fact not in meaning_of:
-            if bare(value) and not nearest(fact, meaning_of).startswith("did you mean"):
-                wrong.append(undeclared(where, fact, value))
-                continue
+        if fact in meaning_of:
+            if not _fits(meaning_of[fact][0], value):
+                fix = f"expected {EXPECTED[meaning_of[fact][0]]}"
+                wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
+        elif bare(value) and not nearest(fact, meaning_of).startswith("did you mean"):
+            wrong.append(undeclared(where, fact, value))
+        else:
             fix = nearest(fact, meaning_of) or f"a {kind} states no facts"
             fix += "; a parameter is declared by Number(...), Choice(...) and the like"
             wrong.append(Complaint(where, f"unknown fact {fact!r}", fix))
-            continue
-        try:
-            typed[fact] = _typed(meaning_of[fact][0], value)
-        except (TypeError, ValueError):
-            fix = f"expected {EXPECTED[meaning_of[fact][0]]}"
-            wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
     fix = "give the parameter another name"
     wrong += [
         Complaint(where, f"{param!r} is a fact", fix) for param in params if param in meaning_of
     ]
     if not wrong:
-        facts = KINDS[kind](**typed)
+        facts = KINDS[kind](**given)
         every = facts.contradictions(params)
         wrong = [Complaint(where, f"{fact}: {what}", fix) for fact, what, fix in every]
         if not wrong:

@@ -147,9 +147,8 @@ def pick_kernel(partial, prefixes, ranks, groups):
             tl.load(partial + at, mask=g[:, None] < groups, other=0).to(tl.int64), 0
         )
     rank = tl.load(ranks + r)
-    from_here = (
-        tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
-    )  # of this digit or a larger one
+    # of this digit or a larger one
+    from_here = tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
     chosen = tl.sum((from_here >= rank).to(tl.int32), 0) - 1
     above = tl.sum(tl.where(digit > chosen, histogram, 0), 0)
     tl.store(prefixes + r, (tl.load(prefixes + r) << 8) | chosen)
@@ -266,18 +265,9 @@ class _Marks:
         ranks = torch.full((rows,), k, dtype=torch.int64, device=self.x.device)
         histograms = torch.empty(rows, groups, BINS.value, dtype=torch.int32, device=self.x.device)
         for shift in DIGITS:
-            given = (
-                self.x,
-                self.raws,
-                self.counts,
-                self.sound,
-                cuts,
-                histograms,
-                d,
-                self.tiles,
-                groups,
-            )
-            self._launch(digit_kernel, *given, programs=rows * groups, SHIFT=shift)
+            given = self.x, self.raws, self.counts, self.sound, cuts, histograms
+            sizes = d, self.tiles, groups
+            self._launch(digit_kernel, *given, *sizes, programs=rows * groups, SHIFT=shift)
             launch(pick_kernel, rows, histograms, cuts, ranks, groups)
         return cuts
 
@@ -330,10 +320,8 @@ def add_kernel(indices, values, starts, out, d, k, n, tiles, CHUNK: tl.constexpr
     c, t = at // tiles, at % tiles
     for i in range(n):
         row = c * n + i
-        first, end = (
-            tl.load(starts + row * (tiles + 1) + t),
-            tl.load(starts + row * (tiles + 1) + t + 1),
-        )
+        edge = starts + row * (tiles + 1) + t
+        first, end = tl.load(edge), tl.load(edge + 1)
         for e in range(first, end, CHUNK):
             place = e + tl.arange(0, CHUNK)
             to = out + c * d + tl.load(indices + row * k + place, mask=place < end, other=0)
