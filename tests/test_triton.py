@@ -28,7 +28,8 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 if HERE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET is not 1", allow_module_level=True)
 
-from raybench.core.gpu import quantisers, selection, streams  # noqa: E402
+from raybench.compressors.gpu import selection  # noqa: E402
+from raybench.core.gpu import quantisers, streams  # noqa: E402
 from raybench.wire import gpu as of_wire  # noqa: E402
 
 pytestmark = pytest.mark.thorough

@@ -52,7 +52,8 @@ def compile_launch(kernel: Any, programs: int, /, *args: Any, **constants: Any) 
 
 def drive() -> None:
     """Call all that the package offers."""
-    from raybench.core.gpu import quantisers, selection, streams
+    from raybench.compressors.gpu import selection
+    from raybench.core.gpu import quantisers, streams
     from raybench.wire import gpu as of_wire
 
     x, keys = torch.randn(2, 10000), torch.zeros(2, 3, dtype=torch.int64)
