@@ -116,6 +116,16 @@ def test_a_kernel_that_cannot_be_read_is_compiled_anew_and_replaced(kept):
         assert [p.name for p in folder.iterdir()] == [file.name]
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_a_file_that_others_can_write_is_not_read(kept):
+    run, folder = kept
+    (file,) = folder.iterdir()
+    file.chmod(0o666)
+    assert run() == ["1.0", "0", "1"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert run() == ["1.0", "1", "0"]
+
+
 def test_the_folder_is_made_for_its_user_alone_and_away_from_the_sources(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))

@@ -8,8 +8,8 @@ that start together: it numbers the data files of a function and keeps the numbe
 reads, changes and writes back. Two workers that compile two signatures at the same time choose the same number,
 and from then on the index hands one signature the machine code of the other (TypeError: "can't unbox array", or
 worse). So here a file is named by a digest of all that its machine code depends on: no index, nothing to race for.
-A file begins with the SHA-256 of the rest. One that is torn or garbled is as good as none: the function is compiled,
-and the file replaced.
+A file begins with the SHA-256 of the rest. One that is torn, garbled or not the user's own is as good as none: the
+function is compiled, and the file replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from raybench.core.process import kernel_folder
+from raybench.core.process import is_own, kernel_folder
 
 DIGEST = 32  # bytes
 
@@ -106,7 +106,11 @@ class _Files:
 
         context.refresh()
         try:
-            data = self._path(signature, context.codegen()).read_bytes()
+            with open(self._path(signature, context.codegen()), "rb") as file:
+                # others may have put it there before the folder was closed to them
+                if not is_own(os.fstat(file.fileno())):
+                    return None
+                data = file.read()
             if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
                 return None
             return CompileResult._rebuild(context, *pickle.loads(data[DIGEST:]))

@@ -102,17 +102,25 @@ def kernel_folder() -> Path | None:
         state = folder.stat()
     except OSError:  # a disk that is full or read-only: every process compiles for itself
         return None
-    if not hasattr(os, "geteuid"):  # files have no owners on Windows
+    if is_own(state):
         return folder
-    if state.st_uid != os.geteuid():
-        who, first = f"{folder} belongs to another user", ""
-    elif state.st_mode & OTHERS_WRITE:
+    if state.st_uid == os.geteuid():
         who, first = f"others can write to {folder}", f"chmod go-w {folder}; or "
     else:
-        return folder
+        who, first = f"{folder} belongs to another user", ""
     what = f"{who}, and so the compiled kernels in it can be replaced"
     fix = f"{first}set {KERNELS} to a folder of your own"
     raise InputError.of(KERNELS if given else str(folder), what, fix)
+
+
+def is_own(state: os.stat_result) -> bool:
+    """Return whether a file is this process's user's, and nobody else can write to it.
+
+    True where files have no owners (Windows).
+    """
+    if not hasattr(os, "geteuid"):
+        return True
+    return state.st_uid == os.geteuid() and not state.st_mode & OTHERS_WRITE
 
 
 # Endings ------------------------------------------------------------------------------------------
