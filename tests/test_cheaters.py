@@ -7,15 +7,11 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-import pandas as pd
 import pytest
 from cli_kit import cli, own_plugins
 
-import raybench
-from raybench import spec
 from raybench.compressors import Compressor
 from raybench.core import registry
-from raybench.core.errors import InputError
 from raybench.testing.trial import Method, finished
 from raybench.wire import DenseMessage
 
@@ -119,7 +115,7 @@ PLAIN = """
 from raybench.plugins import Compressor, Dense, {decorator}
 
 
-@{decorator}("{name}"{more})
+@{decorator}("{name}")
 class Mine(Compressor):
     deterministic = True
 
@@ -141,9 +137,9 @@ SWEEP = {
 }
 
 
-def plain(folder: Path, name: str, more: str = "") -> Path:
+def plain(folder: Path, name: str) -> Path:
     """Return a plug-in file with a compressor that sends x as it is."""
-    text = PLAIN.format(name=name, more=more, decorator="compressor")
+    text = PLAIN.format(name=name, decorator="compressor")
     (folder / "p.py").write_text(text)
     return folder / "p.py"
 
@@ -157,53 +153,15 @@ def test_the_name_of_a_built_in_one_is_refused(tmp_path, verb):
     assert said.code == 2
     assert said.complaints == 1
     assert "raybench has a compressor of this name" in said.err
-    assert "override=True" in said.err
+    assert "give it another name" in said.err
     assert not (tmp_path / "out").exists()
     assert registry.lookup("compressor", "natural").ours
-
-
-def test_one_that_overrides_is_marked_in_the_results(tmp_path):
-    ours = raybench.sweep(SWEEP, tmp_path / "ours", inline=True)
-    file = plain(tmp_path, "natural", ", override=True")
-    assert cli("check", file).code == 0
-    theirs = raybench.sweep(SWEEP, tmp_path / "theirs", plugins=[str(file)], inline=True)
-    assert ours.counts["ok"] == theirs.counts["ok"] == 1
-    rows = [
-        pd.read_parquet(tmp_path / name / "cells").iloc[0].to_dict() for name in ("ours", "theirs")
-    ]
-    assert [row["label"] for row in rows] == ["ef21 natural", "ef21 own:natural"]
-    assert [row["compressor"] for row in rows] == ["natural", "natural"]
-    assert rows[0]["cell"] != rows[1]["cell"]
-    assert "plugins" not in json.loads(rows[0]["config"])
-    (mark,) = json.loads(rows[1]["config"])["plugins"]
-    assert mark.pop("source") == registry.lookup("compressor", "natural").source != ""
-    assert mark == {"kind": "compressor", "name": "natural", "version": "1", "overrides": True}
-    assert rows[1]["bits_up"] > 5 * rows[0]["bits_up"] / 2
-
-
-def test_a_plug_in_without_a_file_that_overrides_has_ids_of_its_own():
-    (ours,) = spec.load(SWEEP).cells
-
-    @registry.compressor("natural", override=True)
-    class Mine(registry.lookup("compressor", "natural").target):
-        """Ours, but for its name."""
-
-    (mine,) = spec.load(SWEEP).cells
-    assert mine.id != ours.id
-    with pytest.raises(InputError, match="raybench has a compressor of this name"):
-        registry.compressor("natural")(type("Again", (), {}))
-
-
-def test_nothing_to_override_is_an_error_with_the_nearest_name():
-    with pytest.raises(InputError, match=r"none to replace\n.*did you mean natural"):
-        registry.compressor("naturall", override=True)(type("Mine", (), {}))
 
 
 BARE = {
     "in the decorator": '@compressor("mine", k=5)\nclass Mine(Compressor):\n    pass\n',
     "in the class": '@compressor("mine")\nclass Mine(Compressor):\n    k: int = 5\n',
     "beside a declared one": '@compressor("mine")\nclass Mine(Compressor):\n    s: int = Integer(1)\n    k: int = 5\n',
-    "and in the decorator too": '@compressor("mine", k=Integer(1))\nclass Mine(Compressor):\n    k = 5\n',
     "in the signature": '@problem("mine")\ndef mine(s: int = Integer(1), k: int = 5):\n    pass\n',
 }
 

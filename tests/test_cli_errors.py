@@ -323,7 +323,6 @@ def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     machine = limits.memory_here()
     assert 1 << 28 < machine < math.inf
     monkeypatch.setattr(limits, "CGROUP", tmp_path)
-    monkeypatch.setattr(limits, "_swap", lambda: 0.0)
     outer = tmp_path / "pod"
     (outer / "job").mkdir(parents=True)
     real = Path.read_text

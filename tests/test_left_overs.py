@@ -29,6 +29,7 @@ from raybench.core.errors import InputError
 from raybench.runtime import session
 from raybench.runtime.driver import drive
 from raybench.runtime.leftovers import LOCK, remove_orphans, scratch
+from raybench.runtime.session import deferring_sigterm
 from raybench.store import Store
 from raybench.store.files import Local
 
@@ -426,7 +427,7 @@ def test_a_sigterm_while_ray_starts_is_heard_when_it_has_started() -> None:
     done = []
     with own_process.stopping_on_sigterm():
         ours = signal.getsignal(signal.SIGTERM)
-        with own_process.deferring_sigterm():
+        with deferring_sigterm():
             signal.signal(signal.SIGTERM, rude)
         assert signal.getsignal(signal.SIGTERM) is ours
         with pytest.raises(own_process.Terminated):
@@ -435,7 +436,7 @@ def test_a_sigterm_while_ray_starts_is_heard_when_it_has_started() -> None:
 
 
 def told_meanwhile(done: list[str]) -> None:
-    with own_process.deferring_sigterm():
+    with deferring_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
         done.append("in order")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
         ({"stochastic": 1}, "stochastic is 1\n    expected True or False"),
         ({"up": "contractiv"}, "up is 'contractiv'\n    expected Contractive, Unbiased, Any_ or None"),
         ({"up": True}, "up is True"),
-        ({"own": ""}, "expected a name"),
+        ({"own": 1}, "expected a name"),
         ({"auto": {"p": 0.5}, **RATE}, "expected functions of a Setting"),
         ({"operators": ["first"]}, "expected roles by parameter"),
         ({"operators": {"first": "fast"}, "first": Operator("natural")}, "expected roles"),
@@ -59,8 +59,8 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
         ({"own": "sign", "up": Role.CONTRACTIVE}, "own: contradicts up"),
         ({"operators": {"frist": Role.ANY}, "first": Operator("natural")}, "did you mean first?"),
         ({"operators": {"first": Role.ANY}, "first": Text()}, "is no parameter that is a compressor"),
-        ({"auto": {"q": abs}, **RATE}, "auto: 'q' is no parameter"),
-        ({"auto": {"p": abs}, "p": Number(0.5)}, "does not take the word auto"),
+        ({"auto": {"q": abs}, **RATE}, "auto: 'q' is no parameter that takes"),
+        ({"auto": {"p": abs}, "p": Number(0.5)}, "'p' is no parameter that takes the word auto"),
         (RATE, "takes the word auto, which has no rule"),
         ({"participation": "q", "p": Number(1.0)}, "participation: 'q' is no parameter"),
         ({"participation": "p", "p": Flag()}, "is no parameter that is a number"),
@@ -97,7 +97,7 @@ def test_every_wrong_fact_at_once():
 
 
 def test_facts_are_typed_and_frozen():
-    registry.algorithm("mine", up="unbiased", auto={"p": abs}, **RATE)(type("Plugin", (), {}))
+    registry.algorithm("mine", up=Role.UNBIASED, auto={"p": abs}, **RATE)(type("Plugin", (), {}))
     result = registry.lookup("algorithm", "mine").facts
     assert result == AlgorithmFacts(up=Role.UNBIASED, auto={"p": abs})
     assert isinstance(result.up, Role)
@@ -254,15 +254,6 @@ def test_a_required_parameter_comes_first_in_a_signature():
 def test_a_parameter_in_a_class_body_has_a_type():
     plugin = type("Plugin", (Compressor,), {"k": Count()})
     assert "parameter k has no type" in refused("compressor", plugin)
-
-
-def test_a_default_said_twice_is_said_alike():
-    @dataclass(frozen=True)
-    class Mine(Compressor):
-        p: float = 0.5
-
-    assert "p has two different defaults" in refused("compressor", Mine, p=Number(0.25))
-    registry.compressor("mine", p=Number(0.5))(Mine)
 
 
 def test_a_record_is_a_frozen_dataclass_with_its_declarations():

@@ -28,7 +28,9 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 if HERE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET is not 1", allow_module_level=True)
 
-from raybench.core.gpu import packing, quantisers, selection, streams  # noqa: E402
+from raybench.compressors.gpu import selection  # noqa: E402
+from raybench.core.gpu import quantisers, streams  # noqa: E402
+from raybench.wire import gpu as of_wire  # noqa: E402
 
 pytestmark = pytest.mark.thorough
 
@@ -36,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 KERNEL = re.compile(r"^def (\w+_kernel)\(", re.MULTILINE)
 
 
-MODULES = (packing, quantisers, selection, streams)
+MODULES = (of_wire, quantisers, selection, streams)
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 
 

@@ -52,7 +52,9 @@ def compile_launch(kernel: Any, programs: int, /, *args: Any, **constants: Any) 
 
 def drive() -> None:
     """Call all that the package offers."""
-    from raybench.core.gpu import packing, quantisers, selection, streams
+    from raybench.compressors.gpu import selection
+    from raybench.core.gpu import quantisers, streams
+    from raybench.wire import gpu as of_wire
 
     x, keys = torch.randn(2, 10000), torch.zeros(2, 3, dtype=torch.int64)
     selection.largest(x, 100)
@@ -76,11 +78,11 @@ def drive() -> None:
     quantisers.decode(x.byte(), None, ones, 200, wide)
     for width in (1, 11):
         data = torch.zeros(2, 10000 * width // 8, dtype=torch.uint8)
-        packing.pack(x.short(), width, data, 0)
-        packing.unpack(data, width, x.byte(), 0)
-    packing.pack(x.byte(), -1, data, 4)
-    packing.unpack(data, -1, x.byte(), 4)
-    selection.add_rows(torch.zeros(2, 3, 50, dtype=torch.int64), x[:, None, :50].repeat(1, 3, 1), x)
+        of_wire.pack_blocks(x.short(), width, data, 0)
+        of_wire.unpack_blocks(data, width, x.byte(), 0)
+    of_wire.pack_blocks(x.byte(), -1, data, 4)
+    of_wire.unpack_blocks(data, -1, x.byte(), 4)
+    of_wire.add_rows(torch.zeros(2, 3, 50, dtype=torch.int64), x[:, None, :50].repeat(1, 3, 1), x)
 
 
 if __name__ == "__main__":

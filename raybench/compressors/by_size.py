@@ -4,7 +4,7 @@ Magnitudes are compared as integers: the bits of |x| order as |x| does, zeros of
 NaN counts as infinity. How many of a row exceed a cut is a loop without branches, which the compiler
 vectorises, so the k-th size is found by bisection over counts. Of a long row only what exceeds a cut
 guessed from a sample goes into the bisection; the guess decides the time, never the result. GPUs have
-kernels of their own (``core.gpu.selection``), and plain torch does the same anywhere.
+kernels of their own (``compressors.gpu``), and plain torch does the same anywhere.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Ties go to the lowest index; NaN is as large as infinity.
     """
     if gpu.usable(x) and x.dtype != torch.float64:
-        from raybench.core.gpu import selection
+        from raybench.compressors.gpu import selection
 
         return selection.largest(x, k)
     if x.device.type != "cpu":

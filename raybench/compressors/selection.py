@@ -162,7 +162,7 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
     A NaN is always sent.
     """
     if gpu.usable(x) and x.dtype != torch.float64:
-        from raybench.core.gpu import selection
+        from raybench.compressors.gpu import selection
 
         below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
         return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))

@@ -19,20 +19,15 @@ import os
 import pickle
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
-from types import CellType, CodeType, FunctionType
-from typing import Any, overload
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
 
-import numpy as np
-
-from raybench.core.errors import InputError
-from raybench.core.limits import digest_of
-from raybench.core.process import KERNELS, is_own, kernel_folder
+from raybench.core.process import is_own, kernel_folder
 
 DIGEST = 32  # bytes
-_building = threading.RLock()
 
 
 class Kernel:
@@ -45,25 +40,16 @@ class Kernel:
         assert isinstance(function, FunctionType)
         self.py_func, self.options = function, options
         self.__doc__, self.__name__ = function.__doc__, function.__name__
-        self._dispatcher: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        built = self._dispatcher
-        return (self.dispatcher if built is None else built)(*args)
+        return self.dispatcher(*args)
 
-    @property
+    @cached_property
     def dispatcher(self) -> Any:
         """What numba makes of the function, built when first asked for.
 
         Raises InputError where others can write to the folder of compiled kernels.
         """
-        if self._dispatcher is None:
-            with _building:
-                if self._dispatcher is None:
-                    self._dispatcher = self._built()
-        return self._dispatcher
-
-    def _built(self) -> Any:
         import numba
 
         given = self.py_func
@@ -74,20 +60,21 @@ class Kernel:
         function.__qualname__ = given.__qualname__
         dispatcher = numba.njit(nogil=True, **self.options)(function)
         folder = kernel_folder()
-        if folder is not None and _stamp(given) is not None:
-            dispatcher._cache = _Files(folder, given)
+        if folder is not None:
+            dispatcher._cache = _Files(folder, self)
         return dispatcher
 
 
 class _Files:
     """The machine code of one function on disk, a file per (signature, processor): what numba calls a cache."""
 
-    def __init__(self, folder: Path, function: FunctionType) -> None:
+    def __init__(self, folder: Path, kernel: Kernel) -> None:
         import numba
 
+        function = kernel.py_func
         stem = f"{Path(function.__code__.co_filename).stem}.{function.__name__}"
         self.folder, self.stem = folder, "".join(c for c in stem if c.isalnum() or c in "._")
-        self.about = (numba.__version__, sys.version_info[:2], *_meaning(function))
+        self.about = (numba.__version__, sys.version_info[:2], *_meaning(kernel))
         self.cache_path = str(folder)
 
     def _path(self, signature: object, codegen: Any) -> Path:
@@ -120,6 +107,7 @@ class _Files:
         context.refresh()
         try:
             with open(self._path(signature, context.codegen()), "rb") as file:
+                # others may have put it there before the folder was closed to them
                 if not is_own(os.fstat(file.fileno())):
                     return None
                 data = file.read()
@@ -150,32 +138,25 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-def _meaning(function: FunctionType) -> tuple[Any, ...]:
-    """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere."""
-    code = function.__code__
-    source = _stamp(function) or repr(code.co_consts)  # written in no file: known by its code alone
-    parts: list[Any] = [source, function.__qualname__, code.co_firstlineno, code.co_code]
+def _meaning(kernel: Kernel) -> tuple[Any, ...]:
+    """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere.
+
+    Not where the function stands: checkouts share their kernels.
+    """
+    function = kernel.py_func
+    parts: list[Any] = [function.__qualname__, repr(sorted(kernel.options.items()))]
+    for code in _codes(function.__code__):
+        consts = [const for const in code.co_consts if not isinstance(const, CodeType)]
+        parts.append(repr((code.co_code, code.co_names, code.co_freevars, consts)))
     for name, value in _outside(function):
         if isinstance(value, Kernel):
-            parts.append((name, _meaning(value.py_func)))
-        elif isinstance(value, int | float | str | tuple | np.generic):
+            parts.append((name, _meaning(value)))
+        elif not isinstance(value, ModuleType):
             parts.append((name, repr(value)))
     return tuple(parts)
 
 
-def _stamp(function: FunctionType) -> str | None:
-    """Return a digest of the file that a function was written in; None where there is none."""
-    try:
-        return digest_of(Path(function.__code__.co_filename), KERNELS)
-    except (OSError, InputError):
-        return None
-
-
-@overload
-def compiled(function: Callable[..., Any]) -> Kernel: ...
-@overload
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Kernel]: ...
-def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Return the kernel of a function: compiled on first use, kept on disk, run without the GIL.
 
     ``options`` are those of ``numba.njit`` (``fastmath``, ``error_model``, ``inline``, ...).

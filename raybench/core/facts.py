@@ -54,23 +54,14 @@ EXPECTED: Mapping[object, str] = {
 }
 
 
-def _typed(kind: object, value: Any) -> object:
-    """Return a fact's value in its type. Raises TypeError or ValueError where it is of another."""
-    if kind == Role | None:
-        return None if value is None else Role(str(value))
-    if kind == Mapping[str, Role]:
-        return {str(name): Role(role) for name, role in dict(value).items()}
-    if kind == Mapping[str, Rule]:
-        fits = isinstance(value, Mapping) and all(map(callable, value.values()))
-    elif kind == str | None:
-        fits = value is None or (isinstance(value, str) and value != "")
-    elif get_origin(kind) is Literal:
-        fits = value in get_args(kind)
-    else:
-        fits = kind is Any or isinstance(value, bool)
-    if not fits:
-        raise ValueError
-    return dict(value) if isinstance(value, Mapping) else value
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of a fact's type."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is Mapping:
+        of = get_origin(get_args(kind)[1]) or get_args(kind)[1]
+        return isinstance(value, Mapping) and all(isinstance(v, of) for v in value.values())
+    return kind is Any or isinstance(value, kind)
 
 
 # The records ---------------------------------------------------------------------------------------
@@ -165,11 +156,9 @@ class AlgorithmFacts(Facts):
                 yield "operators", f"{name!r} is no parameter that is a compressor", fix
         automatic = [name for name, param in params.items() if "auto" in param.words]
         for name in self.auto:
-            if name not in params:
-                yield "auto", f"{name!r} is no parameter", nearest(name, automatic or params)
-            elif name not in automatic:
-                fix = f"declare it with words=('auto',), or leave {name} out of auto"
-                yield "auto", f"parameter {name!r} does not take the word auto", fix
+            if name not in automatic:
+                fix = nearest(name, automatic) or f"declare {name}=Number('auto', words=('auto',))"
+                yield "auto", f"{name!r} is no parameter that takes the word auto", fix
         for name in automatic:
             if name not in self.auto:
                 fix = f"say what it means: auto={{{name!r}: function}}"
@@ -228,27 +217,23 @@ def facts_of(
     """
     meaning_of, where = meanings(kind), f"{kind} {name}"
     wrong: list[Complaint] = []
-    typed: dict[str, object] = {}
     for fact, value in given.items():
-        if fact not in meaning_of:
-            if bare(value) and not nearest(fact, meaning_of).startswith("did you mean"):
-                wrong.append(undeclared(where, fact, value))
-                continue
+        if fact in meaning_of:
+            if not _fits(meaning_of[fact][0], value):
+                fix = f"expected {EXPECTED[meaning_of[fact][0]]}"
+                wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
+        elif bare(value) and not nearest(fact, meaning_of).startswith("did you mean"):
+            wrong.append(undeclared(where, fact, value))
+        else:
             fix = nearest(fact, meaning_of) or f"a {kind} states no facts"
             fix += "; a parameter is declared by Number(...), Choice(...) and the like"
             wrong.append(Complaint(where, f"unknown fact {fact!r}", fix))
-            continue
-        try:
-            typed[fact] = _typed(meaning_of[fact][0], value)
-        except (TypeError, ValueError):
-            fix = f"expected {EXPECTED[meaning_of[fact][0]]}"
-            wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], fix))
     fix = "give the parameter another name"
     wrong += [
         Complaint(where, f"{param!r} is a fact", fix) for param in params if param in meaning_of
     ]
     if not wrong:
-        facts = KINDS[kind](**typed)
+        facts = KINDS[kind](**given)
         every = facts.contradictions(params)
         wrong = [Complaint(where, f"{fact}: {what}", fix) for fact, what, fix in every]
         if not wrong:
@@ -257,7 +242,7 @@ def facts_of(
 
 
 # By kind: the base class, and its attributes that a parameter may replace
-_bases: dict[str, tuple[type, frozenset[str]]] = {}
+_bases: dict[str, tuple[type, tuple[str, ...]]] = {}
 C = TypeVar("C", bound=type)
 
 
@@ -269,7 +254,7 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
     """
 
     def decorate(target: C) -> C:
-        _bases[kind] = (target, frozenset(leaves))
+        _bases[kind] = (target, leaves)
         return target
 
     return decorate
@@ -277,23 +262,15 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
 
 def check_names(kind: str, name: str, target: object, params: Mapping[str, Param]) -> None:
     """Raise InputError where a parameter would hide an attribute or method of the plug-in's class."""
-    if kind not in _bases or not isinstance(target, type):
+    root, leaves = _bases.get(kind, (None, ()))
+    if root is None or not isinstance(target, type):
         return
-    owners = {param: _owner(target, *_bases[kind], param) for param in params}
-    hidden = [f"parameter {p!r} hides {owner}.{p}" for p, owner in owners.items() if owner]
-    if hidden:
-        where, fix = f"{kind} {name}", "give it another name"
-        raise InputError([Complaint(where, what, fix) for what in hidden])
-
-
-def _owner(target: type, root: type, free: frozenset[str], name: str) -> str | None:
-    """Return the class that has an attribute of this name which is no parameter, field or ``free``; None for none."""
+    hidden: dict[str, str] = {}
     for part in target.__mro__[:-1]:
-        held = vars(part)
-        called = isinstance(held.get(name), property) or inspect.isroutine(held.get(name))
-        declared = {*held.get("__params__", {}), *getattr(part, "__dataclass_fields__", {}), *free}
-        valued = part is not target and name in held and name not in declared
-        typed = part is root and name in held.get("__annotations__", {}) and name not in free
-        if called or typed or (valued and not name.startswith("_")):
-            return part.__name__
-    return None
+        fields = {*vars(part).get("__params__", {}), *getattr(part, "__dataclass_fields__", {})}
+        typed = inspect.get_annotations(part) if part is root else {}
+        taken = {*vars(part), *typed} - fields - {*leaves}
+        hidden |= {param: part.__name__ for param in params if param in taken - hidden.keys()}
+    if hidden:
+        what = [f"parameter {param!r} hides {part}.{param}" for param, part in hidden.items()]
+        raise InputError([Complaint(f"{kind} {name}", w, "give it another name") for w in what])

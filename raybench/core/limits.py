@@ -16,6 +16,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -50,23 +51,14 @@ def duration(seconds: float) -> str:
 
 
 def memory_here() -> float:
-    """Return the bytes that processes of this machine may hold together, swap and limits of a container
-    considered; infinite where that is unknown.
+    """Return the bytes of memory that processes of this machine, or container, may hold together; infinite where
+    that is unknown. Swap is none of it: what computes in it does not end.
     """
     try:
-        memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES") + _swap()
+        memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         memory = float("inf")
     return min([memory, *_container()])
-
-
-def _swap() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0.0
-    sizes = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
-    return 1024 * float(sizes[0]) if sizes else 0.0
 
 
 def _container() -> Iterator[float]:
@@ -85,17 +77,8 @@ def _container() -> Iterator[float]:
         for part in (folder, *folder.parents):  # a group is bounded by those that it is in
             if part == CGROUP.parent:
                 break
-            limit = _number(part / name)
-            if limit is not None:
-                swap = None if kinds else _number(part / "memory.swap.max")
-                yield limit + (_swap() if swap is None else swap)
-
-
-def _number(file: Path) -> float | None:
-    try:
-        return float(file.read_text())
-    except (OSError, ValueError):  # there is none, or it says "max"
-        return None
+            with suppress(OSError, ValueError):  # there is none, or it says "max"
+                yield float((part / name).read_text())
 
 
 def disk_free(folder: str | os.PathLike[str]) -> float:

@@ -13,7 +13,7 @@ import keyword
 import math
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, dataclass_transform
 
@@ -74,17 +74,7 @@ def Number(
     help: str = "",
 ) -> Any:
     """Return a real-number parameter in [low, high] (or (low, high] with ``open_low``)."""
-    return Param(
-        "number",
-        default,
-        low,
-        high,
-        open_low,
-        words=words,
-        tags=tags or {},
-        per_cell=per_cell,
-        help=help,
-    )
+    return Param("number", default, low, high, open_low, (), words, tags or {}, per_cell, help)
 
 
 def Integer(
@@ -102,13 +92,8 @@ def Choice(
     *names: str, default: object = None, tags: Mapping[str, Param] | None = None, help: str = ""
 ) -> Any:
     """Return a choice among ``names``; the first is the default unless ``default`` says otherwise."""
-    return Param(
-        "choice",
-        names[0] if default is None else default,
-        choices=names,
-        tags=tags or {},
-        help=help,
-    )
+    usual = names[0] if default is None else default
+    return Param("choice", usual, choices=names, tags=tags or {}, help=help)
 
 
 def Flag(default: bool | None = False, help: str = "") -> Any:
@@ -148,7 +133,7 @@ def record(target: type[T]) -> type[T]:
     of its bases first. Raises InputError for a parameter without a type annotation.
     """
     declarations = _in_body(target)
-    untyped = [name for name in declarations if name not in vars(target).get("__annotations__", {})]
+    untyped = [name for name in declarations if name not in inspect.get_annotations(target)]
     if untyped:
         fix = f"write {untyped[0]}: float = Number(...), so that type checkers know it"
         raise InputError.of(target.__name__, f"parameter {untyped[0]} has no type", fix)
@@ -250,43 +235,25 @@ def undeclared(where: str, name: str, value: object) -> Complaint:
 def numbers(target: object, given: Mapping[str, object], ours: str) -> dict[str, object]:
     """Return the plain numbers that stand in a class or signature where a parameter would, by name.
 
-    In a class: attributes with a type annotation, and those that ``given``, the decorator's keyword arguments,
-    declares besides; none that a base of the package ``ours`` has. In a signature: every default. To be
-    asked before ``declared``.
+    In a class: attributes with a type annotation, but none that a base of the package ``ours`` has. In a signature:
+    every default. ``given``: the decorator's keyword arguments, which may declare them. To be asked before
+    ``declared``.
     """
     plain: dict[str, object] = {}
     if isinstance(target, type):
         parts = target.__mro__[:-1]
         theirs = [part for part in parts if part.__module__.partition(".")[0] == ours]
-        taken = {name for part in theirs for name in (*vars(part), *_annotated(part))}
+        taken = {name for part in theirs for name in (*vars(part), *inspect.get_annotations(part))}
         for part in (part for part in parts if part not in theirs):
-            kinds = _annotated(part).items()
+            kinds = inspect.get_annotations(part).items()
             typed = {
                 n for n, kind in kinds if not n.startswith("_") and "ClassVar" not in str(kind)
             }
-            fields = getattr(part, "__dataclass_fields__", {}).keys()
-            meant = (typed - given.keys()) | (given.keys() - fields)
-            plain |= {n: v for n, v in vars(part).items() if n in meant - taken and bare(v)}
+            plain |= {n: v for n, v in vars(part).items() if n in typed - taken and bare(v)}
     function = vars(target).get("__init__") if isinstance(target, type) else target
     if inspect.isfunction(function):
         every = inspect.signature(function).parameters.items()
         held = {_plain(name): parameter.default for name, parameter in every}
-        plain |= {name: v for name, v in held.items() if bare(v) and name not in given}
-    inherited = getattr(target, "__params__", {})
-    return {name: value for name, value in plain.items() if name not in inherited}
-
-
-def _annotated(part: type) -> Mapping[str, object]:
-    return vars(part).get("__annotations__", {})
-
-
-def differing(target: object, params: Mapping[str, Param]) -> list[str]:
-    """Return the parameters whose default differs from that of the dataclass's field of that name.
-
-    A class may still say a default twice, as a field and in the decorator; then both must agree.
-    """
-    if not is_dataclass(target):
-        return []
-    defaults = {f.name: f.default for f in fields(target) if f.default is not MISSING}
-    both = [name for name in params if name in defaults and params[name].default is not REQUIRED]
-    return [name for name in both if defaults[name] != params[name].default]
+        plain |= {name: v for name, v in held.items() if bare(v)}
+    declarations = {*given, *getattr(target, "__params__", {})}
+    return {name: value for name, value in plain.items() if name not in declarations}

@@ -175,30 +175,6 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def deferring_sigterm() -> Iterator[None]:
-    """Hear a SIGTERM at the end: what starts Ray is not left in the middle, where it crashes or leaves processes.
-
-    Whatever handler was installed meanwhile, below Python too, is replaced by the one that was there before.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if heard:
-            # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
-            signal.alarm(0)
-        if heard and callable(before):
-            before(signal.SIGTERM, None)  # raised once more it would count as a second signal
-        elif heard:
-            signal.raise_signal(signal.SIGTERM)
-
-
-@contextmanager
 def ending_on_the_second_signal() -> Iterator[None]:
     """Leave with the exit code of a second SIGINT or SIGTERM as it comes, whatever the main thread waits for.
 

@@ -61,7 +61,6 @@ class Entry(Generic[F]):
     facts: F
     version: str
     source: str = ""  # hash of the user's file that it comes from; empty for built-in ones
-    overrides: bool = False  # it stands in the place of one that comes with raybench
 
     @property
     def ours(self) -> bool:
@@ -85,85 +84,57 @@ def _ours(target: object) -> bool:
     return str(getattr(target, "__module__", "")).partition(".")[0] == OURS
 
 
-def _register(
-    kind: str, name: str, version: str, override: bool, given: dict[str, object]
-) -> Callable[[T], T]:
+def _register(kind: str, name: str, version: str, given: dict[str, object]) -> Callable[[T], T]:
+    where = f"{kind} {name}"
+
     def decorate(target: T) -> T:
         global _generation
-        overrides = False
         if not _ours(target):
-            overrides = _takes_our_place(kind, name, override)
+            _ensure(kind)
+            if (kind, name) in _entries and _entries[kind, name].ours:
+                fix = "give it another name"
+                raise InputError.of(where, f"raybench has a {kind} of this name", fix)
             # metrics have no parameters: in their signatures a number is a number
             slips = params.numbers(target, given, OURS).items() if kind != "metric" else ()
             if slips:
-                raise InputError([params.undeclared(f"{kind} {name}", *slip) for slip in slips])
+                raise InputError([params.undeclared(where, *slip) for slip in slips])
         _generation += 1
         declarations = params.declared(target, as_record=kind == "compressor")
         declarations |= {key: value for key, value in given.items() if isinstance(value, Param)}
         facts.check_names(kind, name, target, declarations)
-        if twice := params.differing(target, declarations):
-            fix = "declare it once, as an attribute of the class: k: int = Integer(1)"
-            raise InputError.of(f"{kind} {name}", f"{twice[0]} has two different defaults", fix)
         said = {key: value for key, value in given.items() if not isinstance(value, Param)}
         record = facts.facts_of(kind, name, said, declarations)
         target.__params__ = declarations  # type: ignore[attr-defined]  # what is built on this one inherits them
-        _entries[kind, name] = Entry(
-            kind, name, target, declarations, record, version, _source, overrides
-        )
+        _entries[kind, name] = Entry(kind, name, target, declarations, record, version, _source)
         return target
 
     return decorate
 
 
-def _takes_our_place(kind: str, name: str, override: bool) -> bool:
-    """Return whether a user's plug-in replaces one that comes with raybench.
-
-    Raises InputError where it would do so unasked, or is asked to and there is none of this name.
-    """
-    _ensure(kind)
-    there = _entries.get((kind, name))
-    taken = there is not None and (there.ours or there.overrides)
-    if taken and not override:
-        fix = "give it another name, or register it with override=True to use it instead of ours"
-        raise InputError.of(f"{kind} {name}", f"raybench has a {kind} of this name", fix)
-    if override and there is None:
-        fix = nearest(name, names(kind))
-        raise InputError.of(f"{kind} {name}", "override=True, but there is none to replace", fix)
-    return taken
-
-
 @dataclass_transform(frozen_default=True)
-def compressor(
-    name: str, *, version: str = "1", override: bool = False, **given: object
-) -> Callable[[T], T]:
+def compressor(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a compression compressor (a class with ``encode``, ``omega``, ``alpha``).
 
     A class whose attributes are parameters becomes a frozen dataclass. Raises InputError, as the decorators
     below do, for a fact that is unknown or wrong, for a plain number where a parameter is declared, and for the
-    name of one that comes with raybench unless ``override``.
+    name of one that comes with raybench.
     """
-    return _register("compressor", name, version, override, given)
+    return _register("compressor", name, version, given)
 
 
-def algorithm(
-    name: str, *, version: str = "1", override: bool = False, **given: object
-) -> Callable[[T], T]:
+def algorithm(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register an algorithm (a class with ``start`` and ``round``)."""
-    return _register("algorithm", name, version, override, given)
+    return _register("algorithm", name, version, given)
 
 
-def problem(
-    name: str, *, version: str = "1", override: bool = False, **given: object
-) -> Callable[[T], T]:
+def problem(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a problem (a class or function that builds one from its parameters)."""
-    return _register("problem", name, version, override, given)
+    return _register("problem", name, version, given)
 
 
-def metric(
-    name: str, *, version: str = "1", override: bool = False, **given: object
-) -> Callable[[T], T]:
+def metric(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a metric, a function (problem, x) -> one number per cell, stored in ``extra``."""
-    return _register("metric", name, version, override, given)
+    return _register("metric", name, version, given)
 
 
 def state() -> tuple[int, int]:
@@ -257,7 +228,7 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except (OSError, ValueError, RuntimeError) as error:  # or the path can be none
         raise InputError.of(where, "no such file", "give the path of a Python file") from error
-    # first, so that a user's file replaces a built-in name and never the other way round
+    # first: what is imported together with the file would count as the file's
     for kind in BUILTIN_PACKAGES:
         _ensure(kind)
     module_name = f"raybench_plugin_{digest}"

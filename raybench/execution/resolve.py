@@ -70,17 +70,13 @@ def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
 
 
 def describe(section: Section, entry: registry.Entry[Any]) -> str:
-    """Return ``name(param=value, ..)`` with the parameters that differ from their defaults.
-
-    ``own:name`` where a user's plug-in stands in the place of one that comes with raybench.
-    """
+    """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
     shown = [
         f"{name}={value}"
         for name, value in section.params.items()
         if name not in entry.params or value != entry.params[name].default
     ]
-    name = f"own:{section.name}" if entry.overrides else section.name
-    return f"{name}({', '.join(shown)})" if shown else name
+    return f"{section.name}({', '.join(shown)})" if shown else section.name
 
 
 def _more_than_a_step(cell: Cell) -> str:

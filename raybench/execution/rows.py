@@ -44,10 +44,7 @@ def requested(cell: Cell) -> dict[str, Any]:
 
 
 def own_plugins(cell: Cell) -> list[dict[str, Any]]:
-    """Return the plug-ins of a cell that do not come with raybench.
-
-    overrides: whether it stands in the place of one that does; source: hash of its file, if it has one.
-    """
+    """Return the plug-ins of a cell that do not come with raybench; source: hash of its file, if it has one."""
     named = [("problem", cell.problem), ("algorithm", cell.algorithm)]
     named += [("compressor", part) for part in (cell.compressor, cell.downlink) if part is not None]
     pairs = dict.fromkeys((kind, part.name) for kind, part in named)
@@ -55,7 +52,7 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
     for entry in (registry.lookup(*pair) for pair in pairs):
         if entry.ours:
             continue
-        facts = ("kind", "name", "version", "source", "overrides")
+        facts = ("kind", "name", "version", "source")
         plugins.append({name: getattr(entry, name) for name in facts})
         title = getattr(entry.facts, "title", None)
         if title:  # so that whoever reads the results without the file sees the same names

@@ -6,8 +6,10 @@ import logging
 import math
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from raybench.core.errors import InputError, SweepStopped
-from raybench.core.process import ENVIRONMENT, deferring_sigterm
+from raybench.core.process import ENVIRONMENT
 from raybench.runtime.leftovers import remove_orphans, watchdog
 
 RAY_ENVIRONMENT = {
@@ -85,6 +87,30 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def deferring_sigterm() -> Iterator[None]:
+    """Hear a SIGTERM at the end: what starts Ray is not left in the middle, where it crashes or leaves processes.
+
+    Whatever handler was installed meanwhile, below Python too, is replaced by the one that was there before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if heard:
+            # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
+            signal.alarm(0)
+        if heard and callable(before):
+            before(signal.SIGTERM, None)  # raised once more it would count as a second signal
+        elif heard:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

@@ -191,8 +191,6 @@ class Plugin(Sections):
         held = sections.inside(value, self.kind)
         if held:
             out["operators"] = held
-        if entry.overrides and not entry.source:  # registered in Python, with no file to tell it by
-            out["overrides"] = True
         return {**out, "source": entry.source} if entry.source else out
 
     def schema(self) -> Schema:

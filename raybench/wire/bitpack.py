@@ -213,9 +213,9 @@ def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
         return _run(kernel, codes, width, out, at)
     done = 0
     if gpu.usable(codes):
-        from raybench.core.gpu import packing
+        from raybench.wire.gpu import pack_blocks
 
-        done = packing.pack(codes, width, out, at)
+        done = pack_blocks(codes, width, out, at)
     rest, start = codes[..., done:].cpu(), at + packed_size(done, width)
     size = packed_size(rest.shape[-1], width)
     tail = torch.empty(*rest.shape[:-1], size, dtype=torch.uint8)
@@ -239,9 +239,9 @@ def unpack(
         return _run(kernel, out, width, data, at)
     done = 0
     if gpu.usable(data):
-        from raybench.core.gpu import packing
+        from raybench.wire.gpu import unpack_blocks
 
-        done = packing.unpack(data, width, out, at)
+        done = unpack_blocks(data, width, out, at)
     rest = data[..., at + packed_size(done, width) :].cpu()
     tail = torch.empty(*data.shape[:-1], count - done, dtype=dtype)
     out[..., done:] = _run(kernel, tail, width, rest, 0)

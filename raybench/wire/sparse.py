@@ -97,7 +97,7 @@ class _Scattered(Message):
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
         where, values = self.support(), self._weighted()
         if gpu.usable(out) and self.ascending:
-            from raybench.core.gpu.selection import add_rows
+            from raybench.wire.gpu import add_rows
 
             return add_rows(self._placed(), values, out)
         if self.device.type != "cpu":  # there additions of several clients would take any order

@@ -1,7 +1,7 @@
 """Rounding to levels, cutting floats short, and levels back to numbers, on a GPU: one pass each.
 
 The codes are those of the references bit for bit: the same float64 operations, and integers. A sender
-decodes its own message, so codes are kept, a byte each; ``packing`` packs them where they are sent.
+decodes its own message, so codes are kept, a byte each; the wire packs them where they are sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The largest entries of rows, and those above a cut, on a GPU: exact, without a sort; and sums of sparse rows.
+"""The largest entries of rows, and those above a cut, on a GPU: exact, without a sort.
 
 Sizes are the bits of |x| as a float32, of 31 bits: they order as |x| does, zeros of both signs are one,
 a NaN counts as infinity. A short row is held by one program, which finds the k-th size bit by bit. Of
@@ -22,7 +22,7 @@ from torch import Tensor
 from raybench.core.gpu import launch
 
 SHORT_ROW = 4096  # entries that one program holds
-TILE = 4096  # entries of a long row that a program marks, coordinates of a sum that it owns; places are of 16 bits
+TILE = 4096  # entries of a long row that a program marks; places are of 16 bits
 GROUPS = 128  # of the tiles of a row, each with a histogram of its own
 MOST_SAMPLED, SPARED = 1 << 17, 64  # entries of a sample, and how many of the row stand for one
 LEAST_SLOT = 128
@@ -147,9 +147,8 @@ def pick_kernel(partial, prefixes, ranks, groups):
             tl.load(partial + at, mask=g[:, None] < groups, other=0).to(tl.int64), 0
         )
     rank = tl.load(ranks + r)
-    from_here = (
-        tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
-    )  # of this digit or a larger one
+    # of this digit or a larger one
+    from_here = tl.sum(histogram, 0) - tl.cumsum(histogram, 0) + histogram
     chosen = tl.sum((from_here >= rank).to(tl.int32), 0) - 1
     above = tl.sum(tl.where(digit > chosen, histogram, 0), 0)
     tl.store(prefixes + r, (tl.load(prefixes + r) << 8) | chosen)
@@ -266,18 +265,9 @@ class _Marks:
         ranks = torch.full((rows,), k, dtype=torch.int64, device=self.x.device)
         histograms = torch.empty(rows, groups, BINS.value, dtype=torch.int32, device=self.x.device)
         for shift in DIGITS:
-            given = (
-                self.x,
-                self.raws,
-                self.counts,
-                self.sound,
-                cuts,
-                histograms,
-                d,
-                self.tiles,
-                groups,
-            )
-            self._launch(digit_kernel, *given, programs=rows * groups, SHIFT=shift)
+            given = self.x, self.raws, self.counts, self.sound, cuts, histograms
+            sizes = d, self.tiles, groups
+            self._launch(digit_kernel, *given, *sizes, programs=rows * groups, SHIFT=shift)
             launch(pick_kernel, rows, histograms, cuts, ranks, groups)
         return cuts
 
@@ -316,43 +306,3 @@ def _guess(x: Tensor, k: int) -> Tensor:
         return torch.full((len(x),), -1, dtype=torch.int32, device=x.device)
     # of a sparse row no more than what is not zero
     return (sizes.topk(rank, dim=-1, sorted=False).values.amin(-1) - 1).clamp_(min=0)
-
-
-# Sums of sparse rows: O(what was sent), in a fixed order, without atomic additions ----------------
-
-
-CHUNK = 512  # entries that it adds at a time
-
-
-@triton.jit
-def add_kernel(indices, values, starts, out, d, k, n, tiles, CHUNK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64)
-    c, t = at // tiles, at % tiles
-    for i in range(n):
-        row = c * n + i
-        first, end = (
-            tl.load(starts + row * (tiles + 1) + t),
-            tl.load(starts + row * (tiles + 1) + t + 1),
-        )
-        for e in range(first, end, CHUNK):
-            place = e + tl.arange(0, CHUNK)
-            to = out + c * d + tl.load(indices + row * k + place, mask=place < end, other=0)
-            value = tl.load(values + row * k + place, mask=place < end, other=0.0)
-            held = tl.load(to, mask=place < end, other=0.0)
-            tl.store(to, held + value, mask=place < end)
-        tl.debug_barrier()  # the next client's entries are other threads' to add
-
-
-def add_rows(indices: Tensor, values: Tensor, out: Tensor) -> Tensor:
-    """Add values (*lead, n, k) at indices (*lead, n, k) to out (*lead, d), client by client; return out.
-
-    A row's indices ascend; those that are d are none.
-    """
-    (n, k), d = indices.shape[-2:], out.shape[-1]
-    tiles = -(-d // TILE)
-    edges = (torch.arange(tiles + 1, device=out.device) * TILE).clamp_(max=d)
-    where = indices.contiguous()
-    starts = torch.searchsorted(where, edges.expand(*where.shape[:-1], tiles + 1).contiguous())
-    given = where, values.contiguous(), starts, out, d, k, n, tiles
-    launch(add_kernel, out.numel() // d * tiles, *given, CHUNK=CHUNK)
-    return out

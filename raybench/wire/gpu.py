@@ -1,12 +1,14 @@
-"""Symbols <-> bytes on a GPU: the blocks of ``wire.bitpack``, bit-sliced or trits; no more than blocks.
+"""The wire's kernels for GPUs: symbols <-> bytes in the blocks of ``wire.bitpack``, and sums of sparse rows.
 
-What is left over of a row, and symbols wider than 16 bits, are left to the caller.
+Of packing they do whole blocks, bit-sliced or trits: what is left over of a row, and symbols wider than 16 bits,
+are left to the caller.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -76,7 +78,7 @@ def unpack_trits_kernel(data, out, m, size, start, blocks, BLOCKS: tl.constexpr)
     tl.store(to, code.to(out.dtype.element_ty), mask=(b < blocks) & (j < 5))
 
 
-def pack(codes: Tensor, width: int, out: Tensor, at: int) -> int:
+def pack_blocks(codes: Tensor, width: int, out: Tensor, at: int) -> int:
     """Write the whole blocks of codes (*lead, m) into bytes out (*lead, P), contiguous, from column ``at``.
 
     width: bits of a code, negative for trits. Returns how many codes of a row that are: none of more than
@@ -86,7 +88,7 @@ def pack(codes: Tensor, width: int, out: Tensor, at: int) -> int:
     return _run(kernel, codes, out, width, codes.shape[-1], out.shape[-1], at)
 
 
-def unpack(data: Tensor, width: int, out: Tensor, at: int) -> int:
+def unpack_blocks(data: Tensor, width: int, out: Tensor, at: int) -> int:
     """Read the same blocks of data (*lead, P) into codes out (*lead, m), contiguous; return how many."""
     kernel = unpack_trits_kernel if width < 0 else unpack_kernel
     return _run(kernel, data, out, width, out.shape[-1], data.shape[-1], at)
@@ -103,3 +105,42 @@ def _run(kernel: Any, given: Tensor, out: Tensor, width: int, m: int, size: int,
         kernel, rows * -(-blocks // BLOCKS), given.contiguous(), out, *sizes, **wide, BLOCKS=BLOCKS
     )
     return blocks * block
+
+
+# Sums of sparse rows: O(what was sent), in a fixed order, without atomic additions ----------------
+
+
+TILE = 4096  # coordinates of a sum that a program owns
+CHUNK = 512  # entries that it adds at a time
+
+
+@triton.jit
+def add_kernel(indices, values, starts, out, d, k, n, tiles, CHUNK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64)
+    c, t = at // tiles, at % tiles
+    for i in range(n):
+        row = c * n + i
+        edge = starts + row * (tiles + 1) + t
+        first, end = tl.load(edge), tl.load(edge + 1)
+        for e in range(first, end, CHUNK):
+            place = e + tl.arange(0, CHUNK)
+            to = out + c * d + tl.load(indices + row * k + place, mask=place < end, other=0)
+            value = tl.load(values + row * k + place, mask=place < end, other=0.0)
+            held = tl.load(to, mask=place < end, other=0.0)
+            tl.store(to, held + value, mask=place < end)
+        tl.debug_barrier()  # the next client's entries are other threads' to add
+
+
+def add_rows(indices: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    """Add values (*lead, n, k) at indices (*lead, n, k) to out (*lead, d), client by client; return out.
+
+    A row's indices ascend; those that are d are none.
+    """
+    (n, k), d = indices.shape[-2:], out.shape[-1]
+    tiles = -(-d // TILE)
+    edges = (torch.arange(tiles + 1, device=out.device) * TILE).clamp_(max=d)
+    where = indices.contiguous()
+    starts = torch.searchsorted(where, edges.expand(*where.shape[:-1], tiles + 1).contiguous())
+    given = where, values.contiguous(), starts, out, d, k, n, tiles
+    launch(add_kernel, out.numel() // d * tiles, *given, CHUNK=CHUNK)
+    return out

@@ -1,0 +1,1 @@
+"""The compressors' kernels for GPUs. Its module is imported where there is one: it needs Triton."""
