@@ -15,6 +15,7 @@ from raybench.analysis.clocked import CLOCK
 from raybench.analysis.frames import choosing_on, framed, problems_of
 from raybench.analysis.rankings import ENOUGH
 from raybench.analysis.statistics import holm, paired
+from raybench.analysis.to_target import seen_late
 from raybench.clock.links import parse
 from raybench.report.content import final_by_step, looks
 from raybench.report.formats import latex
@@ -151,6 +152,18 @@ def test_a_figure_of_steps_says_what_was_pruned():
     figure = final_by_step(results, best, looks(best), [""], "grad_norm_sq")
     assert figure is not None
     assert figure.band.endswith("1 pruned cell not drawn")
+
+
+def test_a_table_says_where_rows_are_so_far_apart_that_costs_may_be_less():
+    curves, cells = make([*reaching(1.0, 20, 30, 41), *reaching(1.0, 20, 30, 41, k=2)])
+    rare = curves["k"].eq(2) & (curves["round"] % 10 > 0) & (curves["round"] < 59)
+    results = replace(framed(curves[~rare], cells), asked=0.1)
+    late = seen_late(results, "series")
+    assert late.to_dict() == {"EF21 Top-1": 0.0, "EF21 Top-2": pytest.approx(9 / 30)}
+    said = "may be less, by up to: EF21 Top-2 30 %"
+    assert said in notes(closing(results, by="series"))
+    assert "may be less" not in notes(closing(replace(results, asked=1e-9)))
+    assert "may be less" not in notes(closing(results_of(reaching(1.0, 3, 4))))
 
 
 # -- targets, seeds that tune, how sure it is -----------------------------------------------------------

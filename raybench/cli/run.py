@@ -273,9 +273,9 @@ def close(outcome: Outcome, file: str) -> None:
     from rich.text import Text
 
     from raybench import report
-    from raybench.analysis import closing_table, frames, keep_targets
+    from raybench.analysis import frames, keep_targets
     from raybench.core.limits import duration
-    from raybench.report.rankings import firmness, unsure
+    from raybench.report.rankings import doubted, firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
     out = Screen()
@@ -295,10 +295,8 @@ def close(outcome: Outcome, file: str) -> None:
     out.print(report.table(results))
     _why(out, outcome)
     said = firmness(results)
-    doubt = unsure(closing_table(results), results.paid_in) if said else ""
-    first = f"{said}{doubt and f', but {doubt}'}: raybench audit {folder}"
     rows: list[tuple[str, object]] = [
-        *([("order", first)] if said else []),
+        *([("order", f"{doubted(results, said)}: raybench audit {folder}")] if said else []),
         ("report", str(report.html(results, firm=said))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]

@@ -395,6 +395,12 @@ def unsure(part: pd.DataFrame, paid: str) -> str:
     return " and ".join(said)
 
 
+def doubted(results: Frames, firm: str) -> str:
+    """Return what ``firmness`` says, of one problem, with what is unsure of its first place."""
+    doubt = unsure(closing_table(results), results.paid_in)
+    return f"{firm}, but {doubt}" if doubt else firm
+
+
 def firmness(results: Frames) -> str:
     """Return in which share of its readings the method comes first that a folder's own reading puts first.
 

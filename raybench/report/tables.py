@@ -15,6 +15,7 @@ from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.clocked import CLOCK
 from raybench.analysis.frames import baselines
 from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
+from raybench.analysis.to_target import seen_late
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
@@ -28,6 +29,7 @@ WORDS = ("facet", "method", "algorithm", "compressor")
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
 FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "high"}
 """Values at the end, and where their best lies."""
+LATE = 0.1  # of its rounds to the target: a method that may be there so much earlier is named
 OTHERS = {"bits_up": words.bits, "seconds": words.seconds}
 HEADS = {
     "step_multiple": "Step, multiple",
@@ -61,7 +63,10 @@ def closing(
         fields=spelled(results, table, shown),
         sections=sections,
         data=table[raw(names)] if names else table,
-        notes=results.chosen_on + _notes(results, table, results.metric) + grown,
+        notes=results.chosen_on
+        + _notes(results, table, results.metric)
+        + _late(results, by)
+        + grown,
     )
 
 
@@ -95,6 +100,18 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes += map(words.sentence, results.notes)
     notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
     return notes
+
+
+def _late(results: Frames, by: str) -> list[str]:
+    """Say which methods may have reached the target well before a recorded row shows it."""
+    late = seen_late(results, "series" if by == "k" else by)
+    far = late[late > LATE].sort_values(ascending=False, kind="stable")
+    if far.empty:
+        return []
+    shares = ", ".join(f"{name} {words.percent(share)}" for name, share in far.items())
+    return [
+        f"Recorded some rounds apart, so that what the target costs may be less, by up to: {shares}"
+    ]
 
 
 def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
