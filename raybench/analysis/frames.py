@@ -173,9 +173,11 @@ class Frames:
     @property
     def notes(self) -> list[str]:
         """What a reader should know besides the accounting: of simulated seconds, and of cells that are left out."""
-        said = [] if self.link is None else unmeasured(self.curves)
+        if self.link is None:
+            return self.absent
+        said = unmeasured(self.curves)
         timed = int(self.cells["config"].str.contains(ON_A_CLOCK, regex=False).sum())
-        if self.link is not None and timed:
+        if timed:
             head = f"{timed:,} of {len(self.cells):,} cells ran on a clock"
             said.append(f"{head}: here their rounds count as synchronous; --x clock has their time")
         return [*said, *self.absent]

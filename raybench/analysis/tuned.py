@@ -44,11 +44,11 @@ def default_target(
 ) -> float:
     """Return the target of one problem's table: a value that gd and half of the methods reach.
 
-    Each method (with its K) has a best value: over steps of which no seed diverged or was pruned, the
-    median over seeds of the last ``y`` of its curve, of an even number the larger one of the middle
-    two; a seed that failed comes down to nothing. The target is the median of these (the larger of two) or gd's, whichever is
-    larger, rounded up to 1, 2 or 5 times a power of ten (a loss: to three digits); without gd's if
-    that is no progress. NaN where no cell ended ok or none came below its start.
+    Each method (with its K) has a best value: over steps of which no seed diverged or was pruned, the median over seeds
+    of the last ``y`` of its curve, of an even number the larger one of the middle two; a seed that failed comes down to
+    nothing. The target is the median of these (the larger of two) or gd's, whichever is larger, rounded up to 1, 2 or 5
+    times a power of ten (a loss: to three digits); without gd's if that is no progress. NaN where no cell ended ok or
+    none came below its start.
     """
     cells = _described(cells)
     rows = ordered(curves, [y])
