@@ -24,7 +24,7 @@ from raybench.report import figures, html, plots, render, table, words
 from raybench.report.content import LOWEST_SHOWN, build, told
 from raybench.report.custom import figure as figure_of
 from raybench.report.plots import draw, spread
-from raybench.report.rankings import firmness, headline, overlapping
+from raybench.report.rankings import firmness, headline, unsure
 from raybench.store import CELLS, Store, to_table
 
 GD = fake_store.METHODS[0]
@@ -343,22 +343,33 @@ def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_
     assert line["y0"] == pytest.approx(best["target"])
 
 
+FIRST = (3, 3, 1.0, 0.9, 1.5)
+ALONE = (1, 1, 1.0, np.nan, np.nan)
+
+
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("first", "second", "said"),
     [
-        ((2.0, 1.4, 2.2), "overlaps with that of B"),
-        ((2.0, 1.6, 2.2), ""),
-        ((2.0, np.nan, np.nan), ""),
+        (FIRST, (3, 3, 2.0, 1.4, 2.2), "its interval over 3 seeds overlaps with that of B"),
+        (FIRST, (3, 3, 2.0, 1.6, 2.2), ""),
+        (FIRST, (1, 1, 2.0, np.nan, np.nan), ""),
+        (FIRST, (1, 1, 1.4, np.nan, np.nan), "its interval over 3 seeds overlaps with that of B"),
+        ((6, 4, 1.0, 0.9, 1.5), (3, 3, 2.0, 1.6, 2.2), "2 of its 6 seeds miss it"),
+        (ALONE, (1, 1, 2.0, np.nan, np.nan), "that is of one seed"),
+        (ALONE, (3, 3, 2.0, 0.8, 2.2), "that is of one seed and it lies in the interval of B"),
     ],
-    ids=["overlapping", "apart", "one_seed"],
 )
-def test_a_first_place_that_the_seeds_do_not_show_is_said(second, said):
-    rows = [("A", 3, 1.0, 0.9, 1.5), ("B", 3, *second), ("C", 3, 9.0, 8.0, 10.0)]
-    part = pd.DataFrame(
-        rows, columns=["method", "seeds", "bits_to_target", "bits_low", "bits_high"]
-    )
-    assert overlapping(part, "bits").endswith(said)
-    assert bool(overlapping(part, "bits")) == bool(said)
+def test_a_first_place_that_the_seeds_do_not_show_is_said(first, second, said):
+    rows = [("A", *first), ("B", *second), ("C", 3, 3, 9.0, 8.0, 10.0)]
+    heads = ["method", "seeds", "arrived", "bits_to_target", "bits_low", "bits_high"]
+    assert unsure(pd.DataFrame(rows, columns=heads), "bits") == said
+
+
+def test_a_report_is_grammatical_where_its_first_place_is_not_sure(folder_of):
+    text = html(folder_of(seeds=1)).read_text("utf-8")
+    (said,) = re.findall(r'<p class="headline">([^<]*)', text)
+    assert "; but that is of one seed. " in said
+    assert re.search(r"is first in \d+% of \d+ readings of this folder, under every", said)
 
 
 def test_where_no_method_arrives_the_report_says_so(tmp_path):

@@ -224,7 +224,7 @@ def test_candidates_by_hand():
     assert table["eligible"].tolist() == [True, True, False, False]
     assert table["cost"].tolist()[:3] == [15.0, math.inf, 20.0]
     assert (table["cost_low"][0], table["cost_high"][0], table["coverage"][0]) == (10.0, 20.0, 0.5)
-    assert table["seeds"].tolist() == [2, 2, 1, 0]
+    assert table["seeds"].tolist() == [2, 2, 1, 1]
     for status, want in (
         ("ok", [2, 2, 1, 0]),
         ("diverged", [0, 0, 1, 0]),

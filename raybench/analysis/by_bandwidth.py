@@ -69,9 +69,10 @@ def _facet(
     if table.empty:
         return pd.DataFrame(columns=COLUMNS)
     others = apart | ~apart.groupby(cells["method"]).transform("any")
-    cells = cells.assign(chooses=~apart, reports=others)[cells["status"] == "ok"]
+    cells = cells.assign(chooses=~apart, reports=others)[cells["status"].isin(["ok", "failed"])]
     cells = cells[cells["method"].isin(table["method"])].reset_index(drop=True)
-    curves = curves[curves["cell"].isin(cells["cell"])]
+    ended = cells.loc[cells["status"] == "ok", "cell"]  # what failed takes infinitely long
+    curves = curves[curves["cell"].isin(ended)]
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     reached = first_crossing(curves, target, "round", y, settled=True)
     rows = curves[curves["round"] <= curves["cell"].map(reached)]

@@ -24,7 +24,7 @@ import pandas as pd
 
 from raybench.analysis.clocked import CLOCK, with_clock
 from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, first_crossing, growth
-from raybench.analysis.methods import annotate, describe
+from raybench.analysis.methods import ATTACKERS, annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.analysis.tuned import (
     METRICS,
@@ -47,6 +47,8 @@ from raybench.store.reader import How
 
 MOST_METHODS_TOLD = 6  # in a note
 OF_A_PROBLEM = ("problem", "x0")
+OF_A_FACET = ("clock", ATTACKERS)
+"""What sets facets apart besides the problem; most cells have neither."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Frames:
     tuning_seeds: tuple[int, ...] = ()  # on which steps are chosen; none: all
     grid: Mapping[str, int] = field(default_factory=dict)  # cells by group, where few are tried
     left_out: int = 0
+    missing: int = 0  # cells of the sweep that have not ended
     _tuned: dict[tuple[Any, ...], pd.DataFrame] = field(default_factory=dict, repr=False)
 
     @property
@@ -137,13 +140,20 @@ class Frames:
         return growth(self.cells, self.held)
 
     @property
-    def earlier(self) -> list[str]:
-        """A line on the cells that are left out, none where there are no such cells."""
+    def to_come(self) -> list[str]:
+        """A line on the cells of the sweep that have not ended, none where all have."""
+        every = self.missing + len(self.cells)
+        said = f"{self.missing:,} of {every:,} cells of this sweep have not ended: what is said here is of the others"
+        return [said] if self.missing else []
+
+    @property
+    def absent(self) -> list[str]:
+        """Lines on the cells that are not shown: yet to end, or left out; none where there are no such cells."""
         lone = self.left_out == 1
         cells, are = ("cell", "is") if lone else ("cells", "are")
         them = "it as a row of its own" if lone else "them as rows of their own"
         said = f"{cells} of earlier versions of this sweep {are} left out; --all shows {them}"
-        return [f"{self.left_out:,} {said}"] if self.left_out else []
+        return [*self.to_come, *([f"{self.left_out:,} {said}"] if self.left_out else [])]
 
     @property
     def tuning(self) -> list[str]:
@@ -163,12 +173,25 @@ class Frames:
     @property
     def notes(self) -> list[str]:
         """What a reader should know besides the accounting: of simulated seconds, and of cells that are left out."""
-        return [*([] if self.link is None else unmeasured(self.curves)), *self.earlier]
+        if self.link is None:
+            return self.absent
+        said = unmeasured(self.curves)
+        timed = int(self.cells["config"].str.contains(ON_A_CLOCK, regex=False).sum())
+        if timed:
+            head = f"{timed:,} of {len(self.cells):,} cells ran on a clock"
+            said.append(f"{head}: here their rounds count as synchronous; --x clock has their time")
+        return [*said, *self.absent]
 
     @property
     def cost(self) -> str:
         """The column that a target is paid in."""
         return self.paid or ("bits_up" if self.link is None else SECONDS)
+
+    @property
+    def paid_in(self) -> str:
+        """How columns of ``closing_table`` name what a target costs: ``bits``, ``seconds``, or another column."""
+        short = {"bits_up": "bits", CLOCK: "seconds", SECONDS: "seconds"}
+        return short.get(self.cost, self.cost)
 
 
 def _shares(part: pd.Series, whole: pd.Series) -> str:
@@ -220,6 +243,7 @@ def frames(
         more["left_out"] = stored.left_out
         cells = describe(stored.cells)
         stored_curves = InFolder(stored, cells)
+        more["missing"] = len(reader.missing(folder, cells["cell"]))
         metric = METRICS[0]
         if not cells[metric].notna().any():
             metric = main_metric(stored_curves.columns(METRICS))
@@ -229,6 +253,7 @@ def frames(
         results = Frames(stored_curves, cells, metric, accounting=str(asked), kept=kept, **more)
         return choosing_on(results, tuning_seeds)
     curves, cells = reader.frames(folder, accounting)
+    more["missing"] = len(reader.missing(folder, cells["cell"]))
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
         curves, cells = (part[part["cell"].isin(only)] for part in (curves, cells))
@@ -353,6 +378,8 @@ def problems_of(cells: pd.DataFrame) -> dict[str, str]:
     for facet, config in zip(heads["facet"], heads["config"], strict=True):
         settings = json.loads(config) if isinstance(config, str) else {"problem": facet}
         problem = {key: settings.get(key) for key in OF_A_PROBLEM}
+        flat = {**reader.flatten(config if isinstance(config, str) else None), **settings}
+        problem |= {key: flat[key] for key in OF_A_FACET if flat.get(key) is not None}
         text = json.dumps(problem, sort_keys=True, separators=(",", ":"))
         keys[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return keys
@@ -444,7 +471,8 @@ def closing_table(
     ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the method.
     grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``, which
     sorts by K first. Of frames with a link the cost is in seconds simulated for it, seconds_to_target, seconds_low and
-    seconds_high, and K and step are the best ones by that.
+    seconds_high, and K and step are the best ones by that; of frames that pay in another column it is in that,
+    round_to_target, round_low and round_high.
 
     >>> from raybench.analysis.examples import example
     >>> table = closing_table(example(), target=1e-3)
@@ -457,7 +485,7 @@ def closing_table(
     results = opened(source, accounting=accounting)
     kind = "series" if by == "k" else by
     best = results.tuned(kind, target)
-    unit = "bits" if results.cost == "bits_up" else "seconds"
+    unit = results.paid_in
     names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
     heads = [names.get(name, name) for name in COLUMNS]
     if best.empty:
@@ -477,7 +505,7 @@ def closing_table(
         best[name] = math.nan  # methods are judged by another column
     if by != "k":
         best["method"] = best[by]
-    times = clock_to_target(results, best)
+    times = clock_to_target(results, best, kind)
     if times is not None:
         best["clock_to_target"] = times
         heads = [*heads, "clock_to_target"]
@@ -490,10 +518,10 @@ ON_A_CLOCK = '"clock": {'
 """Stands in the config of a cell that ran on a clock."""
 
 
-def clock_to_target(results: Frames, best: pd.DataFrame) -> np.ndarray | None:
+def clock_to_target(results: Frames, best: pd.DataFrame, by: str) -> np.ndarray | None:
     """Return the median seconds of the clock at which the cells behind rows reach the target; None without a clock.
 
-    best: as the closing table has it, paid in something else.
+    best: as the closing table has it by ``by``, paid in something else.
     """
     cells = results.cells
     if results.cost == CLOCK or not cells["config"].str.contains(ON_A_CLOCK, regex=False).any():
@@ -503,13 +531,15 @@ def clock_to_target(results: Frames, best: pd.DataFrame) -> np.ndarray | None:
         target: first_crossing(rows, target, CLOCK, results.metric, settled=True)
         for target in best["target"].dropna().unique()
     }
-    ended = cells[cells["status"] == "ok"].groupby(["facet", "series", "step"])["cell"]
-    behind = ended.apply(list).to_dict()
+    shown = cells[results.reporting(by) & cells["status"].isin(["ok", "failed"])]
+    behind = shown.groupby(["facet", "series", "step"])["cell"].apply(list).to_dict()
     keys = zip(best["facet"], best["series"], best["step"], strict=True)
     mine = zip(keys, best["target"], best["eligible"], strict=True)
     return np.array(
         [
-            arrivals[t].reindex(behind[k]).median() if fit and k in behind else np.nan
+            arrivals[t].reindex(behind[k]).fillna(np.inf).median()
+            if fit and k in behind
+            else np.nan
             for k, t, fit in mine
         ]
     )

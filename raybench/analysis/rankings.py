@@ -567,7 +567,7 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     """
     results = source if isinstance(source, Frames) else frames(source)
     if not (results.cells["status"] == "ok").any():
-        fix = "; ".join(results.earlier) or "a folder with results"
+        fix = "; ".join(results.absent) or "a folder with results"
         raise InputError.of("audit", "no cell ended ok", fix)
     readings = pd.concat(_readings(results), ignore_index=True)
     return Audit(readings, _pairs(readings))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.curves import first_crossing
+from raybench.analysis.curves import Rows, first_crossing, ordered
 from raybench.analysis.frames import Frames, Source, Where, axis, keys, opened, targets_of
 from raybench.analysis.statistics import interval, power
 from raybench.core.errors import InputError, nearest
@@ -97,6 +97,34 @@ def best_costs(
     cells = results.cells[results.reporting(by)].merge(best.loc[best["eligible"], tells], on=tells)
     targets = best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False)
     return best, costs_of(results, cells, [(f, float(t)) for f, t in targets], x, results.metric)
+
+
+def seen_late(results: Frames, by: str, target: float | None = None) -> pd.Series:
+    """Return by which share of its rounds to the target a method may have been there before a row shows it.
+
+    Rows are some rounds apart, (after - before - 1) / after of the first row at the target and the row before it: the
+    largest median over seeds among problems, of the best candidates, by ``by``. Those that miss it are left out.
+    """
+    best = results.tuned(by, target)
+    if best.empty:
+        return pd.Series(dtype=float)
+    tells = list(dict.fromkeys(["facet", by, "series", "step"]))
+    cells = results.cells[results.reporting(by) & (results.cells["status"] == "ok")]
+    cells = cells.merge(best.loc[best["eligible"], [*tells, "target"]], on=tells)
+    names = ["round", results.metric]
+    rows = ordered(results.rows(list(cells["cell"]), names), names)
+    pieces = [pd.Series(dtype=float)]
+    for (_, name, goal), part in cells.groupby(["facet", by, "target"]):
+        after = first_crossing(rows, goal, "round", results.metric, settled=True)
+        before = rows.last("round", _before(after.to_numpy()))
+        late = ((after - before - 1) / after).reindex(part["cell"])
+        pieces.append(pd.Series({name: late[np.isfinite(late)].median()}))
+    return pd.concat(pieces).dropna().groupby(level=0).max()
+
+
+def _before(at: np.ndarray) -> Rows:
+    """Return that the rows are meant which lie before a round, by the number of their cell."""
+    return lambda block: block["round"] < at[block["cell"]]
 
 
 def instances(

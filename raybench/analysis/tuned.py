@@ -44,19 +44,25 @@ def default_target(
 ) -> float:
     """Return the target of one problem's table: a value that gd and half of the methods reach.
 
-    Each method (with its K) has a best value: over steps, the median over seeds of the last ``y`` of
-    its curve. The target is the median of these (the larger of two) or gd's, whichever is
-    larger, rounded up to 1, 2 or 5 times a power of ten (a loss: to three digits); without gd's if
-    that is no progress. NaN where no cell ended ok or none came below its start.
+    Each method (with its K) has a best value: over steps of which no seed diverged or was pruned, the median over seeds
+    of the last ``y`` of its curve, of an even number the larger one of the middle two; a seed that failed comes down to
+    nothing. The target is the median of these (the larger of two) or gd's, whichever is larger, rounded up to 1, 2 or 5
+    times a power of ten (a loss: to three digits); without gd's if that is no progress. NaN where no cell ended ok or
+    none came below its start.
     """
     cells = _described(cells)
-    good = cells[cells["status"] == "ok"]
     rows = ordered(curves, [y])
     last = rows.last(y, known(y))
+    good = cells[cells["status"] == "ok"]
     start = good["cell"].map(rows.first(y, known(y))).max()
-    value = good.assign(value=good["cell"].map(last).astype(float))
-    middle = value.groupby(["algorithm", "series", "step"])["value"].median()
-    best = middle.groupby(["algorithm", "series"]).min().dropna().sort_values()
+    names = ["algorithm", "series", "step"]
+    barred = cells["status"].isin(["diverged", "pruned"])
+    barred = barred.groupby([cells[n] for n in names], dropna=False)
+    ended = cells[cells["status"].isin(["ok", "failed"]) & ~barred.transform("any")]
+    value = ended["cell"].map(last).astype(float).where(ended["status"] == "ok", np.inf)
+    seeds = value.dropna().groupby([ended[n] for n in names])
+    middle = seeds.quantile(0.5, interpolation="higher").replace(np.inf, np.nan)
+    best = middle.groupby(names[:2]).min().dropna().sort_values()
     wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
     if wanted and "gd" in best.index.get_level_values("algorithm"):
         wanted.insert(0, max(wanted[0], float(best.loc["gd"].iloc[0])))
@@ -96,10 +102,10 @@ def candidates(
     all of its steps spent, then the series' firsts, seconds, ... by that at the largest budget that all of them spent.
     So a setting that fails a seed is chosen only where each does, and a series has the same order among others as
     alone. A setting with a diverged or pruned seed comes last and is not ``eligible``. Columns: facet, by, method,
-    series, step, group, algorithm, compressor, k, step_size, step_multiple, seeds, ok, diverged, failed, eligible,
-    arrived (how many seeds reach the target), reached (whether the median seed does), tier, cost (the median over
-    seeds), cost_low, cost_high and coverage (its ``interval``), at_budget, and medians over seeds of the final y, loss,
-    accuracy, x, seconds, rounds.
+    series, step, group, algorithm, compressor, k, step_size, step_multiple, seeds (those that ended ok or failed), ok,
+    diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether the median seed does), tier,
+    cost (the median over seeds, inf for one that misses the target or failed), cost_low, cost_high and coverage (its
+    ``interval``), at_budget, and medians over seeds that ended ok of the final y, loss, accuracy, x, seconds, rounds.
     """
     cells = with_final(with_final(_described(cells), curves, y), curves, x)
     cells = cells[cells["status"] != "skipped"].reset_index(drop=True)
@@ -118,10 +124,13 @@ def candidates(
     end = good["cell"].map(rows.last(x, every))
     finals = list(dict.fromkeys([y, "loss", "accuracy", x, "bits_up", "seconds", "rounds"]))
     paid = cost.astype(float).fillna(np.inf).to_numpy()
-    costs = _intervals(paid, places, len(table))
+    # a cell that failed has not come down to the target
+    lost = np.repeat(np.arange(len(table)), counts["failed"])
+    every_cost = np.concatenate([paid, np.full(len(lost), np.inf)])
+    costs = _intervals(every_cost, np.concatenate([places, lost]), len(table))
     table = table.assign(
         step_size=cells["step_size"].groupby(number).mean(),
-        seeds=counts["ok"],
+        seeds=counts["ok"] + counts["failed"],
         **{s: counts[s] for s in ("ok", "diverged", "failed")},
         eligible=(counts["ok"] > 0) & (counts["diverged"] == 0) & (counts["pruned"] == 0),
         arrived=np.bincount(places[np.isfinite(paid)], minlength=len(table)),
@@ -129,7 +138,7 @@ def candidates(
         **costs,
         **good[finals].astype(float).groupby(places).median().reindex(table.index),
     )
-    every_seed = table["arrived"] == table["ok"] + table["failed"]
+    every_seed = table["arrived"] == table["seeds"]
     table["tier"] = np.where(table["reached"], np.where(every_seed, 0, 1), 2)
     ends = end.astype(float).groupby(places).median().reindex(table.index)
     kinds = ["facet", by]

@@ -192,7 +192,7 @@ def plot(
     asked: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
     frames = read(folder)
-    note(*frames.earlier)
+    note(*frames.absent)
     if kind == "timeline":
         paths = _timeline(frames, out, kinds, size, style)
     elif not (asked or drawn_methods or names):
@@ -262,7 +262,7 @@ def audit(
 
     read = frames(folder, target=shared.goal(target), every=every)
     audited = rankings.audit(read)
-    print(*audit_lines(audited), *(f"\n{line}" for line in read.earlier), sep="\n")
+    print(*audit_lines(audited), *(f"\n{line}" for line in read.absent), sep="\n")
     place = place_of(folder, "figures", out)
     with styled(None):
         figure = audit_figure(audited)

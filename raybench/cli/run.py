@@ -275,7 +275,7 @@ def close(outcome: Outcome, file: str) -> None:
     from raybench import report
     from raybench.analysis import frames, keep_targets
     from raybench.core.limits import duration
-    from raybench.report.rankings import firmness
+    from raybench.report.rankings import doubted, firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
     out = Screen()
@@ -296,7 +296,7 @@ def close(outcome: Outcome, file: str) -> None:
     _why(out, outcome)
     said = firmness(results)
     rows: list[tuple[str, object]] = [
-        *([("order", f"{said}: raybench audit {folder}")] if said else []),
+        *([("order", f"{doubted(results, said)}: raybench audit {folder}")] if said else []),
         ("report", str(report.html(results, firm=said))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]

@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
+from raybench.analysis.frames import chosen
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods, told
+from raybench.report.rankings import filled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +51,9 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
     count = int(table["instances"].iloc[0])
     goals = sorted({float(t) for t in results.tuned("method")["target"].dropna()})
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ the target of its problem"
+    said = (
+        f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed"
+    )
     return Figure(
         name="profile",
         x="tau",
@@ -59,7 +64,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
         data=data,
         looks=looks_of_methods(results.cells, methods, every),
         panels=[""],
-        band=f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
+        band="; ".join([said, *filled(chosen(results, {"method": list(methods)}), "method")]),
         log_x=end > 4,
         x_from=1.0,
         log_y=False,
@@ -86,8 +91,8 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     data = data.assign(series=data["method"], low=data["draws_low"], high=data["draws_high"])
     never = sorted(set(style) - set(table.loc[finite.notna(), "method"]))
     top = ROOM * float(table[["cost", "draws_high"]].replace(np.inf, np.nan).max().max())
-    unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
-    size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
+    unit = words.spelling(x)[2]
+    size, name = unit(float(finite.min())) if unit is not None else (1.0, "")
     data = data[~data["series"].isin(never)]
     goals = table["target"].dropna().unique()
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"

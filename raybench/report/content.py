@@ -390,6 +390,10 @@ def final_by_step(
     spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE_COLOUR]
     for i, name in enumerate(n for n in dict.fromkeys(data["series"]) if n not in plain):
         plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], name)
+    pruned = results.cells["series"].isin(set(data["series"])) & (
+        results.cells["status"] == "pruned"
+    )
+    cut = f"{words.count(int(pruned.sum()), 'pruned cell')} not drawn" if pruned.any() else ""
     said = "Step size / theoretical step size"
     return Figure(
         name=f"{y}_vs_step",
@@ -401,7 +405,7 @@ def final_by_step(
         data=data,
         looks=plain,
         panels=panels,
-        band=words.band(int(n) for n in data["seeds"]),
+        band="; ".join(filter(None, [words.band(int(n) for n in data["seeds"]), cut])),
         log_x=True,
         log_y=y.endswith("_sq") or spans(data["y"]),
         steps=True,

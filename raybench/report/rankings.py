@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,16 +11,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, audit, closing_table, compare, differences, rank, trials
-from raybench.analysis.frames import baselines
-from raybench.analysis.rankings import DRAWS, FACTORS, Audit
+from raybench.analysis import (
+    SECONDS,
+    Frames,
+    audit,
+    closing_table,
+    compare,
+    differences,
+    rank,
+    trials,
+)
+from raybench.analysis.clocked import CLOCK
+from raybench.analysis.frames import axis, baselines
+from raybench.analysis.rankings import DRAWS, ENOUGH, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.sheet import Field, Row, Sheet, column
-from raybench.report.words import Unit
 
 MOST_SENTENCES = 6  # of a headline: of so many problems
 SHOWN = 6  # keys that two folders differ in
+LEAST = {"bits_up": "with the fewest bits"}
+LEAST |= dict.fromkeys((CLOCK, SECONDS), "in the least simulated time")
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
 MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 
@@ -29,6 +41,7 @@ MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 
 def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
     """Return ``analysis.rank`` spelled for reading. Raises InputError as it does."""
+    x = axis(x or results.cost, results, "x")
     table = rank(results, by=by, x=x)
     rows = table.to_dict("records")
     for place, row in enumerate(rows):
@@ -48,13 +61,13 @@ def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
         column(rows, "ratio", "Cost ÷ least", ratio),
         column(rows, "tied", "Worse than first", lambda row: str(row["behind"])),
     ]
-    notes = _rank_notes(results, table, by, x or results.cost)
+    notes = _rank_notes(results, table, by, x)
     return Sheet(fields=fields, sections=[0] * len(rows), data=table, notes=notes)
 
 
 def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
     if table.empty:
-        return ["nothing to rank: no cell ran", *results.earlier]
+        return ["nothing to rank: no cell ran", *results.absent]
     cost = words.COLUMNS.get(x, x.replace("_", " "))
     cost += "" if results.link is None else f" for {results.link}"
     goals = results.tuned(by, cost=x).drop_duplicates("facet")
@@ -72,9 +85,28 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
         )
     if problems == 1:
         notes.append("Seeds of one problem tell about this problem alone")
+    elif first["instances"] > problems:
+        notes.append(
+            "Seeds of a problem count as instances of their own: p tells about these problems alone"
+        )
+    notes += filled(results, by)
     if results.accounting:
         notes.append(f"Accounting: {results.accounting}")
     return [*notes, *results.chosen_on, *(words.sentence(note) for note in results.notes)]
+
+
+def filled(results: Frames, by: str) -> list[str]:
+    """Return which methods have instances on which they did not run, and what stands for their costs there."""
+    ran = results.cells[results.reporting(by) & (results.cells["status"] != "skipped")]
+    seeds = ran.groupby(["facet", by])["seed"].nunique().unstack(fill_value=0)
+    absent = seeds.columns[(seeds == 0).any()]
+    few = seeds.columns[((seeds > 0) & seeds.lt(seeds.max(axis=1), axis=0)).any()]
+    said = []
+    if len(absent):
+        said.append(f"Not run on every problem, and there behind all: {_listed(absent)}")
+    if len(few):
+        said.append(f"Run with fewer seeds, its median standing for the others: {_listed(few)}")
+    return said
 
 
 # After some trials of each method's grid ----------------------------------------------------------------
@@ -88,7 +120,7 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
     """
     if count < 1:
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
-    x = x or results.cost
+    x = axis(x or results.cost, results, "x")
     table = trials(results, by=by, x=x)
     shown = table[table["trials"] == np.minimum(count, table["grid"])]
     order = ["facet", "cost", "reach"]
@@ -107,7 +139,7 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
 
 
 def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
-    spell, spelled, unit = _spelling(x)
+    spell, spelled, unit = words.spelling(x)
     head = f"{words.sentence(words.COLUMNS.get(x, x.replace('_', ' ')))} after {words.count(count, 'trial')}"
     ends = ["cost", "cost_low", "cost_high"]
 
@@ -141,26 +173,6 @@ def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Fiel
     ]
 
 
-def _spelling(
-    x: str,
-) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
-    """Return how numbers of a column are spelled, how with their interval, and in which unit."""
-    if x.startswith("bits"):
-        return words.bits, words.interval, words.unit_of
-    if x.startswith("seconds"):
-        return words.seconds, partial(words.interval, unit=words.time_unit_of), words.time_unit_of
-
-    def plain(value: float) -> str:
-        return "not reached" if np.isinf(value) else words.number(value, 4)
-
-    def interval(middle: float, low: float, high: float) -> str:
-        if not words.known(low) or np.isinf(low):
-            return plain(middle)
-        return f"{plain(middle)} [{words.number(low, 4)}, {words.number(high, 4)}]"
-
-    return plain, interval, None
-
-
 def _share(value: float) -> str:
     """Return a share in percent, never rounded to all or none where it is neither."""
     if 0.999 <= value < 1 - 1e-9:
@@ -170,7 +182,7 @@ def _share(value: float) -> str:
 
 def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
     if shown.empty:
-        return ["nothing to rank: no cell ran", *results.earlier]
+        return ["nothing to rank: no cell ran", *results.absent]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
     sure = words.intervals(int(n) for n in shown["seeds"])
@@ -208,8 +220,8 @@ def comparison(first: Frames, second: Frames, by: str = "series") -> Sheet:
     """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
     table = compare(first, second, by=by)
     rows = table.to_dict("records")
-    paid = "Bits" if first.link is None else "Seconds"
-    spell, _, unit = _spelling(paid.lower())
+    paid = words.column_of(first.paid_in)
+    spell, _, unit = words.spelling(first.cost)
     fields = [
         *[column(rows, "facet", "Problem", left=True)] * (table["facet"].nunique() > 1),
         column(rows, "method", "Method", left=True),
@@ -271,11 +283,15 @@ def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
     over = "pairs of equal seeds (Wilcoxon)"
     over = over if pairs else "seeds, none of which are in both (Mann and Whitney)"
     notes.append(f"p: of no difference, over {over}, corrected for all rows (Holm)")
-    if 0 < pairs < 6:
-        few = f"{words.count(pairs, 'pair')} cannot show a difference at 5 %"
-        notes.append(f"{few}: it takes 6 seeds at least")
+    tests = int(table["p_value"].notna().sum())
+    # the least p-value of n pairs is 2 / 2^n, and the least of m is multiplied by m (Holm)
+    needed = next(n for n in itertools.count(1) if tests * 2.0 ** (1 - n) < ENOUGH)
+    if 0 < pairs < needed:
+        few = f"{words.count(pairs, 'pair')} cannot show a difference at {words.percent(ENOUGH)}"
+        among = f" in {words.count(tests, 'row')}"
+        notes.append(f"{few}{among}: it takes {needed} seeds at least")
     notes += first.chosen_on
-    notes += [f"A: {line}" for line in first.earlier] + [f"B: {line}" for line in second.earlier]
+    notes += [f"A: {line}" for line in first.absent] + [f"B: {line}" for line in second.absent]
     if first.accounting:
         other = f"; B: {second.accounting}" if first.accounting != second.accounting else ""
         notes.append(f"Accounting: {first.accounting}{other}")
@@ -334,40 +350,55 @@ def _others(row: Any) -> str:
 
 
 def headline(results: Frames) -> list[str]:
-    """Return the result in a sentence per problem: which method reaches the target with least."""
-    table = closing_table(results)
-    paid = "bits" if results.cost == "bits_up" else "seconds"
-    spell, each = (words.bits, " per client") if paid == "bits" else (words.seconds, "")
-    least = "with the fewest bits" if paid == "bits" else "in the least simulated time"
+    """Return the result in a sentence per problem: which method reaches the target with least, and what is unsure of it."""
+    table, spell = closing_table(results), words.spelling(results.cost)[0]
+    each = " per client" if results.cost == "bits_up" else ""
+    least = LEAST.get(results.cost, f"with the least of {words.column(results.cost)}")
     said = []
     for facet, part in table.groupby("facet", sort=False):
         first = part.iloc[0]
         where = f"{facet}: " if facet else ""
         goal = f"{words.COLUMNS.get(results.metric, results.metric)} ≤ {first['target']:g}"
-        cost = first[f"{paid}_to_target"]
+        cost = first[f"{results.paid_in}_to_target"]
         if not words.known(first["target"]) or not math.isfinite(cost):
             said.append(f"{where}no method reaches its target.")
             continue
         share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
-        doubt = overlapping(part, paid)
+        doubt = unsure(part, results.paid_in)
         said.append(f"{head}: {spell(cost)}{each}{beside}{doubt and f'; but {doubt}'}.")
-    return said[:MOST_SENTENCES]
+    so_far = [f"{words.sentence(line)}." for line in results.to_come]
+    return [*said[:MOST_SENTENCES], *so_far]
 
 
-def overlapping(part: pd.DataFrame, paid: str) -> str:
-    """Return which methods the seeds do not tell from the cheapest one, empty where they tell it from all others.
+def unsure(part: pd.DataFrame, paid: str) -> str:
+    """Return why seeds do not show that the cheapest method is cheapest, empty where they do.
 
-    part: rows of ``closing_table`` of one facet, best first. paid: bits or seconds.
+    part: rows of ``closing_table`` of one facet, best first. paid: ``Frames.paid_in``.
     """
     first, others = part.iloc[0], part.iloc[1:]
-    close = others[others[f"{paid}_low"] <= first[f"{paid}_high"]]
-    if close.empty:
-        return ""
-    return (
-        f"its interval over {first['seeds']} seeds overlaps with that of {_listed(close['method'])}"
+    missed, seeds = int(first["seeds"] - first["arrived"]), int(first["seeds"])
+    # of one seed there are no ends: its value stands for both
+    ends = part[[f"{paid}_low", f"{paid}_high"]]
+    low, high = (ends[end].fillna(part[f"{paid}_to_target"]) for end in ends)
+    close = others[low.iloc[1:] <= high.iloc[0]]
+    said = [f"{missed} of its {seeds} seeds {'misses' if missed == 1 else 'miss'} it"] * (
+        missed > 0
     )
+    if seeds == 1:
+        said.append("that is of one seed")
+    if len(close):
+        over = "" if seeds == 1 else f" over {seeds} seeds"
+        what = "it lies in the interval" if seeds == 1 else f"its interval{over} overlaps with that"
+        said.append(f"{what} of {_listed(close['method'])}")
+    return " and ".join(said)
+
+
+def doubted(results: Frames, firm: str) -> str:
+    """Return what ``firmness`` says, of one problem, with what is unsure of its first place."""
+    doubt = unsure(closing_table(results), results.paid_in)
+    return f"{firm}, but {doubt}" if doubt else firm
 
 
 def firmness(results: Frames) -> str:
@@ -386,14 +417,13 @@ def firmness(results: Frames) -> str:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
-    doubt = overlapping(closing_table(results), "bits")
-    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings{doubt and f', but {doubt}'}"
+    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings"
 
 
 def _what(readings: pd.DataFrame) -> str:
     return "; ".join(f"{name}: {', '.join(dict.fromkeys(readings[name]))}" for name in FACTORS)
 
 
-def _listed(names: pd.Series) -> str:
+def _listed(names: pd.Series | pd.Index) -> str:
     *rest, last = names
     return f"{', '.join(rest)} and {last}" if rest else str(last)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, closing_table
+from raybench.analysis import SECONDS, Frames, closing_table
+from raybench.analysis.clocked import CLOCK
 from raybench.analysis.frames import baselines
 from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
+from raybench.analysis.to_target import seen_late
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
 from raybench.report.formats import written
 from raybench.report.sheet import Field, Row, Sheet, column
-from raybench.report.words import Unit
 
 if TYPE_CHECKING:
     from raybench.report.formats import Fitted
@@ -28,6 +29,7 @@ WORDS = ("facet", "method", "algorithm", "compressor")
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
 FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "high"}
 """Values at the end, and where their best lies."""
+LATE = 0.1  # of its rounds to the target: a method that may be there so much earlier is named
 OTHERS = {"bits_up": words.bits, "seconds": words.seconds}
 HEADS = {
     "step_multiple": "Step, multiple",
@@ -61,7 +63,10 @@ def closing(
         fields=spelled(results, table, shown),
         sections=sections,
         data=table[raw(names)] if names else table,
-        notes=results.chosen_on + _notes(results, table, results.metric) + grown,
+        notes=results.chosen_on
+        + _notes(results, table, results.metric)
+        + _late(results, by)
+        + grown,
     )
 
 
@@ -74,13 +79,17 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes += map(words.sentence, results.tuning)
     if results.accounting:
         notes.append(f"Accounting: {results.accounting}")
-    spread = words.intervals(int(n) for n in table["seeds"])
+    bracketed = table[table[f"{results.paid_in}_low"].notna()]
+    spread = words.intervals(int(n) for n in bracketed["seeds"])
     if results.cost == "bits_up":
         paid = "Bits: uplink per client"
-    elif results.link is None:
+    elif results.cost == CLOCK:
         paid = "Seconds: on the simulated clock"
-    else:
+    elif results.cost == SECONDS:
         paid = f"Seconds: simulated for {results.link}, each client on a machine of its own"
+    else:
+        axis = words.axis(results.cost)
+        paid = f"Cost: {axis[:1].lower()}{axis[1:]}"
     if not spread:
         notes.append(paid)
     else:
@@ -91,6 +100,18 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes += map(words.sentence, results.notes)
     notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
     return notes
+
+
+def _late(results: Frames, by: str) -> list[str]:
+    """Say which methods may have reached the target well before a recorded row shows it."""
+    late = seen_late(results, "series" if by == "k" else by)
+    far = late[late > LATE].sort_values(ascending=False, kind="stable")
+    if far.empty:
+        return []
+    shares = ", ".join(f"{name} {words.percent(share)}" for name, share in far.items())
+    return [
+        f"Recorded some rounds apart, so that what the target costs may be less, by up to: {shares}"
+    ]
 
 
 def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
@@ -138,7 +159,7 @@ def usual(results: Frames, table: pd.DataFrame, by: str) -> list[str]:
     """Return the names of the columns that the closing table shows unless others are asked for."""
     facets = table["facet"].nunique() > 1
     heads = ["k", "method"] if by == "k" else ["method", "k"]
-    cost = "bits_to_target" if results.cost == "bits_up" else "seconds_to_target"
+    cost = f"{results.paid_in}_to_target"
     accuracy = bool(table["accuracy"].notna().any())
     costs = [cost, *["clock_to_target"] * ("clock_to_target" in table)]
     names = ["facet"] * facets + heads + ["step", *costs, "ratio_to_gd", "seeds", results.metric]
@@ -189,9 +210,9 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name.endswith("_to_target"):
         paid = name.removesuffix("_to_target")
         ends = [name, f"{paid}_low", f"{paid}_high"]
-        unit = words.unit_of if results.cost == "bits_up" else words.time_unit_of
-        head = f"{paid.capitalize()} to target"
-        spell = partial(_cost, ends, unit)
+        _, spelled, unit = words.spelling(results.cost)
+        head = f"{words.column_of(paid)} to target"
+        spell = partial(_cost, ends, spelled)
         return column(rows, name, head, spell, behind=ends, unit=unit, better="low")
     if name == "seeds":
         return column(rows, name, "Seeds", _seeds)
@@ -242,13 +263,12 @@ def _step(row: Row) -> str:
     return f"{words.step(row['step_multiple'], row['step_size'])} {mark}".strip()
 
 
-def _cost(ends: Sequence[str], unit: Unit, row: Row) -> str:
+def _cost(ends: Sequence[str], spelled: Callable[[float, float, float], str], row: Row) -> str:
     """Return what the target costs, with its interval; where no seed ended ok, how they ended."""
     ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
     if ended and not (row["seeds"] and words.known(row[ends[0]])):
         return ", ".join(ended)
-    middle, low, high = (row[end] for end in ends)
-    return words.interval(middle, low, high, unit)
+    return spelled(*(row[end] for end in ends))
 
 
 # Runs that ended ``ok`` though f grew -----------------------------------------------------------------

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from raybench.analysis import ranks
 
 UNITS_OF_BITS = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
+TIMES = ("seconds", "seconds_simulated", "clock_seconds")
+"""Columns that targets are paid in which hold seconds."""
 UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 EDGE_MARKS = {"high": "↑", "low": "↓", "only": "·", "": ""}
 EDGE_NOTE = {
@@ -87,6 +90,29 @@ def seconds(value: float) -> str:
 
 
 SPELLED = {"bit": bits, "s": seconds}  # by the unit of an axis
+
+
+def spelling(
+    column: str,
+) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
+    """Return how numbers of a column are spelled, how with their interval, and in which unit."""
+    if column.startswith("bits"):
+        return bits, interval, unit_of
+    if column in TIMES:
+        return seconds, partial(interval, unit=time_unit_of), time_unit_of
+
+    def digits(value: float) -> str:
+        return f"{value:,.0f}" if 1e4 <= value < 1e9 else number(value, 4)
+
+    def plain(value: float) -> str:
+        return "not reached" if math.isinf(value) else digits(value)
+
+    def with_ends(middle: float, low: float, high: float) -> str:
+        if not known(low) or math.isinf(low):
+            return plain(middle)
+        return f"{plain(middle)} [{digits(low)}, {digits(high)}]"
+
+    return plain, with_ends, None
 
 
 def time_unit_of(value: float) -> tuple[float, str]:
@@ -229,6 +255,11 @@ def axis(column: str, unit: str = "") -> str:
     """Return how an axis names a column of curves, with its unit if it has one."""
     label = AXES.get(column, column.removeprefix("extra.").replace("_", " "))
     return f"{label} ({unit})" if unit else label
+
+
+def column_of(paid: str) -> str:
+    """Return how heads name what a target is paid in: ``Bits``, ``Grad evals``."""
+    return sentence(paid.replace("_", " "))
 
 
 def column(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from raybench.core.errors import InputError, Notice
 from raybench.store import identity, log
 from raybench.store.accounting import Accounting, parse, rebook
 from raybench.store.files import Files, open_folder, reached
-from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
+from raybench.store.log import BATCHES, DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
 from raybench.store.table import cells_frame, coded, curves_frame, expand_extra, in_order
 
@@ -237,6 +237,14 @@ def planned(folder: Source) -> frozenset[str] | None:
         fix = "remove it: the sweep's own command writes it anew"
         raise InputError.of(f"{files.name}/{PLANNED}", "is not as it was written", fix) from error
     return frozenset(map(str, ids)) if isinstance(ids, list) else None
+
+
+def missing(folder: Source, ended: Iterable[str]) -> set[str]:
+    """Return the ids of cells that the sweep which ran last in a results folder has yet to end."""
+    files = open_folder(folder)
+    lists = [ids for ids in log.noted(files, BATCHES).values() if isinstance(ids, list)]
+    noted, shown = {cell for ids in lists for cell in ids if isinstance(cell, str)}, planned(folder)
+    return (noted if shown is None else noted & shown) - set(ended)
 
 
 def grid(folder: Source) -> dict[str, int]:

@@ -21,7 +21,8 @@ COLUMNS = ("cell", "label", "status", "error", "k", "step_multiple", "step_size"
 
 @dataclass(frozen=True)
 class Best:
-    """The smallest ||grad f||^2 that a method has reached so far, with which K and step."""
+    """The smallest ||grad f||^2 that a method has reached so far, with which K and step; of a cell that diverged
+    only where all have."""
 
     label: str
     value: float
@@ -93,11 +94,9 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
         raise InputError.of("folder", what, "give the folder that holds sweep.yaml and cells/")
     files.check()
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
-    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
-    planned = {cell for ids in lists for cell in ids if isinstance(cell, str)}
     commits = log.look(files, columns=COLUMNS)
     table = commits.cells().to_pandas()
-    missing = planned - set(table["cell"])
+    missing = reader.missing(files.name, table["cell"])
     shown = reader.planned(files.name)
     of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
     earlier, table = int((~of_sweep).sum()), table[of_sweep]
@@ -137,7 +136,8 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 
 def _best(table: Any) -> tuple[Best, ...]:
     ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
-    ended = ended[ended[REACHED].notna()].sort_values(REACHED).drop_duplicates("label")
+    ended = ended[ended[REACHED].notna()].assign(gone=ended["status"] == "diverged")
+    ended = ended.sort_values(["gone", REACHED]).drop_duplicates("label").sort_values(REACHED)
     columns = ["label", REACHED, "k", "step_size", "step_multiple"]
     rows = ended[columns].astype({"k": "Int64"}).astype(object)
     return tuple(Best(*row) for row in rows.where(rows.notna(), None).to_numpy())

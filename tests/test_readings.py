@@ -1,0 +1,215 @@
+"""What a reader may take from tables, ranks and figures: units, seeds that are lost, what has not run, how sure it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from fake_runs import make, reaching
+
+from raybench.analysis import closing_table, default_target, rank, tuned
+from raybench.analysis.by_bandwidth import by_bandwidth
+from raybench.analysis.clocked import CLOCK
+from raybench.analysis.frames import choosing_on, framed, problems_of
+from raybench.analysis.rankings import ENOUGH
+from raybench.analysis.statistics import holm, paired
+from raybench.analysis.to_target import seen_late
+from raybench.clock.links import parse
+from raybench.report.content import final_by_step, looks
+from raybench.report.formats import latex
+from raybench.report.rankings import after_trials, comparison, headline, ranking
+from raybench.report.tables import closing
+from raybench.store import log, reader
+from raybench.store.files import open_folder
+from raybench.store.status import _best
+
+
+def results_of(runs, target=0.1):
+    return replace(framed(*make(runs)), asked=target)
+
+
+def notes(sheet):
+    return "\n".join(sheet.notes)
+
+
+# -- in what a target is paid ------------------------------------------------------------------------
+
+
+def test_a_table_paid_in_rounds_says_rounds():
+    results = results_of([*reaching(1.0, 20, 30, 40), *reaching(1.0, 5, algorithm="gd", k=None)])
+    sheet = closing(replace(results, paid="round"))
+    assert "Round to target" in sheet.head
+    assert "30 [20, 40]" in sheet.fields[sheet.head.index("Round to target")].texts
+    assert {"round_to_target", "round_low", "round_high"} <= set(sheet.data)
+    assert "Cost: communication round, median over seeds" in notes(sheet)
+    assert "econds" not in notes(sheet) + latex(sheet)
+    seconds = closing(replace(results, paid="seconds"))
+    assert "Seconds to target" in seconds.head
+    assert "clock time (s)" in notes(seconds)
+    assert "simulated clock" not in notes(seconds)
+
+
+def test_ranks_are_paid_in_the_clock_by_its_short_name():
+    curves, cells = make([*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)])
+    results = replace(framed(curves.assign(**{CLOCK: curves["round"]}), cells), asked=0.1)
+    assert "Cost: simulated seconds to" in notes(ranking(results, x="clock"))
+    table = after_trials(results, 1, x="clock")
+    assert " s" in table.fields[table.head.index("Simulated seconds after 1 trial")].texts[0]
+
+
+def test_folders_that_are_compared_on_a_clock_are_compared_in_seconds():
+    curves, cells = make(reaching(1.0, 20, 30))
+    results = framed(curves.assign(**{CLOCK: curves["round"]}), cells)
+    results = replace(results, asked=0.1, paid=CLOCK)
+    sheet = comparison(results, results)
+    assert sheet.fields[sheet.head.index("Seconds in A")].texts == ["25 s"]
+
+
+# -- seeds that are lost ------------------------------------------------------------------------------
+
+
+def with_failures(count):
+    runs = reaching(1.0, 10, 20, 30, 40, 50)
+    return [{**run, "status": "failed"} if i < count else run for i, run in enumerate(runs)]
+
+
+def test_a_failed_seed_has_not_come_down_to_the_target():
+    """Tables, ranks and trials say the same of it."""
+    results = results_of(with_failures(2))
+    (row,) = closing_table(results).to_dict("records")
+    assert (row["bits_to_target"], row["seeds"], row["arrived"]) == (500.0, 5, 3)
+    assert (row["bits_low"], row["bits_high"]) == (300.0, math.inf)
+    assert closing(results).fields[-2].texts == ["3/5 reach"]
+    assert headline(results)[0].endswith("2 of its 5 seeds miss it.")
+    assert rank(results)["reached"].tolist() == [3]
+    assert after_trials(results, 1).data["cost"].tolist() == [500.0]
+    most = results_of(with_failures(3))
+    assert closing_table(most)["bits_to_target"].tolist() == [math.inf]
+    assert headline(most) == ["no method reaches its target."]
+
+
+def test_a_failed_seed_takes_infinitely_long_at_every_bandwidth():
+    results = framed(*make(with_failures(2)))
+    curves = results.curves.assign(bytes_up=1.0, bytes_down=1.0, clients=2)
+    row = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e9]).iloc[0]
+    assert (row["seeds"], row["high"]) == (5, math.inf)
+    assert math.isfinite(row["seconds"])
+
+
+def test_no_target_follows_from_a_step_at_which_a_seed_diverged():
+    runs = [{"g": [1, 0.01], "k": k, "seed": s} for k in (1, 2, 3) for s in (0, 1)]
+    for k in (2, 3):
+        runs.append({"g": [1, 1e-9], "multiple": 8.0, "k": k})
+        runs.append({"g": [1, 9e9], "multiple": 8.0, "k": k, "seed": 1, "status": "diverged"})
+    assert default_target(*make(runs)) == 0.01
+
+
+def test_half_of_the_methods_reach_the_target_of_two_seeds():
+    """The mean of two seeds is not reached by both."""
+    runs = [
+        {"g": [1, end], "seed": s, "k": k} for k in (1, 2) for s, end in enumerate((1e-6, 3.9e-3))
+    ]
+    curves, cells = make(runs)
+    assert default_target(curves, cells) == 0.005
+    assert tuned(curves, cells, by="series")["reached"].all()
+
+
+# -- what has not run ---------------------------------------------------------------------------------
+
+
+def test_cells_that_have_not_ended_are_told_of(tmp_path):
+    files = open_folder(tmp_path)
+    files.prepare()
+    files.write(log.BATCHES, json.dumps({"one": ["a", "b"], "two": ["c"]}).encode())
+    assert reader.missing(tmp_path, ["a"]) == {"b", "c"}
+    files.write(log.PLANNED, json.dumps(["a", "b"]).encode())
+    assert reader.missing(tmp_path, ["a"]) == {"b"}, "another sweep had cell c"
+    results = replace(results_of(reaching(1.0, 20, 30)), missing=2)
+    said = "2 of 4 cells of this sweep have not ended"
+    for lines in (closing(results).notes, ranking(results).notes, headline(results)):
+        assert said in "\n".join(lines)
+
+
+def test_ranks_say_which_methods_did_not_run_everywhere():
+    runs = [
+        *reaching(1.0, 20, 30, dataset="a"),
+        *reaching(1.0, 20, 30, dataset="b"),
+        *reaching(1.0, 10, dataset="a", algorithm="gd", compressor=None, k=None),
+    ]
+    said = notes(ranking(results_of(runs)))
+    assert "Not run on every problem, and there behind all: GD" in said
+    assert "Run with fewer seeds, its median standing for the others: GD" in said
+    assert "Seeds of a problem count as instances of their own" in said
+    assert "GD" not in notes(ranking(results_of(runs[:4])))
+
+
+def test_a_figure_of_steps_says_what_was_pruned():
+    runs = [*reaching(1.0, 20), *reaching(2.0, 10), *reaching(4.0, 5, status="pruned")]
+    results = results_of(runs)
+    best = results.tuned("series")
+    figure = final_by_step(results, best, looks(best), [""], "grad_norm_sq")
+    assert figure is not None
+    assert figure.band.endswith("1 pruned cell not drawn")
+
+
+def test_a_table_says_where_rows_are_so_far_apart_that_costs_may_be_less():
+    curves, cells = make([*reaching(1.0, 20, 30, 41), *reaching(1.0, 20, 30, 41, k=2)])
+    rare = curves["k"].eq(2) & (curves["round"] % 10 > 0) & (curves["round"] < 59)
+    results = replace(framed(curves[~rare], cells), asked=0.1)
+    late = seen_late(results, "series")
+    assert late.to_dict() == {"EF21 Top-1": 0.0, "EF21 Top-2": pytest.approx(9 / 30)}
+    said = "may be less, by up to: EF21 Top-2 30 %"
+    assert said in notes(closing(results, by="series"))
+    assert "may be less" not in notes(closing(replace(results, asked=1e-9)))
+    assert "may be less" not in notes(closing(results_of(reaching(1.0, 3, 4))))
+
+
+# -- targets, seeds that tune, how sure it is -----------------------------------------------------------
+
+
+def test_facets_of_two_clocks_keep_targets_of_their_own():
+    curves, cells = make([*reaching(1.0, 20), *reaching(1.0, 10, k=2)])
+    configs = [{**json.loads(text), "clock": {"per": p}} for text, p in zip(cells["config"], "ab")]
+    timed = framed(curves, cells.assign(config=[json.dumps(c) for c in configs])).cells
+    assert timed["facet"].nunique() == 2
+    assert len(set(problems_of(timed).values())) == 2
+    assert set(problems_of(framed(curves, cells).cells)) == {""}
+
+
+def test_the_time_to_a_target_is_that_of_the_seeds_that_are_reported():
+    curves, cells = make(reaching(1.0, 10, 20, 60))
+    configs = [
+        json.dumps({**json.loads(text), "clock": {"per": "call"}}) for text in cells["config"]
+    ]
+    curves = curves.assign(**{CLOCK: curves["round"]})
+    results = replace(framed(curves, cells.assign(config=configs)), asked=0.1)
+    assert closing_table(results)["clock_to_target"].tolist() == [20.0]
+    row = closing_table(choosing_on(results, [0])).iloc[0]
+    assert math.isinf(row["bits_to_target"])
+    assert math.isinf(row["clock_to_target"])
+
+
+@pytest.mark.parametrize(("rows", "needed"), [(1, 6), (2, 7), (4, 8)])
+def test_a_comparison_says_how_many_seeds_its_rows_take(rows, needed):
+    runs = [r for k in range(1, rows + 1) for r in reaching(1.0, 20, 30, k=k)]
+    results = results_of(runs)
+    said = f"2 pairs cannot show a difference at 5 % in {rows} row"
+    (note,) = [n for n in comparison(results, results).notes if n.startswith(said)]
+    assert note.endswith(f"it takes {needed} seeds at least")
+    least = [paired([1.0] * n, range(2, n + 2)).p_value for n in (needed - 1, needed)]
+    assert [bool(holm([p] * rows)[0] < ENOUGH) for p in least] == [False, True]
+
+
+def test_a_link_beside_a_clock_is_said_to_be_another_time():
+    curves, cells = make(reaching(1.0, 20))
+    config = {**json.loads(cells["config"][0]), "clock": {"per": "call"}}
+    results = framed(curves, cells.assign(config=json.dumps(config)), link=parse("1Gbit"))
+    assert any("1 of 1 cells ran on a clock" in note for note in results.notes)
+
+
+def test_the_best_so_far_is_no_cell_that_diverged():
+    _, cells = make([*reaching(1.0, 5), {"g": [1, 9e9], "multiple": 9.0, "status": "diverged"}])
+    (best,) = _best(cells.assign(best_grad_norm_sq=[0.01, 0.001], label="a"))
+    assert (best.value, best.step_multiple) == (0.01, 1.0)
