@@ -8,6 +8,7 @@ so that a new key is declared once and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -471,13 +472,9 @@ def key(kind: Kind, help: str, **more: Any) -> Any:
     return field(metadata={"key": Key(kind, help, **more)})
 
 
-_keys: dict[type, dict[str, Key]] = {}  # by dataclass
-
-
+@functools.cache
 def keys_of(holder: type) -> Mapping[str, Key]:
     """Return the keys declared at the fields of a dataclass, by name, in the order of the fields."""
-    if holder not in _keys:
-        named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
-        every = [replace(key, field=name, name=key.name or name) for name, key in named]
-        _keys[holder] = {key.name: key for key in every}
-    return _keys[holder]
+    named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
+    every = [replace(key, field=name, name=key.name or name) for name, key in named]
+    return {key.name: key for key in every}
