@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 
 from raybench.core.errors import InputError
 from raybench.core.limits import check_fits, check_growth, decompressed
+from raybench.core.registry import line_in
 
 DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
@@ -103,10 +104,8 @@ class Archive:
         check_growth(self.key, whole, info.compress_size, info.file_size)
         check_fits(self.key, whole, info.file_size, "save fewer rows")
         with self.file.open(info) as stream:
-            try:
+            with input_errors(self.key, whole, self.fix):
                 array = npy.read_array(stream, allow_pickle=False)
-            except (ValueError, MemoryError) as error:
-                raise data_error(f"{whole}: {error}"[:300], self.fix, self.key) from error
             if stream.read(1):
                 what = (
                     f"{whole} has a header of {array.size:,} values, and {info.file_size:,} bytes"
@@ -125,16 +124,25 @@ class Archive:
 
 
 @contextlib.contextmanager
+def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
+    """Turn whatever a library, a damaged file or a user's code raises into an InputError that says where."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        file = what.partition(":")[0]
+        line = error.lineno if isinstance(error, SyntaxError) else line_in(error, file)
+        at = f"{what}, line {line}" if line else what
+        message = (str(error) or "-").splitlines()[0]
+        raise InputError.of(key, f"{at}: {type(error).__name__}: {message}", fix) from error
+
+
+@contextlib.contextmanager
 def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
     """Open an ``.npz``; whatever it turns out to be in the block, its errors are InputError with ``fix``.
 
     key: what the errors name.
     """
-    try:
-        with zipfile.ZipFile(path) as file:
-            yield Archive(file, path.name, fix, key)
-    except InputError:
-        raise
-    except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
-        what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
-        raise data_error(what[:300], fix, key) from error
+    with input_errors(key, f"cannot read {path.name}", fix), zipfile.ZipFile(path) as file:
+        yield Archive(file, path.name, fix, key)

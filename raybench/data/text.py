@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import nearest
 from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
+from raybench.data.files import DATASET_KEY, cached, content, data_error, input_errors, path_of
 
 LEVELS = ("byte", "character")
 EXTRA = "pip install 'raybench[text]'"
@@ -130,11 +130,8 @@ def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tup
         raise data_error("bpe needs the package tokenizers", f"{EXTRA}, or level byte") from error
     lines = whole.splitlines(keepends=True)
     if files:
-        try:
+        with input_errors("problem.tokenizer", f"cannot read {files[0]}", "a tokenizer.json"):
             coder = Tokenizer.from_file(str(files[0]))
-        except Exception as error:  # the library's own kind
-            what = f"cannot read {files[0]}: {error}"[:300]
-            raise InputError.of("problem.tokenizer", what, "a tokenizer.json") from error
     else:
         coder = Tokenizer(models.BPE())
         coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -134,9 +134,6 @@ class Table(Kind):
             return every
         return [{k: v for k, v in one.items() if v is not None} for one in every]
 
-    def plain(self, value: Any) -> Any:
-        return None if value is None else dict(value)
-
     def identity(self, value: Any) -> Any:
         return beside_defaults(self.table, value)
 
@@ -247,9 +244,6 @@ class Steps(Kind):
         # A plain number needs no rule of the theory.
         names = _SHAPE if kind == "value" else ("rule", "of", *_SHAPE)
         return [Step(kind, step[kind], **{n: step[n] for n in names}) for step in every]
-
-    def plain(self, value: Step) -> Any:
-        return value.config()
 
     def identity(self, value: Step) -> Any:
         usual = Step(value.kind, value.number).config()

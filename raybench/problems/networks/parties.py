@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
+from raybench.data.files import input_errors
 from raybench.problems.networks import build
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
@@ -246,7 +247,7 @@ def _of_folder(
     fix = "a folder with config.json, model.safetensors and the tokenizer's files"
     if not (place / "config.json").is_file():
         raise InputError.of(key, f"{folder} is no folder of BERT's weights", fix)
-    try:
+    with input_errors(key, f"cannot read {folder}", fix):
         net = transformers.BertModel.from_pretrained(
             str(place), local_files_only=True, use_safetensors=True, add_pooling_layer=False
         )
@@ -264,9 +265,6 @@ def _of_folder(
             for p in parts
         ]
         return net, int(tokenizer.pad_token_id), tokens
-    except Exception as error:
-        what = f"cannot read {folder}: {build.reason(error)}"
-        raise InputError.of(key, what[:300], fix) from error
 
 
 # Parties ------------------------------------------------------------------------------------------
@@ -417,13 +415,9 @@ def _along(outputs: Tensor, r: Tensor) -> Tensor:
 @torch.no_grad()
 def _features(view: str, encoder: nn.Module, inputs: Tensor) -> Tensor:
     """Return phi of inputs, (b, p); raises InputError where the encoder does not take them."""
-    try:
+    what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
+    with input_errors(KEY, what, "another encoder, or size"):
         out = encoder(inputs)
-    except Exception as error:
-        what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
-        raise InputError.of(
-            KEY, f"{what}: {build.reason(error)}"[:300], "another encoder, or size"
-        ) from error
     if out.ndim != 2 or out.shape[0] != len(inputs):
         what = f"the encoder of {view} gives {tuple(out.shape[1:])} for a sample"
         raise InputError.of(KEY, what, "a vector of features")
