@@ -46,9 +46,6 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     to them. Raises InputError for an unknown name, a file that is missing, damaged, too large or not
     of these kinds, and labels that do not number classes.
     """
-    if size is not None and not (type(size) is int and 1 <= size <= MOST_SIDE):
-        what = f"size is {size!r}, not a number of pixels"
-        raise data_error(what, f"allowed: 1 to {MOST_SIDE}")
     name = os.fspath(name_or_path)
     path = None if name == "digits" else path_of(name)
     if path is not None and path.is_dir():

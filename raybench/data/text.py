@@ -40,12 +40,6 @@ def text(
     Raises InputError for an unknown name, a file that is missing, damaged, too large or, by characters,
     not UTF-8, a text too short for the length or for two parts, and an unknown level.
     """
-    if not (isinstance(length, int) and not isinstance(length, bool) and length >= 1):
-        what = f"length is {length!r}, not a number of tokens"
-        raise data_error(what, "allowed: 1 and more")
-    if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
-        what = f"test_share is {test_share!r}"
-        raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _file_of(name_or_path)
     if tokenizer is not None:
         tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
