@@ -7,6 +7,7 @@ import functools
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,14 +36,10 @@ def path_of(name: str | os.PathLike[str]) -> Path | None:
     Raises InputError where the text cannot be a path.
     """
     text = os.fspath(name)
-    try:
+    # too long, a zero in it, an unknown user
+    with input_errors(DATASET_KEY, f"{text!r} cannot be a path", "give a known name, or a path"):
         path = Path(text).expanduser()
-        if path.is_file() or "/" in text or os.sep in text:
-            return path
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a zero in it, an unknown user
-        what = f"{text!r} cannot be a path: {error}"
-        raise data_error(what, "give a known name, or a path") from error
-    return None
+        return path if path.is_file() or "/" in text or os.sep in text else None
 
 
 def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -67,12 +64,9 @@ def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 def _stamp(file: Path) -> tuple[int, int]:
     """Return what changes when a file does."""
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {file}", "check the path and its permissions"):
         stat = file.stat()
-    except OSError as error:
-        fix = "check the path and its permissions"
-        raise data_error(f"cannot read {file}: {error}", fix) from error
-    return stat.st_mtime_ns, stat.st_size
+        return stat.st_mtime_ns, stat.st_size
 
 
 def content(path: Path) -> bytearray:
@@ -136,6 +130,16 @@ def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
         at = f"{what}, line {line}" if line else what
         message = (str(error) or "-").splitlines()[0]
         raise InputError.of(key, f"{at}: {type(error).__name__}: {message}", fix) from error
+
+
+@contextlib.contextmanager
+def renamed(key: str, new: str) -> Iterator[None]:
+    """Let errors in the block name another key than ``key``."""
+    try:
+        yield
+    except InputError as error:
+        every = error.complaints
+        raise InputError([replace(c, where=c.where.replace(key, new, 1)) for c in every]) from error
 
 
 @contextlib.contextmanager

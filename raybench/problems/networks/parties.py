@@ -10,7 +10,6 @@ import copy
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -19,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
-from raybench.data.files import input_errors
+from raybench.data.files import input_errors, renamed
 from raybench.problems.networks import build
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
@@ -95,7 +94,7 @@ def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     if not text.startswith(build.TORCHVISION) and name not in NETWORKS:  # identity has no sizes
         fix = f"{nearest(name, ['identity', *TEXTS, *NETWORKS])}; or torchvision:NAME"
         raise InputError.of(KEY, f"unknown encoder {text!r}", fix)
-    with _renamed("problem.model"):
+    with renamed("problem.model", KEY):
         net = build.network_of(text, view.train, seed)[0].model
     if weights is not None:
         build.load_weights(net, weights)
@@ -105,16 +104,6 @@ def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     parent, _, leaf = linear[-1].rpartition(".")
     setattr(net.get_submodule(parent), leaf, nn.Identity())
     return Encoder(net, view.train, view.test)
-
-
-@contextmanager
-def _renamed(key: str) -> Iterator[None]:
-    """Name the encoders where an error in the block names another key."""
-    try:
-        yield
-    except InputError as error:
-        moved = [Complaint(c.where.replace(key, KEY, 1), c.what, c.fix) for c in error.complaints]
-        raise InputError(moved) from error
 
 
 def _scaled(encoder: Encoder, scale: str) -> Encoder:
