@@ -278,7 +278,10 @@ GOOD = {"images": PICTURES, "labels": LABELS}
         ({"images": PICTURES.astype("i8")}, ["images holds int64", "uint8 or floats in [0, 1]"]),
         ({"images": PICTURES > 9}, ["images holds bool"]),
         ({"images": PICTURES.astype(complex)}, ["holds complex128"]),
-        ({"images": PICTURES.astype(object)}, ["images: ValueError: Object arrays cannot be loaded"]),
+        (
+            {"images": PICTURES.astype(object)},
+            ["images: ValueError: Object arrays cannot be loaded"],
+        ),
         ({"images": PICTURES.astype("f4")}, ["outside of [0, 1]"]),
         ({"images": PICTURES / 255 - 1e-9}, ["outside of [0, 1]"]),
         ({"images": np.full((6, 4, 4), np.nan)}, ["not finite"]),

@@ -60,8 +60,9 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
 
     text: ``identity``, for features as they are and pictures as vectors; ``mlp:hidden=[64]``, ``resnet18`` and
     other networks of ``NAMED``, ``torchvision:NAME``; for texts ``words:size=1000``, the shares of the most
-    frequent words, and ``bert:length=32``, BERT as in a folder of ``weights``. torch's own random numbers stay as they were. Raises InputError for an unknown encoder, one
-    that does not fit the view, weights that cannot be read, and a package that is not installed.
+    frequent words, and ``bert:length=32``, BERT as in a folder of ``weights``. torch's own random numbers stay as
+    they were. Raises InputError for an unknown encoder, one that does not fit the view, weights that are missing
+    or cannot be read, and a package that is not installed.
     """
     name, kind = text.partition(":")[0], view.train.kind
     if weights is not None and name in ("identity", "words"):
@@ -168,10 +169,8 @@ class _Sentences(nn.Module):
 
 def _bert(length: int, view: Pair, folder: str | None) -> Encoder:
     """Return BERT of a folder of the user's, and its tokens of texts: nothing is fetched, no code is run."""
-    key, fix = (
-        "problem.init_from",
-        "a folder with config.json, model.safetensors and the tokenizer's files",
-    )
+    key = "problem.init_from"
+    fix = "a folder with config.json, model.safetensors and the tokenizer's files"
     if folder is None:
         raise InputError.of(key, "bert needs it", fix)
     try:
