@@ -589,7 +589,7 @@ def keys_of(part: str) -> Iterator[str]:
     """
     from raybench.spec import document
 
-    keys = {"cell": document.axes, "sweep": document.settings}[part]()
+    keys = {"cell": document.AXES, "sweep": document.SETTINGS}[part]
     yield "| key | default | allowed | meaning |\n|---|---|---|---|"
     for name, key in keys.items():
         yield key_row(name, default_of(key), allowed_of(key), meaning_of(key))
@@ -635,7 +635,7 @@ def cell_fields() -> set[str]:
     """Return the names of the fields of a cell."""
     from raybench.spec import document
 
-    return {key.field for key in document.axes().values()}
+    return {key.field for key in document.AXES.values()}
 
 
 def allowed_of(key: Key) -> str:

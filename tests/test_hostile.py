@@ -310,7 +310,7 @@ def test_objects_are_never_unpickled(tmp_path):
 
     path = tmp_path / "mine.npz"
     np.savez(path, features=np.array([[Run()], [Run()]], object), labels=np.array([0, 1]))
-    refused_data(path, "features: Object arrays cannot be loaded", "numpy.savez")
+    refused_data(path, "features: ValueError: Object arrays cannot be loaded", "numpy.savez")
 
 
 # Whatever else ---------------------------------------------------------------------------------------

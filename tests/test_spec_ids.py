@@ -268,7 +268,7 @@ def test_plausible_sweeps_load_or_say_why(given):
 
 
 WORDS = st.sampled_from(
-    [*document.every_key(), "name", "theory", "dataset", "k", "p", "ef21", "top_k", "logistic"]
+    [*document.EVERY_KEY, "name", "theory", "dataset", "k", "p", "ef21", "top_k", "logistic"]
     + ["2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "x.npy", "x.y", "[0]", ""]
 )
 VALUES = st.recursive(

@@ -111,11 +111,11 @@ def test_the_wrong_example_says_what_the_page_says():
 def test_the_tables_have_every_key_and_setting():
     """The site's tables name each key and each setting, and each default in them is what is taken where it is absent."""
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", BUILT, re.MULTILINE)
-    wanted = {*document.axes(), *document.settings(), *keys.STEP, *cells.STOP_PARAMS}
-    for key in document.settings().values():
+    wanted = {*document.AXES, *document.SETTINGS, *keys.STEP, *cells.STOP_PARAMS}
+    for key in document.SETTINGS.values():
         wanted |= set(key.kind.fields) if isinstance(key.kind, Group) else set()
     assert wanted <= {name for name, _ in rows}
-    for name in (*document.every_key(), *sections.GRAPHS):
+    for name in (*document.EVERY_KEY, *sections.GRAPHS):
         assert re.search(rf"\b{name}\b", BUILT), name
     assert "<!-- generated" not in BUILT
     assert all(

@@ -218,27 +218,6 @@ def test_a_resnet_and_words(tmp_path):
             assert float(change.abs().max()) > 0, name
 
 
-def test_a_made_bert(tmp_path):
-    pytest.importorskip("transformers", reason="needs the extra raybench[text]")
-    small = "bert:width=8,layers=1,heads=2,length=6,size=20"
-    params = {
-        "dataset": pictured(tmp_path / "p.npz", side=4),
-        "encoders": ["mlp:hidden=[4]", small],
-        "dtype": "float64",
-    }
-    problem = build("vertical_network", params)
-    assert any(n.startswith("text.encoder.bert.encoder.layer") for n, _ in problem.layout)
-    assert not [str(f) for f in problem_conformance(problem) if not f.ok]
-    frozen = build("vertical_network", {**params, "freeze": ["text.encoder.*"]})
-    assert frozen.parties[1].phi.shape == (12, 8)
-    # padding does not matter: a longer sequence gives the same vector of a short text
-    text = problem.parties[1]
-    net, tokens = text.passes.model.encoder, text.encoder.at(torch.arange(3))
-    assert torch.allclose(
-        net(tokens), net(tokens[:, : int((tokens != 0).sum(1).max())]), atol=1e-12
-    )
-
-
 def test_bert_from_a_folder(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra raybench[text]")
     folder = tmp_path / "bert"
@@ -261,7 +240,15 @@ def test_bert_from_a_folder(tmp_path):
     with torch.no_grad():
         want = net.eval()(**own).last_hidden_state[0, 0]
     assert torch.allclose(problem.parties[1].phi[0], want, atol=1e-5)
-    for bad in (str(tmp_path), str(tmp_path / "none")):
+    tuned = build("vertical_network", {**params, "freeze": [], "dtype": "float64"})
+    assert any(n.startswith("text.encoder.bert.encoder.layer") for n, _ in tuned.layout)
+    assert not [str(f) for f in problem_conformance(tuned) if not f.ok]
+    # padding does not matter: a longer sequence gives the same vector of a short text
+    text = tuned.parties[1]
+    encoder, tokens = text.passes.model.encoder, text.encoder.at(torch.arange(3))
+    short = tokens[:, : int((tokens != 0).sum(1).max())]
+    assert torch.allclose(encoder(tokens), encoder(short), atol=1e-12)
+    for bad in (str(tmp_path), str(tmp_path / "none"), None):
         with pytest.raises(InputError, match=r"problem\.init_from"):
             build("vertical_network", {**params, "init_from": [None, bad]})
     (folder / "model.safetensors").write_bytes(b"nothing")
@@ -273,7 +260,7 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     params = {"dataset": pictured(tmp_path / "p.npz", side=4), "encoders": ["identity", "bert"]}
     with pytest.raises(InputError, match=r"raybench\[text\]"):
-        build("vertical_network", params)
+        build("vertical_network", {**params, "init_from": [None, str(tmp_path)]})
 
 
 def test_weights_are_part_of_a_cells_id_by_their_content(file, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 import platformdirs
 
 from raybench.core import terminal
-from raybench.data.files import data_error
+from raybench.data.files import DATASET_KEY, data_error, input_errors
 
 ENDINGS = ("", ".bz2", ".gz", ".xz")
 SECONDS = 30  # that a site may stay without an answer
@@ -109,11 +109,8 @@ def find(place: str, name: str) -> Path | None:
 def there_in(place: str) -> set[str]:
     """Return the names of what lies in a folder of the data folder. Raises InputError if it cannot be read."""
     inside = folder() / place
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {inside}", "check the folder's permissions"):
         return {file.name for file in inside.iterdir()} if inside.is_dir() else set()
-    except OSError as error:
-        fix = "check the folder's permissions"
-        raise data_error(f"cannot read {inside}: {error}", fix) from error
 
 
 def fetch(name: str) -> Path:
@@ -124,12 +121,9 @@ def fetch(name: str) -> Path:
     """
     url = LIBSVM_SETS[name].url
     target = folder() / "libsvm" / url.rsplit("/", 1)[1]
-    try:
+    fix = f"put the file {target.name} into {target.parent} (from {url})"
+    with input_errors(DATASET_KEY, f"cannot download {name}", fix):
         return download(url, target, name)
-    except (OSError, ValueError) as error:
-        fix = f"put the file {target.name} into {target.parent} (from {url})"
-        what = f"cannot download {name} ({type(error).__name__})"
-        raise data_error(what, fix) from error
 
 
 # Images ---------------------------------------------------------------------------------------------
@@ -201,12 +195,8 @@ def needed(name: str) -> list[Path]:
         fix = f"put {', '.join(absent)} into {folder()}{source}"
         if not images.url:
             raise data_error(f"{name} is not there and has no site to fetch it from", fix)
-        try:
+        with input_errors(DATASET_KEY, f"cannot download {name}", fix):
             _fetch_images(name, images, absent)
-        # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
-        except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
-            what = f"cannot download {name} ({type(error).__name__})"
-            raise data_error(what, fix) from error
     return [path for file in images.files if (path := present(file)) is not None]
 
 

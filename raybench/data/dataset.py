@@ -14,7 +14,7 @@ import scipy.sparse.linalg
 from raybench.core.errors import InputError, nearest
 from raybench.data import catalogue, tables
 from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS, fetch, find, folder
-from raybench.data.files import DATASET_KEY, data_error, path_of
+from raybench.data.files import DATASET_KEY, data_error, path_of, renamed
 from raybench.data.tables import CLIENT_KEY, Dataset, Features, shown
 
 TEST_KEY = "problem.test_set"
@@ -82,12 +82,8 @@ def load_test(
     their names, in any order. Raises InputError as ``load``, for features that training lacks or has and
     the test set does not, and for labels that training lacks; all name ``problem.test_set``.
     """
-    try:
+    with renamed(DATASET_KEY, TEST_KEY):
         data = _read(os.fspath(name_or_path), label, client, optional=True)
-    except InputError as error:
-        keys = {DATASET_KEY: TEST_KEY}
-        moved = [replace(c, where=keys.get(c.where, c.where)) for c in error.complaints]
-        raise InputError(moved) from error
     features, d = data.features, like.features.shape[1] - intercept
     if like.names is not None and data.names is not None:
         odd = sorted(set(like.names) ^ set(data.names))

@@ -7,6 +7,7 @@ import functools
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from numpy.lib import format as npy
 
 from raybench.core.errors import InputError
 from raybench.core.limits import check_fits, check_growth, decompressed
+from raybench.core.registry import line_in
 
 DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
@@ -34,14 +36,10 @@ def path_of(name: str | os.PathLike[str]) -> Path | None:
     Raises InputError where the text cannot be a path.
     """
     text = os.fspath(name)
-    try:
+    # too long, a zero in it, an unknown user
+    with input_errors(DATASET_KEY, f"{text!r} cannot be a path", "give a known name, or a path"):
         path = Path(text).expanduser()
-        if path.is_file() or "/" in text or os.sep in text:
-            return path
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a zero in it, an unknown user
-        what = f"{text!r} cannot be a path: {error}"
-        raise data_error(what, "give a known name, or a path") from error
-    return None
+        return path if path.is_file() or "/" in text or os.sep in text else None
 
 
 def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -66,12 +64,9 @@ def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 def _stamp(file: Path) -> tuple[int, int]:
     """Return what changes when a file does."""
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {file}", "check the path and its permissions"):
         stat = file.stat()
-    except OSError as error:
-        fix = "check the path and its permissions"
-        raise data_error(f"cannot read {file}: {error}", fix) from error
-    return stat.st_mtime_ns, stat.st_size
+        return stat.st_mtime_ns, stat.st_size
 
 
 def content(path: Path) -> bytearray:
@@ -103,10 +98,8 @@ class Archive:
         check_growth(self.key, whole, info.compress_size, info.file_size)
         check_fits(self.key, whole, info.file_size, "save fewer rows")
         with self.file.open(info) as stream:
-            try:
+            with input_errors(self.key, whole, self.fix):
                 array = npy.read_array(stream, allow_pickle=False)
-            except (ValueError, MemoryError) as error:
-                raise data_error(f"{whole}: {error}"[:300], self.fix, self.key) from error
             if stream.read(1):
                 what = (
                     f"{whole} has a header of {array.size:,} values, and {info.file_size:,} bytes"
@@ -125,16 +118,35 @@ class Archive:
 
 
 @contextlib.contextmanager
+def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
+    """Turn whatever a library, a damaged file or a user's code raises into an InputError that says where."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        file = what.partition(":")[0]
+        line = error.lineno if isinstance(error, SyntaxError) else line_in(error, file)
+        at = f"{what}, line {line}" if line else what
+        message = (str(error) or "-").splitlines()[0]
+        raise InputError.of(key, f"{at}: {type(error).__name__}: {message}", fix) from error
+
+
+@contextlib.contextmanager
+def renamed(key: str, new: str) -> Iterator[None]:
+    """Let errors in the block name another key than ``key``."""
+    try:
+        yield
+    except InputError as error:
+        every = error.complaints
+        raise InputError([replace(c, where=c.where.replace(key, new, 1)) for c in every]) from error
+
+
+@contextlib.contextmanager
 def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
     """Open an ``.npz``; whatever it turns out to be in the block, its errors are InputError with ``fix``.
 
     key: what the errors name.
     """
-    try:
-        with zipfile.ZipFile(path) as file:
-            yield Archive(file, path.name, fix, key)
-    except InputError:
-        raise
-    except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
-        what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
-        raise data_error(what[:300], fix, key) from error
+    with input_errors(key, f"cannot read {path.name}", fix), zipfile.ZipFile(path) as file:
+        yield Archive(file, path.name, fix, key)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import nearest
 from raybench.core.limits import check_fits, check_growth
 from raybench.data.catalogue import BATCHES, IMAGE_SETS, SPELLINGS, embedded, needed
 from raybench.data.examples import Examples, Pair
@@ -25,12 +22,10 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
+    input_errors,
     opened,
     path_of,
 )
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FIX = "save it with numpy.savez(file, images=..., labels=...), uint8 or floats in [0, 1]"
 LAYOUTS = "images are (N, C, H, W) or (N, H, W, C) with C = 1 or 3, or (N, H, W)"
@@ -51,9 +46,6 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     to them. Raises InputError for an unknown name, a file that is missing, damaged, too large or not
     of these kinds, and labels that do not number classes.
     """
-    if size is not None and not (type(size) is int and 1 <= size <= MOST_SIDE):
-        what = f"size is {size!r}, not a number of pixels"
-        raise data_error(what, f"allowed: 1 to {MOST_SIDE}")
     name = os.fspath(name_or_path)
     path = None if name == "digits" else path_of(name)
     if path is not None and path.is_dir():
@@ -283,7 +275,7 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
     tests = folder / "test" if (folder / "test").is_dir() else None
     if tests is not None and top == folder:
         raise data_error(f"{folder} has a folder test and no train", LAYOUT)
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {folder}", LAYOUT):
         names = _classes(top)
         if not names:
             raise data_error(f"{top} has no folder of a class in it", LAYOUT)
@@ -298,8 +290,6 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
             for place in (top, tests or top)
         )
         return train, test if tests else ()
-    except OSError as error:  # torchvision's, of a class without pictures, is one
-        raise data_error(f"cannot read {folder}: {error}", LAYOUT) from error
 
 
 def _classes(top: Path | None) -> list[str]:
@@ -317,12 +307,15 @@ def _folder(
     each is resized to so many pixels a side; without, all must have one size already. Raises
     InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
     """
-    from PIL.Image import Resampling
+    from PIL import Image
 
     labels = np.array([label for part in parts for _, label in part], np.int64)
     grey, images = True, np.empty((0, 3, 0, 0), np.uint8)
     for i, file in enumerate(files):
-        with _opened(file) as picture:  # not decoded yet
+        with (
+            input_errors(DATASET_KEY, f"cannot read {file}", f"pictures are {', '.join(FORMATS)}"),
+            Image.open(file, formats=FORMATS) as picture,  # not decoded yet
+        ):
             width, height = picture.size
             if picture.mode not in GREY + COLOUR:
                 what = f"{file} is in Pillow's mode {picture.mode}"
@@ -341,26 +334,11 @@ def _folder(
                 raise data_error(what, "give a size to resize all to, such as size=32")
             grey &= picture.mode in GREY
             decoded = picture.convert("RGB")
-            images[i] = np.asarray(decoded.resize(sides, Resampling.BILINEAR)).transpose(2, 0, 1)
+            images[i] = np.asarray(decoded.resize(sides, Image.Resampling.BILINEAR)).transpose(
+                2, 0, 1
+            )
     images = np.ascontiguousarray(images[:, :1]) if grey else images
     n = len(parts[0])
     test = (images[n:], labels[n:]) if parts[1] else None
     classes = 1 + int(labels[:n].max())
     return _pair(folder.name, str(folder), classes, (images[:n], labels[:n]), test)
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Image]:
-    """Open a picture; whatever it turns out to be in the block, its errors are InputError."""
-    from PIL import Image
-
-    try:
-        with Image.open(file, formats=FORMATS) as picture:
-            yield picture
-    except InputError:
-        raise
-    except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
-        # Pillow's own words name the stream's address where it cannot tell the format.
-        words = str(error) if "identify" not in str(error) else "it is of no format that is read"
-        what = f"cannot read {file}: {words or type(error).__name__}"
-        raise data_error(what[:400], f"pictures are {', '.join(FORMATS)}") from error

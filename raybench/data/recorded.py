@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raybench.core.layout import FORMAT, INDEX, Layout, step_file
 from raybench.core.limits import check_fits
-from raybench.data.files import data_error, opened
+from raybench.data.files import data_error, input_errors, opened
 
 KEY = "gradients"
 FIX = "record them anew: raybench.torch.record(path, model)"
@@ -79,12 +79,10 @@ def recorded(path: str) -> Recorded:
         raise data_error(f"{path} holds no {INDEX}", FIX, KEY)
     if file.stat().st_size > MOST_INDEX:
         raise data_error(f"{file} is larger than {MOST_INDEX:,} bytes", FIX, KEY)
-    try:
+    with input_errors(KEY, f"cannot read {file}", FIX):
         index = json.loads(file.read_text(encoding="utf-8"))
         steps, seconds, world = index["steps"], index["seconds_backward"], index["world_size"]
         layout, version = _layout(index["tensors"]), index["format"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-        raise data_error(f"cannot read {file}: {error}"[:300], FIX, KEY) from error
     whole = isinstance(steps, list) and all(_whole(t, 0) for t in steps)
     timed = seconds is None or (isinstance(seconds, int | float) and 0 < seconds < math.inf)
     distinct = whole and steps and len(set(steps)) == len(steps)

@@ -15,7 +15,15 @@ import scipy.sparse
 
 from raybench.core.errors import InputError, cut, nearest
 from raybench.core.limits import OPENERS, check_fits, decompressed
-from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, cached, data_error, opened
+from raybench.data.files import (
+    DATASET_KEY,
+    NPZ_FIX,
+    Archive,
+    cached,
+    data_error,
+    input_errors,
+    opened,
+)
 
 LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -260,14 +268,13 @@ def _text(content: bytes, where: str, separator: str) -> Any:
 
 
 def _parquet(content: bytes, where: str) -> Any:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not content.startswith(b"PAR1"):
         raise data_error(
             f"{where} is not Parquet", "write it with to_parquet, or name it .csv if it is text"
         )
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {where}", "write it again"):
         file = pq.ParquetFile(io.BytesIO(content))
         about = file.metadata
         unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
@@ -275,11 +282,6 @@ def _parquet(content: bytes, where: str) -> Any:
         check_fits(DATASET_KEY, f"{where} unpacked", most, "take fewer rows")
         frame = file.read().to_pandas(ignore_metadata=True)
         return frame.loc[:, [name for name in frame if not INDEX.fullmatch(str(name))]]
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        if isinstance(error, InputError):
-            raise
-        words = re.sub(r"\s+", " ", str(error))
-        raise data_error(f"cannot read {where}: {words[:150]}", "write it again") from error
 
 
 # Arrays of an .npz ----------------------------------------------------------------------------------

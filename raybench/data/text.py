@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import nearest
 from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
+from raybench.data.files import DATASET_KEY, cached, content, data_error, input_errors, path_of
 
 LEVELS = ("byte", "character")
 EXTRA = "pip install 'raybench[text]'"
@@ -40,12 +40,6 @@ def text(
     Raises InputError for an unknown name, a file that is missing, damaged, too large or, by characters,
     not UTF-8, a text too short for the length or for two parts, and an unknown level.
     """
-    if not (isinstance(length, int) and not isinstance(length, bool) and length >= 1):
-        what = f"length is {length!r}, not a number of tokens"
-        raise data_error(what, "allowed: 1 and more")
-    if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
-        what = f"test_share is {test_share!r}"
-        raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _file_of(name_or_path)
     if tokenizer is not None:
         tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
@@ -130,11 +124,8 @@ def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tup
         raise data_error("bpe needs the package tokenizers", f"{EXTRA}, or level byte") from error
     lines = whole.splitlines(keepends=True)
     if files:
-        try:
+        with input_errors("problem.tokenizer", f"cannot read {files[0]}", "a tokenizer.json"):
             coder = Tokenizer.from_file(str(files[0]))
-        except Exception as error:  # the library's own kind
-            what = f"cannot read {files[0]}: {error}"[:300]
-            raise InputError.of("problem.tokenizer", what, "a tokenizer.json") from error
     else:
         coder = Tokenizer(models.BPE())
         coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

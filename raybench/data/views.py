@@ -19,6 +19,7 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
+    input_errors,
     opened,
     path_of,
 )
@@ -67,23 +68,20 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
         for prefix, end in ends.items()
     }
     check_fits(DATASET_KEY, str(file), file.stat().st_size, AGAIN)
-    try:
+    with input_errors(DATASET_KEY, f"cannot read {file}", AGAIN):
         read = scipy.io.loadmat(file, variable_names=[*stored.values()])
         arrays = {view: np.asarray(read[array]) for view, array in stored.items()}
-    except Exception as error:  # scipy raises a dozen kinds on files that are damaged
-        raise data_error(f"cannot read {file}: {error}"[:300], AGAIN) from error
     arrays |= {f"{p}{LABELS}": _categories(part) for p, part in zip(ends, lists, strict=True)}
     return _pairs(name, str(file), arrays)
 
 
 def _categories(path: Path) -> np.ndarray:
     """Return the last column of a list of text, picture and category, as integers."""
-    lines = content(path).splitlines()
-    try:
-        return np.array([int(line.split(b"\t")[2]) for line in lines], np.int64)
-    except (IndexError, ValueError, OverflowError) as error:
-        what = f"{path} has a line that is not text, picture and category"
-        raise data_error(what, AGAIN) from error
+    what = f"{path} has a line that is not text, picture and category"
+    with input_errors(DATASET_KEY, what, AGAIN):
+        return np.array(
+            [int(line.split(b"\t")[2]) for line in content(path).splitlines()], np.int64
+        )
 
 
 # A user's own ---------------------------------------------------------------------------------------

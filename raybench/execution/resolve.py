@@ -143,7 +143,7 @@ class _Case:
 
 # what the cells of one form have in common: every key but seed and step
 _COMMON = attrgetter(
-    *(key.field for key in document.axes().values() if key.name not in ("seed", "step_size"))
+    *(key.field for key in document.AXES.values() if key.name not in ("seed", "step_size"))
 )
 
 

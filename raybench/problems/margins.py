@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -187,11 +188,7 @@ class SparseMargins:
         grads = torch.empty(B, n, d, dtype=self.dtype)
         losses = torch.empty(B, n, dtype=self.dtype)
         inputs = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
-        out = grads.numpy(), losses.numpy()
-
-        def work(lo: int, hi: int) -> None:
-            kernel(*inputs, *out, loss, lo, hi)
-
+        work = partial(kernel, *inputs, grads.numpy(), losses.numpy(), loss)
         tiles = -(-B // tile)
         run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
         return grads, losses if loss else None
@@ -204,13 +201,12 @@ class SparseMargins:
         if not ((chosen >= 0) & (chosen < self._counts)).all():
             raise IndexError("a sample index lies outside its client's rows")
         inputs = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
-        out = grads.numpy()
-
-        def work(lo: int, hi: int) -> None:
-            kernel(*inputs, out, lo, hi)
-
         per_row = self.nnz / max(len(self.labels), 1)
-        run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))
+        run_shared(
+            partial(kernel, *inputs, grads.numpy()),
+            B * n,
+            B * n * (d + 2 * per_row * sample.shape[-1]),
+        )
         return grads
 
 

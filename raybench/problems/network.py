@@ -28,6 +28,7 @@ from raybench.core.registry import (
 )
 from raybench.core.streams import Sample, Stream
 from raybench.data import Examples, catalogue
+from raybench.data.files import input_errors
 from raybench.data.images import MOST_SIDE
 from raybench.problems.base import DTYPES, EVALUATED, Problem
 from raybench.problems.networks import build, own
@@ -180,26 +181,18 @@ class NetworkProblem(Problem):
         """Raise InputError where network, data and loss do not fit, or there is one loss for all samples."""
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
         form = f"inputs of {str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"
-        try:
+        what = f"{self._text} does not take {form}, as of sample 0"
+        with input_errors("problem.model", what, "a model and data that fit"):
             check_repeatable(self.passes.model, inputs)
             outputs = self.passes.outputs(self._start, inputs)
-        except InputError:
-            raise
-        except Exception as error:
-            what = f"{self._text} does not take {form}, as of sample 0: {build.reason(error)}"
-            raise InputError.of("problem.model", what, "a model and data that fit") from error
         if self._task.losses is cross_entropy:
             for part, noun in ((train, "sample"), (self.test, "test sample")):
                 if part is not None:
                     self._check_labels(part, noun, outputs)
-        try:
+        what = f"takes no outputs of shape {tuple(outputs.shape[1:])} and targets of shape"
+        what += f" {tuple(targets.shape[1:])}, as of sample 0"
+        with input_errors("problem.loss", what, "a loss and a model that fit"):
             measures = self._measures(outputs, targets)
-        except InputError:
-            raise
-        except Exception as error:
-            what = f"takes no outputs of shape {tuple(outputs.shape[1:])} and targets of shape"
-            what += f" {tuple(targets.shape[1:])}, as of sample 0: {build.reason(error)}"
-            raise InputError.of("problem.loss", what, "a loss and a model that fit") from error
         for name, values in measures.items():
             if name not in EVALUATED and name in CURVES.names:
                 what = f"{name} is a column of its own"

@@ -186,7 +186,7 @@ class Cell:
         """Return everything that makes the cell as plain JSON values, defaults written out."""
         return {
             name: entry.kind.plain(getattr(self, entry.field))
-            for name, entry in keys_of(type(self)).items()
+            for name, entry in keys_of(Cell).items()
         }
 
 

@@ -22,60 +22,42 @@ from raybench.spec.keys import (
 from raybench.spec.sections import COLLECTIVE, GRANULARITY, Kind, Schema
 from raybench.spec.values import Complaints, show
 
-
-def axes() -> Mapping[str, Key]:
-    """Return the keys that make a cell, by name, in the order of the grid."""
-    return keys_of(cells.Cell)
-
-
-def settings() -> Mapping[str, Key]:
-    """Return the keys that hold for the whole sweep, by name."""
-    return keys_of(cells.Sweep)
-
-
-def shaping() -> Mapping[str, Key]:
-    """Return the keys that shape the grid: what is left out of it, and partial sweeps over the base."""
-    return {
-        "exclude": Key(
-            Shaping(lambda: {"type": "object"}), "patterns of cells that are not planned"
-        ),
-        "cases": Key(Shaping(_case), "partial sweeps laid over the rest; the grid is their union"),
-    }
-
-
-def every_key() -> Mapping[str, Key]:
-    """Return every key of a sweep file, by name."""
-    return {**axes(), **shaping(), **settings()}
-
-
-def of_cases() -> list[str]:
-    """Return the keys that a case may set."""
-    return [*axes(), "exclude"]
-
-
-def overrides() -> list[str]:
-    """Return the keys that an entry of ``algorithm`` may set for itself."""
-    return [name for name, key in axes().items() if key.override]
+AXES: Mapping[str, Key] = keys_of(cells.Cell)
+"""The keys that make a cell, by name, in the order of the grid."""
+SETTINGS: Mapping[str, Key] = keys_of(cells.Sweep)
+"""The keys that hold for the whole sweep, by name."""
+EVERY_KEY: Mapping[str, Key] = {
+    **AXES,
+    "exclude": Key(Shaping(lambda: {"type": "object"}), "patterns of cells that are not planned"),
+    "cases": Key(
+        Shaping(lambda: _case()), "partial sweeps laid over the rest; the grid is their union"
+    ),
+    **SETTINGS,
+}
+OF_CASES = [*AXES, "exclude"]
+"""The keys that a case may set."""
+OVERRIDES = [name for name, key in AXES.items() if key.override]
+"""The keys that an entry of ``algorithm`` may set for itself."""
 
 
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
-    properties = {name: _property(name) for name in overrides()}
+    properties = {name: _property(name) for name in OVERRIDES}
     beside = {
         name: param_schema(param)
         for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
     }
-    plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
+    plugins = {key.kind.kind for key in AXES.values() if isinstance(key.kind, Plugin)}
     also = {"algorithm": properties, "compressor": beside}
     parts = {kind: plugins_schema(kind, also.get(kind, {})) for kind in sorted(plugins)}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
-    for name, key in axes().items():
+    for name, key in AXES.items():
         if not isinstance(key.kind, Plugin):
             parts[name] = key.kind.schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "raybench sweep",
-        **closed({name: _property(name) for name in every_key()}),
+        **closed({name: _property(name) for name in EVERY_KEY}),
         "$defs": parts,
     }
 
@@ -83,9 +65,9 @@ def json_schema() -> Schema:
 def _case() -> Schema:
     """Return the schema of a case, whose sections may leave out what the base says."""
     part = {"type": "object", "not": {"required": ["name"]}}
-    whole = {name: _property(name) for name in of_cases()}
+    whole = {name: _property(name) for name in OF_CASES}
     parts = {
-        name: {"anyOf": [schema, part]} if every_key()[name].kind.named else schema
+        name: {"anyOf": [schema, part]} if EVERY_KEY[name].kind.named else schema
         for name, schema in whole.items()
     }
     return closed(parts)
@@ -93,8 +75,8 @@ def _case() -> Schema:
 
 def _property(name: str) -> Schema:
     """Return the schema of a key's value: that of an axis stands among the definitions."""
-    key = every_key()[name]
-    if name not in axes():
+    key = EVERY_KEY[name]
+    if name not in AXES:
         return {**key.kind.schema(), "description": key.help}
     kind = key.kind
     schema = kind.schema() if isinstance(kind, Plugin) else {"$ref": f"#/$defs/{name}"}
@@ -133,7 +115,7 @@ def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 def _kind(key: str) -> Kind:
     """Return how a key is written; one that is unknown, and complained about elsewhere, just merges."""
-    key_entry = every_key().get(key)
+    key_entry = EVERY_KEY.get(key)
     return Kind() if key_entry is None else key_entry.kind
 
 
@@ -150,8 +132,7 @@ def cases(
 
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
     """
-    allowed = of_cases()
-    base = {key: raw.get(key) for key in allowed if raw.get(key) is not None}
+    base = {key: raw.get(key) for key in OF_CASES if raw.get(key) is not None}
     given = raw.get("cases")
     if given is None or given == []:
         return [("", base, {})]
@@ -164,13 +145,15 @@ def cases(
         if not isinstance(case, Mapping):
             complaints.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
-        for key in [key for key in case if key not in allowed]:
-            if key in every_key():
+        for key in [key for key in case if key not in OF_CASES]:
+            if key in EVERY_KEY:
                 fix = "it holds for the whole sweep: move it to the top level"
                 complaints.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
             else:
-                complaints.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
-        accepted = {key: value for key, value in case.items() if key in allowed}
+                complaints.append(
+                    Complaint(f"{where}.{key}", "unknown key", nearest(key, OF_CASES))
+                )
+        accepted = {key: value for key, value in case.items() if key in OF_CASES}
         out.append((where, overlay(base, accepted), accepted))
     return out
 
@@ -217,8 +200,8 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
     tokens = _tokens(left.strip())
     if not equals or not tokens:
         raise InputError.of(where, "expected key=value", "for example --set problem.clients=50")
-    if tokens[0] not in every_key():
-        fix = nearest(str(tokens[0]), every_key())
+    if tokens[0] not in EVERY_KEY:
+        fix = nearest(str(tokens[0]), EVERY_KEY)
         raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
     value = yaml.parse(right, where)
 
@@ -226,7 +209,7 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
         """Return a sweep, or a case, in which entries of ``algorithm`` that have this very key have the value too."""
         out = _placed(node, tokens, value, where) if always or _covers(node, tokens) else dict(node)
         given = out.get("algorithm")
-        if tokens[0] in overrides() and given is not None:
+        if tokens[0] in OVERRIDES and given is not None:
             entries = [
                 _placed(entry, tokens, value, where)
                 if _covers(entry, tokens, exactly=True)

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,12 @@ def _whole(
 
 def _settings(raw: Mapping[str, object], complaints: Complaints) -> dict[str, Any]:
     """Return what holds for the whole sweep, by the field that holds it; and find unknown keys."""
-    keys = document.every_key()
+    keys = document.EVERY_KEY
     for name in raw:
         if name not in keys:
             complaints.append(Complaint(name, "unknown key", nearest(name, keys)))
     out = {}
-    for name, key in document.settings().items():
+    for name, key in document.SETTINGS.items():
         out[key.field] = key.kind.absent()
         try:
             if raw.get(name) is not None:
@@ -164,14 +164,15 @@ _STEPS = {
     name: STEP[name.partition(".")[2] or "value"] for name in ("step", "step.theory", "step.value")
 }
 _ALIASES = {"step_size": "step.value", "step_multiple": "step.theory"}
-Names = Mapping[str, tuple[Param | Sections, Any]]  # what a pattern may name of a cell, by key
+# what a pattern may name of a cell, by key: a section's kind, or a parameter, and the value; ... where it has none
+Names = Mapping[str, tuple[Param | Sections, Any]]
 
 
 def nameable(cell: Cell) -> Names:
-    """Return what patterns may name of a cell, but for its step: a section's kind, or a parameter, and the value."""
-    out: dict[str, tuple[Param | Sections, Any]] = {}
+    """Return what patterns may name of a cell, but for its step and seed, which its group does not share."""
+    out: dict[str, tuple[Param | Sections, Any]] = {key: (p, ...) for key, p in _STEPS.items()}
     held: dict[str, Mapping[str, tuple[Param, Any]]] = {}
-    for name, key in document.axes().items():
+    for name, key in document.AXES.items():
         kind, value = key.kind, getattr(cell, key.field)
         if isinstance(kind, Scalar):
             # where the key is ignored its value stays None, which no pattern matches
@@ -201,32 +202,28 @@ class Pattern:
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
-    def meet(self, names: Names) -> None:
-        """Type the values as what may be named of some cells asks for."""
-        for key, value in self.raw.items():
-            kind = names[key][0] if key in names else _STEPS.get(key)
-            if kind is not None and (key, id(kind)) not in self.typed:
-                complaints: Complaints = []
-                values = _wanted(kind, value, f"{self.where}.{key}", complaints)
-                self.typed[key, id(kind)] = set(map(canonical, values)), complaints
-
     def matches(self, names: Names) -> bool:
-        """Tell whether every key of the pattern matches a cell of which it may name these, once it met them."""
-        return all(
-            key in names and canonical(names[key][1]) in self.typed[key, id(names[key][0])][0]
-            for key in self.raw
-        )
+        """Tell whether every key of the pattern matches a cell of which it may name these."""
+        # all of them are asked, so that what no parameter takes is complained about
+        return False not in [key in names and self._accepts(key, *names[key]) for key in self.raw]
+
+    def _accepts(self, key: str, kind: Param | Sections, value: Any) -> bool:
+        if (key, id(kind)) not in self.typed:
+            complaints: Complaints = []
+            values = _wanted(kind, self.raw[key], f"{self.where}.{key}", complaints)
+            self.typed[key, id(kind)] = set(map(canonical, values)), complaints
+        return value is not ... and canonical(value) in self.typed[key, id(kind)][0]
 
     def wrong(self, names: Iterable[str]) -> Complaints:
-        """Return complaints of keys that no cell has and values that no parameter takes, once it has met all.
+        """Return complaints of keys that no cell has and values that no parameter takes, of cells that were all tried.
 
-        names: what may be named of the cells.
+        names: what may be named of them.
         """
         out: Complaints = []
         for key in self.raw:
             tries = [complaints for at, (_, complaints) in self.typed.items() if at[0] == key]
             if not tries:
-                fix = nearest(key, {*names, *_STEPS})
+                fix = nearest(key, names)
                 out.append(Complaint(f"{self.where}.{key}", "unknown key", fix))
             elif all(tries):
                 out += tries[0]
@@ -251,7 +248,7 @@ def read_patterns(value: object, where: str, complaints: Complaints) -> list[Pat
 def _flat(raw: Mapping[str, object]) -> dict[str, object]:
     """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
     out: dict[str, Any] = {}
-    axes = document.axes()
+    axes = document.AXES
     for key, value in raw.items():
         if key in ("step", "step_size") and isinstance(value, Mapping):
             out.update({f"step.{kind}": number for kind, number in value.items()})
@@ -313,8 +310,8 @@ class Grid:
     methods: list[Method]
     axes: Axes
     patterns: list[Pattern]
-    where: str = ""
-    case: Mapping[str, Any] = field(default_factory=dict)
+    where: str
+    case: Mapping[str, Any]
 
     def blame(self, complaints: Complaints) -> Complaints:
         """Return complaints with the paths of where the user wrote the keys."""
@@ -323,7 +320,7 @@ class Grid:
     def of(self, method: Method) -> Axes:
         """Return every axis of a method's cells, by key, in the order of the grid."""
         both = {**self.axes, **method.axes}
-        return {name: both[name] for name in document.axes() if name in both}
+        return {name: both[name] for name in document.AXES if name in both}
 
     def __len__(self) -> int:
         methods = sum(math.prod(map(len, self.of(m).values())) for m in self.methods)
@@ -335,7 +332,7 @@ def read_grids(raw: Mapping[str, object], complaints: Complaints) -> list[Grid]:
     grids = []
     for where, merged, case in document.cases(raw, complaints):
         wrong: Complaints = []
-        grid = replace(_grid(merged, wrong), where=where, case=case)
+        grid = _grid(merged, wrong, where, case)
         grids.append(grid)
         complaints.extend(grid.blame(wrong))
     size = sum(map(len, grids))
@@ -344,14 +341,16 @@ def read_grids(raw: Mapping[str, object], complaints: Complaints) -> list[Grid]:
     return grids
 
 
-def _grid(raw: Mapping[str, object], complaints: Complaints) -> Grid:
-    keys = document.axes()
+def _grid(
+    raw: Mapping[str, object], complaints: Complaints, where: str, case: Mapping[str, Any]
+) -> Grid:
+    keys = document.AXES
     for name, key in keys.items():
         if key.required and raw.get(name) is None:
             complaints.append(Complaint(name, "required", sections.choices(name)))
     problems = _named("problem", raw, complaints)
     rest = [name for name, key in keys.items() if not key.required]
-    names = document.overrides()
+    names = document.OVERRIDES
     common = {name: read_axis(keys[name], raw.get(name), name, complaints) for name in rest}
     methods = []
     for entry in _named("algorithm", raw, complaints):
@@ -364,7 +363,7 @@ def _grid(raw: Mapping[str, object], complaints: Complaints) -> Grid:
         _lacking(method, entry, complaints)
     shared = {name: axis for name, axis in common.items() if name not in names}
     patterns = read_patterns(raw.get("exclude"), "exclude", complaints)
-    return Grid(problems, methods, shared, patterns)
+    return Grid(problems, methods, shared, patterns, where, case)
 
 
 def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> list[Any]:
@@ -377,16 +376,16 @@ def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> li
 def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Any]:
     if raw.get(name) is None:
         return []
-    kind = document.axes()[name].kind
+    kind = document.AXES[name].kind
     if name == "algorithm":
-        kind = Plugin("algorithm", overrides=tuple(document.overrides()))
+        kind = Plugin("algorithm", overrides=tuple(document.OVERRIDES))
     return kind.read(raw[name], name, complaints)
 
 
 def _lacking(method: Method, entry: SectionEntry, complaints: Complaints) -> None:
     """Complain where a method is given none of a compressor that it cannot do without."""
     for name, axis in method.axes.items():
-        needs = document.axes()[name].needs
+        needs = document.AXES[name].needs
         role = None if needs is None else needs(method.facts)
         if role is not None and None in axis:
             where = f"{entry.where}.{name}" if name in entry.overrides else name
@@ -420,8 +419,6 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
             if grid.patterns:
                 if cell.group not in names:
                     names[cell.group] = nameable(cell)
-                    for pattern in grid.patterns:
-                        pattern.meet(names[cell.group])
                 of_cell = _stepped(names[cell.group], cell)
                 hits = [pattern for pattern in grid.patterns if pattern.matches(of_cell)]
                 used |= {str(pattern): True for pattern in hits}
@@ -459,14 +456,14 @@ def _unheard(grids: Sequence[Grid], name: str) -> str:
         for method in grid.methods:
             if method.section.name == name:
                 for key, axis in grid.of(method).items():
-                    if not _heard(document.axes()[key], grid, method):
+                    if not _heard(document.AXES[key], grid, method):
                         sizes[key] = max(len(axis), sizes.get(key, 1))
     return "".join(f" x {size} {key}s" for key, size in sizes.items() if size > 1)
 
 
 def _ignored(grid: Grid) -> Iterator[str]:
     """Yield notes on keys that are given and make no difference to a method."""
-    for key in document.axes().values():
+    for key in document.AXES.values():
         for method in grid.methods if key.ignored else ():
             given = any(value is not None for value in grid.of(method)[key.name])
             if given and not _heard(key, grid, method):
@@ -525,7 +522,7 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
 
     All but step and seed, the two fastest axes, is put together once for all of their values.
     """
-    keys, memo = document.axes(), dict[Any, Any]()
+    keys, memo = document.AXES, dict[Any, Any]()
     for problem, method in itertools.product(grid.problems, grid.methods):
         facts = registry.lookup("problem", problem.name).facts, method.facts
         first = {"problem": [problem], "algorithm": [method.section]}

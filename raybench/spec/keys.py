@@ -8,6 +8,7 @@ so that a new key is declared once and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -133,9 +134,6 @@ class Table(Kind):
             return every
         return [{k: v for k, v in one.items() if v is not None} for one in every]
 
-    def plain(self, value: Any) -> Any:
-        return None if value is None else dict(value)
-
     def identity(self, value: Any) -> Any:
         return beside_defaults(self.table, value)
 
@@ -244,9 +242,6 @@ class Steps(Kind):
         # A plain number needs no rule of the theory.
         names = _SHAPE if kind == "value" else ("rule", "of", *_SHAPE)
         return [Step(kind, step[kind], **{n: step[n] for n in names}) for step in every]
-
-    def plain(self, value: Step) -> Any:
-        return value.config()
 
     def identity(self, value: Step) -> Any:
         usual = Step(value.kind, value.number).config()
@@ -469,13 +464,9 @@ def key(kind: Kind, help: str, **more: Any) -> Any:
     return field(metadata={"key": Key(kind, help, **more)})
 
 
-_keys: dict[type, dict[str, Key]] = {}  # by dataclass
-
-
+@functools.cache
 def keys_of(holder: type) -> Mapping[str, Key]:
     """Return the keys declared at the fields of a dataclass, by name, in the order of the fields."""
-    if holder not in _keys:
-        named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
-        every = [replace(key, field=name, name=key.name or name) for name, key in named]
-        _keys[holder] = {key.name: key for key in every}
-    return _keys[holder]
+    named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
+    every = [replace(key, field=name, name=key.name or name) for name, key in named]
+    return {key.name: key for key in every}

@@ -21,7 +21,7 @@ from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
-from raybench.spec.model import Operator, Section, canonical
+from raybench.spec.model import Operator, Section, Step, canonical
 from raybench.spec.values import (
     FILES,
     NUMERIC_KINDS,
@@ -276,7 +276,7 @@ class Kind:
 
     def plain(self, value: Any) -> Any:
         """Return a value of a cell as plain JSON."""
-        return value
+        return value.config() if isinstance(value, Section | Step) else value
 
     def identity(self, value: Any) -> Any:
         """Return what identifies a value, as plain JSON: what is a default does not."""
@@ -359,9 +359,6 @@ class Sections(Kind):
             return out
         extra = {k: v for k, v in value.items() if k in self.overrides}
         return [SectionEntry(section, where, extra) for section in out]
-
-    def plain(self, value: Section | None) -> Any:
-        return None if value is None else value.config()
 
     def settings(self, value: Section | None) -> Mapping[str, tuple[Param, Any]]:
         if value is None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
 from raybench.data import Examples, Pair, hold_out
+from raybench.data.files import input_errors
 from raybench.data.text import EXTRA
 from raybench.problems.networks import own
 from raybench.problems.networks.adapted import matching
@@ -134,11 +135,6 @@ def sizes_of(text: str, names: Collection[str], key: str) -> dict[str, Any]:
     return sizes
 
 
-def reason(error: Exception) -> str:
-    """Return the first line of an error of torch, a dozen kinds of which files and networks raise."""
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def inputs_at(
     source: Examples,
     rows: Tensor,
@@ -182,11 +178,9 @@ def _named(text: str, train: Examples | None) -> nn.Module:
     if wants_text != (train.kind == "text"):
         fix = "model: transformer" if train.kind == "text" else "a text, such as shakespeare"
         raise InputError.of(KEY, f"{function.__name__} does not fit {train.name}", fix)
-    try:
+    what = f"{text} cannot be made for inputs of shape {spec.shape}"
+    with input_errors(KEY, what, "other sizes, or other data"):
         return function(spec, **sizes)
-    except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
-        what = f"{text} cannot be made for inputs of shape {spec.shape}: {error}"
-        raise InputError.of(KEY, what.splitlines()[0], "other sizes, or other data") from error
 
 
 def _torchvision(name: str, train: Examples | None) -> nn.Module:
@@ -197,16 +191,14 @@ def _torchvision(name: str, train: Examples | None) -> nn.Module:
     allowed = models.list_models(module=models)
     if name not in allowed:
         raise InputError.of(KEY, f"torchvision has no model {name!r}", nearest(name, allowed))
-    try:
+    with input_errors(KEY, f"torchvision:{name}", "other parameters"):
         return models.get_model(name, num_classes=_spec(train).classes, **sizes)
-    except (TypeError, ValueError) as error:
-        raise InputError.of(KEY, f"torchvision:{name}: {error}", "other parameters") from error
 
 
 def _of_user(text: str, train: Examples | None) -> Network:
     """Return what a user's function gives; it may take the training examples as its one argument."""
     function = own.function(text, KEY)
-    with own.input_errors(KEY, text, "return a torch module, or raybench.plugins.Network"):
+    with input_errors(KEY, text, "return a torch module, or raybench.plugins.Network"):
         result = function(train) if inspect.signature(function).parameters else function()
     if isinstance(result, nn.Module):
         result = Network(result)
@@ -237,7 +229,10 @@ def _causal_lm(folder: str | None) -> nn.Module:
     safetensors_of(folder)
     try:
         import transformers
-
+    except ImportError as error:
+        fix = f"{EXTRA}; or a model of your own, my.py:function"
+        raise InputError.of(key, f"{CAUSAL_LM} needs the package transformers", fix) from error
+    with input_errors(key, f"cannot read {folder}", fix):
         net = transformers.AutoModelForCausalLM.from_pretrained(
             str(Path(folder).expanduser()),
             local_files_only=True,
@@ -246,11 +241,6 @@ def _causal_lm(folder: str | None) -> nn.Module:
             attn_implementation="eager",
             dtype=torch.float32,
         )
-    except ImportError as error:
-        fix = f"{EXTRA}; or a model of your own, my.py:function"
-        raise InputError.of(key, f"{CAUSAL_LM} needs the package transformers", fix) from error
-    except Exception as error:
-        raise InputError.of(key, f"cannot read {folder}: {reason(error)}"[:300], fix) from error
     return _Scores(net)
 
 
@@ -288,12 +278,8 @@ def load_weights(model: nn.Module, path: str) -> None:
     InputError where the file is no such thing or does not fit.
     """
     key = "problem.init_from"
-    try:
+    with input_errors(key, f"cannot read {path}", "a state_dict"):
         result = _weights(path)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError.of(key, f"cannot read {path}: {reason(error)}", "a state_dict") from error
     if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
         raise InputError.of(key, f"{path} holds no weights", "save model.state_dict()")
     tensors = model.state_dict()

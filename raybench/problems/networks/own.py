@@ -17,9 +17,10 @@ from torch import Tensor
 
 from raybench.core.errors import InputError, nearest
 from raybench.core.limits import check_fits
-from raybench.core.registry import line_in, module_of
+from raybench.core.registry import module_of
 from raybench.data import Examples, Pair
 from raybench.data.examples import digest
+from raybench.data.files import input_errors
 from raybench.data.images import inputs_of
 
 DATA = "problem.dataset"
@@ -47,21 +48,6 @@ def function(text: str, key: str) -> Callable[..., Any]:
         names = [n for n, member in vars(module).items() if callable(member)]
         raise InputError.of(key, f"{where} has no function {name!r}", nearest(name, names))
     return value
-
-
-@contextmanager
-def input_errors(key: str, what: str, fix: str) -> Iterator[None]:
-    """Turn whatever a user's code raises into an InputError that says where."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        file = what.partition(":")[0]
-        line = error.lineno if isinstance(error, SyntaxError) else line_in(error, file)
-        at = f"{what}, line {line}" if line else what
-        message = (str(error) or "-").splitlines()[0]
-        raise InputError.of(key, f"{at}: {type(error).__name__}: {message}", fix) from error
 
 
 def _module(where: str, key: str) -> Any:

@@ -9,25 +9,25 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
+from raybench.data.files import input_errors, renamed
 from raybench.problems.networks import build
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
 
 KEY = "problem.encoders"
-TEXTS = {"words": {"size": 1000}, "bert": {"width": 64, "layers": 2, "heads": 2, "length": 32, "size": 1000}}  # fmt: skip
+TEXTS = {"words": {"size": 1000}, "bert": {"length": 32}}
 NETWORKS = [name for name in NAMED if name not in ("transformer", "autoencoder")]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -60,9 +60,9 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
 
     text: ``identity``, for features as they are and pictures as vectors; ``mlp:hidden=[64]``, ``resnet18`` and
     other networks of ``NAMED``, ``torchvision:NAME``; for texts ``words:size=1000``, the shares of the most
-    frequent words, and ``bert:width=64,layers=2,heads=2,length=32,size=1000``, or BERT as in a folder of
-    ``weights``. torch's own random numbers stay as they were. Raises InputError for an unknown encoder, one
-    that does not fit the view, weights that cannot be read, and a package that is not installed.
+    frequent words, and ``bert:length=32``, BERT as in a folder of ``weights``. torch's own random numbers stay as
+    they were. Raises InputError for an unknown encoder, one that does not fit the view, weights that are missing
+    or cannot be read, and a package that is not installed.
     """
     name, kind = text.partition(":")[0], view.train.kind
     if weights is not None and name in ("identity", "words"):
@@ -75,7 +75,7 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
         if name == "words":
             return _scaled(Encoder(nn.Flatten(), *_shares(view, _sizes(text)["size"])), scale)
         if name == "bert":
-            return _bert(_sizes(text), view, weights)
+            return _bert(_sizes(text)["length"], view, weights)
         if text == "identity":
             return _scaled(Encoder(nn.Flatten(), view.train, view.test), scale)
         return _scaled(_network(text, view, seed, weights), scale)
@@ -95,7 +95,7 @@ def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     if not text.startswith(build.TORCHVISION) and name not in NETWORKS:  # identity has no sizes
         fix = f"{nearest(name, ['identity', *TEXTS, *NETWORKS])}; or torchvision:NAME"
         raise InputError.of(KEY, f"unknown encoder {text!r}", fix)
-    with _renamed("problem.model"):
+    with renamed("problem.model", KEY):
         net = build.network_of(text, view.train, seed)[0].model
     if weights is not None:
         build.load_weights(net, weights)
@@ -105,16 +105,6 @@ def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     parent, _, leaf = linear[-1].rpartition(".")
     setattr(net.get_submodule(parent), leaf, nn.Identity())
     return Encoder(net, view.train, view.test)
-
-
-@contextmanager
-def _renamed(key: str) -> Iterator[None]:
-    """Name the encoders where an error in the block names another key."""
-    try:
-        yield
-    except InputError as error:
-        moved = [Complaint(c.where.replace(key, KEY, 1), c.what, c.fix) for c in error.complaints]
-        raise InputError(moved) from error
 
 
 def _scaled(encoder: Encoder, scale: str) -> Encoder:
@@ -139,63 +129,30 @@ def _scaled(encoder: Encoder, scale: str) -> Encoder:
 # Texts ----------------------------------------------------------------------------------------------
 
 
-PAD, UNKNOWN, START, END = range(4)  # what the first four tokens stand for
-
-
-@dataclass(frozen=True)
-class Words:
-    """The most frequent words of some texts, the most frequent first (of equal ones by the alphabet).
-
-    A word is letters and digits, in lower case.
-    """
-
-    listed: tuple[str, ...]
-
-    @classmethod
-    def of(cls, texts: Iterable[str], most: int) -> Words:
-        """Return at most so many words of texts."""
-        counts = Counter(word for text in texts for word in words_of(text))
-        order = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(tuple(order[:most]))
-
-    def __len__(self) -> int:
-        """Return the number of tokens: the words, and four that mark."""
-        return len(self.listed) + 4
-
-    def tokens(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return int64 (N, length): a start, the first length - 2 words, an end, and padding."""
-        places = {word: j + 4 for j, word in enumerate(self.listed)}
-        out = np.full((len(texts), length), PAD, np.int64)
-        for row, text in zip(out, texts, strict=True):
-            inner = [places.get(word, UNKNOWN) for word in words_of(text)[: max(0, length - 2)]]
-            marked = [START, *inner, END][:length]
-            row[: len(marked)] = marked
-        return out
-
-    def shares(self, texts: Sequence[str]) -> np.ndarray:
-        """Return float32 (N, words): how often each listed word occurs, over all words of its text."""
-        places = {word: j for j, word in enumerate(self.listed)}
-        out = np.zeros((len(texts), len(self.listed)), np.float32)
-        for row, text in zip(out, texts, strict=True):
-            every = words_of(text)
-            for word in every:
-                if word in places:
-                    row[places[word]] += 1 / len(every)
-        return out
-
-
-def words_of(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
+    """Return the words of a text: letters and digits, in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 def _shares(view: Pair, size: int) -> tuple[Examples, Examples | None]:
-    words = Words.of(view.train.inputs.tolist(), size)
-    train, test = (
-        None if p is None else replace(p, inputs=words.shares(p.inputs.tolist()), kind="features")
-        for p in (view.train, view.test)
-    )
-    assert train is not None
-    return train, test
+    """Return how often each of so many words occurs, float32 (N, words), over all words of its text.
+
+    The words are the most frequent ones of the training texts, the most frequent first (of equal ones by the alphabet).
+    """
+    counts = Counter(word for text in view.train.inputs.tolist() for word in _words(text))
+    listed = sorted(counts, key=lambda word: (-counts[word], word))[:size]
+    places = {word: j for j, word in enumerate(listed)}
+
+    def shares(part: Examples) -> Examples:
+        out = np.zeros((len(part), len(listed)), np.float32)
+        for row, text in zip(out, part.inputs.tolist(), strict=True):
+            every = _words(text)
+            for word in every:
+                if word in places:
+                    row[places[word]] += 1 / len(every)
+        return replace(part, inputs=out, kind="features")
+
+    return shares(view.train), None if view.test is None else shares(view.test)
 
 
 class _Sentences(nn.Module):
@@ -210,43 +167,21 @@ class _Sentences(nn.Module):
         return self.bert(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0]
 
 
-def _bert(sizes: Mapping[str, int], view: Pair, weights: str | None) -> Encoder:
+def _bert(length: int, view: Pair, folder: str | None) -> Encoder:
+    """Return BERT of a folder of the user's, and its tokens of texts: nothing is fetched, no code is run."""
+    key = "problem.init_from"
+    fix = "a folder with config.json, model.safetensors and the tokenizer's files"
+    if folder is None:
+        raise InputError.of(key, "bert needs it", fix)
     try:
         import transformers
     except ImportError as error:
         fix = "pip install 'raybench[text]', or words, which needs nothing"
         raise InputError.of(KEY, "bert needs the package transformers", fix) from error
-    if sizes["width"] % sizes["heads"]:
-        what = f"width {sizes['width']} is no multiple of heads {sizes['heads']}"
-        raise InputError.of(KEY, what, "such as width=64,heads=4")
-    parts = [p for p in (view.train, view.test) if p is not None]
-    if weights is None:
-        words = Words.of(view.train.inputs.tolist(), sizes["size"])
-        config = transformers.BertConfig(
-            vocab_size=len(words),
-            hidden_size=sizes["width"],
-            num_hidden_layers=sizes["layers"],
-            num_attention_heads=sizes["heads"],
-            intermediate_size=4 * sizes["width"],
-            max_position_embeddings=sizes["length"],
-        )
-        net, pad = transformers.BertModel(config, add_pooling_layer=False), 0
-        tokens = [words.tokens(p.inputs.tolist(), sizes["length"]) for p in parts]
-    else:
-        net, pad, tokens = _of_folder(transformers, weights, parts, sizes["length"])
-    views = [replace(p, inputs=inputs) for p, inputs in zip(parts, tokens, strict=True)]
-    return Encoder(_Sentences(net, pad), views[0], views[1] if len(views) > 1 else None)
-
-
-def _of_folder(
-    transformers: Any, folder: str, parts: list[Examples], length: int
-) -> tuple[nn.Module, int, list[np.ndarray]]:
-    """Return BERT and its tokens of texts, from a folder of the user's: nothing is fetched, no code is run."""
-    key, place = "problem.init_from", Path(folder).expanduser()
-    fix = "a folder with config.json, model.safetensors and the tokenizer's files"
+    place = Path(folder).expanduser()
     if not (place / "config.json").is_file():
         raise InputError.of(key, f"{folder} is no folder of BERT's weights", fix)
-    try:
+    with input_errors(key, f"cannot read {folder}", fix):
         net = transformers.BertModel.from_pretrained(
             str(place), local_files_only=True, use_safetensors=True, add_pooling_layer=False
         )
@@ -254,19 +189,14 @@ def _of_folder(
             str(place), local_files_only=True, trust_remote_code=False
         )
         most = min(length, net.config.max_position_embeddings)
-        tokens = [
-            np.asarray(
-                tokenizer(
-                    p.inputs.tolist(), padding="max_length", truncation=True, max_length=most
-                )["input_ids"],
-                np.int64,
-            )
-            for p in parts
-        ]
-        return net, int(tokenizer.pad_token_id), tokens
-    except Exception as error:
-        what = f"cannot read {folder}: {build.reason(error)}"
-        raise InputError.of(key, what[:300], fix) from error
+
+        def tokens(part: Examples) -> Examples:
+            texts = part.inputs.tolist()
+            out = tokenizer(texts, padding="max_length", truncation=True, max_length=most)
+            return replace(part, inputs=np.asarray(out["input_ids"], np.int64))
+
+        test = None if view.test is None else tokens(view.test)
+        return Encoder(_Sentences(net, int(tokenizer.pad_token_id)), tokens(view.train), test)
 
 
 # Parties ------------------------------------------------------------------------------------------
@@ -417,13 +347,9 @@ def _along(outputs: Tensor, r: Tensor) -> Tensor:
 @torch.no_grad()
 def _features(view: str, encoder: nn.Module, inputs: Tensor) -> Tensor:
     """Return phi of inputs, (b, p); raises InputError where the encoder does not take them."""
-    try:
+    what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
+    with input_errors(KEY, what, "another encoder, or size"):
         out = encoder(inputs)
-    except Exception as error:
-        what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
-        raise InputError.of(
-            KEY, f"{what}: {build.reason(error)}"[:300], "another encoder, or size"
-        ) from error
     if out.ndim != 2 or out.shape[0] != len(inputs):
         what = f"the encoder of {view} gives {tuple(out.shape[1:])} for a sample"
         raise InputError.of(KEY, what, "a vector of features")
