@@ -209,12 +209,12 @@ def test_a_busy_machine_is_told(monkeypatch):
         assert "busy" not in said.out
 
 
-def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
+def test_bench_takes_a_gradient_and_prints_its_figures_as_json(tmp_path):
     values = np.arange(1.0, 401.0).reshape(20, 20)  # float64 stays so
     np.save(tmp_path / "mine.npy", values)
     said = cli(
         *("bench", "top_k", "--vector", tmp_path / "mine.npy", "--batch", "none", "--json"),
-        *("--out", tmp_path / "figures.parquet", "--repeats", 1),
+        *("--repeats", 1),
     )
     assert said.code == 0, said.err
     (row,) = json.loads(said.out)
@@ -223,15 +223,15 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
     assert row["threads"] == torch.get_num_threads()
     kept = np.sort(values.ravel())[-4:]
     assert row["error"] == pytest.approx(1 - (kept**2).sum() / (values**2).sum(), rel=1e-12)
-    table = pd.read_parquet(tmp_path / "figures.parquet")
-    assert table.to_dict("records")[0]["bits"] == row["bits"] == 4 * (64 + 9)
+    assert row["bits"] == 4 * (64 + 9)
     (tmp_path / "junk.npy").write_text("no array")
     assert "cannot be read" in cli("bench", "--vector", tmp_path / "junk.npy").err
     for name, wrong in {"nan": [1.0, math.nan], "none": [], "text": ["a"]}.items():
         np.save(tmp_path / f"{name}.npy", np.array(wrong))
         refused = cli("bench", "--vector", tmp_path / f"{name}.npy")
         assert refused.code == 2
-        assert ("cannot be read" if name == "text" else "empty or not finite") in refused.err
+        assert "cannot be read" in refused.err
+        assert name == "text" or "empty or not finite" in refused.err
     np.save(tmp_path / "half.npy", values.astype(np.float16))
     said = cli(
         *("bench", "identity", "--vector", tmp_path / "half.npy", "--d", 7, "--json"),
@@ -249,14 +249,13 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
         (("--vector", "resnet"), "did you mean resnet18?"),
         (("--batch", "64,20"), "is no shape"),
         (("--batch", "64,0,3"), "is no shape"),
-        (("--d", 11_181_643), "ResNet-18 has 11,181,642 parameters"),
-        (("--vector", "nowhere.npy"), "no such file"),
+        (("--d", 11_181_643), "the vector has 11,181,642 coordinates"),
+        (("--vector", "nowhere.npy"), "No such file"),
         (("--device", "tpu"), "unknown device"),
         pytest.param(
             *(("--device", "cuda"), "there is no GPU here"),
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
-        (("--out", "nowhere/x.parquet"), "no folder"),
         (("identity", "--all"), "give one of them"),
     ],
 )
@@ -371,9 +370,7 @@ def test_rows_are_what_they_say():
     sign = 1 - one.abs().sum(-1).square() / 400 / one.square().sum(-1)
     assert by.loc["scaled_sign", "error"] == pytest.approx(float(sign.mean()), rel=1e-5)
     rand = by.loc["rand_k:k=10%"]
-    assert rand["factor"] == pytest.approx(0.1)
-    assert rand["error"] > 3 > 1 > rand["error_scaled"] >= rand["error_best"]
-    assert (rows["error_scaled"] <= rows["bound"] + 5 * rows["error_scaled_se"] + 1e-9).all()
+    assert rand["error"] > 3 > 1 > rand["error_best"]
 
 
 def test_the_study_prints_every_compressor_by_family_and_writes_rows_and_figures(tmp_path):
@@ -384,7 +381,7 @@ def test_the_study_prints_every_compressor_by_family_and_writes_rows_and_figures
     assert set(rows["family"]) == {*drawn(1, 1), "gradient, start", "gradient, trained"}
     tidy(said.out)
     lines = [line.split() for line in said.out.splitlines() if line[:8] == " scaled_"]
-    assert [len(line) for line in lines] == [2 + 6, 2 + 2]  # all families, in two tables
+    assert [len(line) for line in lines] == [2 + 8]  # all families
     error = rows.set_index(["operator", "family"]).loc[("scaled_sign", "gaussian"), "error_best"]
     assert lines[0][2] == f"{error:.3g}"
     assert f"{tmp_path}/s/error_against_bits.{{png,pdf,csv}}" in said.out.replace("\n", "")

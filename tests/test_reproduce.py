@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -454,7 +453,7 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
 
 
 def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["raybench.cli.reproduce"], "KEPT", tmp_path)
+    monkeypatch.setattr("raybench.cli.results.KEPT", tmp_path)
     what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     args = ("reproduce", what.file, "--no-run", "--out", tmp_path / "none")
     for status, code in (("ok", 0), ("failed", 1)):

@@ -10,14 +10,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from raybench.cli.advise import advise
-from raybench.cli.bench import bench, study
-from raybench.cli.check import check, doctor
-from raybench.cli.launch import attach, down, launch, logs
-from raybench.cli.lookup import cp, ls, schema, show
-from raybench.cli.reproduce import reproduce
-from raybench.cli.results import audit, compare, merge, plot, rank, report, status, table, verify
-from raybench.cli.run import plan, run, sweep
+from raybench.cli import advise, bench, launch, lookup, results, run
 from raybench.cli.shared import leaving
 from raybench.core.process import (
     ending_on_the_second_signal,
@@ -29,15 +22,17 @@ from raybench.core.terminal import terminal
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Most used": (
-        *(sweep, plan, run, status, table, plot, report, compare),
-        *(reproduce, advise, launch, ls, show),
+        *(run.sweep, run.plan, run.run, results.status, results.table, results.plot),
+        *(results.report, results.compare, results.reproduce, advise.advise, launch.launch),
+        *(lookup.ls, lookup.show),
     ),
-    "Sweep files": (cp, schema),
-    "More about results": (rank, audit, merge, verify),
-    "After a launch": (attach, logs, down),
-    "Compressors": (bench, study),
-    "Checks": (check, doctor),
+    "Sweep files": (lookup.cp, lookup.schema),
+    "More about results": (results.rank, results.audit, results.merge, results.verify),
+    "After a launch": (launch.attach, launch.logs, launch.down),
+    "Compressors": (bench.bench, bench.study),
+    "Checks": (lookup.check, lookup.doctor),
 }
+COMPUTING = {"run", "sweep", "reproduce", "launch", "show", "bench", "study", "advise", "check"}
 
 
 class Group(TyperGroup):
@@ -71,11 +66,6 @@ def _version(asked: bool) -> None:
 
         print(f"raybench {version('raybench')}")
         raise typer.Exit
-
-
-COMPUTING = {
-    verb.__name__ for verb in (run, sweep, reproduce, launch, show, bench, study, advise, check)
-}
 
 
 @app.callback(epilog="raybench VERB --help tells more. First: raybench cp quickstart my.yaml")

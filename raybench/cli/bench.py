@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_folder, check_word, count, listing, load_plugins, note
+from raybench.cli.shared import (
+    Screen,
+    check_word,
+    count,
+    digits,
+    listing,
+    load_plugins,
+    note,
+)
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
+
+    from raybench.report.sheet import Sheet
 
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
@@ -52,7 +62,6 @@ def bench(
     ] = 5.0,
     device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
     json: shared.Json = False,
-    out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
     plugin: shared.Plugins = None,
 ) -> None:
     """Time compressors, or messages between processes (bench link).
@@ -77,8 +86,6 @@ def bench(
     check_word("--device", device, DEVICES, "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError.of("--device", "there is no GPU here", "raybench doctor tells more")
-    if out is not None:
-        check_folder("--out", Path(out))
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or USUAL
@@ -102,10 +109,7 @@ def bench(
         print(figures.to_json(orient="records", indent=1, double_precision=15))
     elif len(figures):
         screen.dim(TIMED)
-    if out is not None:
-        figures.to_parquet(out, index=False)
-    if doubt:
-        note(doubt)
+    note(doubt)
 
 
 def _vectors(d: int | None, batch: str, vector: str) -> Iterator[tuple[str, Tensor]]:
@@ -121,15 +125,13 @@ def _vectors(d: int | None, batch: str, vector: str) -> Iterator[tuple[str, Tens
     of_a_file = vector.endswith(".npy")
     if not of_a_file:
         check_word("--vector", vector, (*VECTORS, NONE), "vector")
-    if vector == "resnet18" and (d or 0) > SIZE:
-        fix = "--vector gaussian has any length"
-        raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
     if vector == "gaussian":
         yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
     elif vector != NONE:
         about, x = _read(vector) if of_a_file else resnet18()[::-1]
         if (d or 0) > x.numel():
-            raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
+            fix = "ask for fewer; --vector gaussian has any length"
+            raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", fix)
         if d not in (None, x.numel()):
             about, x = f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
         yield about, x
@@ -145,13 +147,11 @@ def _read(file: str) -> tuple[str, Tensor]:
     try:
         values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
         values = values.astype(np.float64 if values.dtype == np.float64 else np.float32)
-    except FileNotFoundError:
-        raise InputError.of("--vector", f"no such file {file}", "give a .npy file") from None
-    except (ValueError, TypeError, EOFError) as error:
+        if values.size == 0 or not np.isfinite(values).all():
+            raise ValueError("it is empty or not finite")
+    except (OSError, ValueError, TypeError, EOFError) as error:
         what = f"{file} cannot be read: {error}"
-        raise InputError.of("--vector", what, "save numbers with numpy.save") from None
-    if values.size == 0 or not np.isfinite(values).all():
-        raise InputError.of("--vector", f"{file} is empty or not finite", "give finite numbers")
+        raise InputError.of("--vector", what, "save finite numbers with numpy.save") from None
     return Path(file).name, torch.from_numpy(values)
 
 
@@ -166,7 +166,7 @@ def _timed(screen: Screen, rows: pd.DataFrame, x: Tensor) -> None:
         speed = 2 * x.numel() * x.element_size() / copy / 1e9
         screen.dim(f"  a copy takes {words.seconds(copy)}, {speed:.3g} GB/s read and written")
         lines = [
-            (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
+            (row.operator, *(digits(getattr(row, action)) for action in COLUMN_HEADS[:4]))
             + (f"{row.error:.3g}", size(row.bytes), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
             for row in whole.astype({"bytes": int}).itertuples()
         ]
@@ -174,11 +174,6 @@ def _timed(screen: Screen, rows: pd.DataFrame, x: Tensor) -> None:
         screen.print(listing(heads, lines, right=COLUMN_HEADS, fold="operator"))
     for row in rows[rows["left_out"] != ""].itertuples():
         screen.dim(f"  left out: {row.operator}: {row.left_out}")
-
-
-def _ratio(value: float) -> str:
-    """Return a ratio in three digits or fewer: 0.07, 3.42, 12.5, 214."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 TIMED = (
@@ -241,14 +236,10 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
         "for machines joined by such links. Between processes of one machine this is its memory and its "
         "processors, not a network: start torchrun -m raybench bench link on several."
     )
-    if doubt:
-        note(doubt)
+    note(doubt)
 
 
 # study ---------------------------------------------------------------------------------------
-
-# letters of a column of compressors with bits, and of one of errors
-WIDEST_FORM, WIDEST_ERROR = 40, 13
 
 
 def study(
@@ -271,29 +262,27 @@ def study(
     heavy-tailed vectors, and gradients of a network at the start and in training.
     """
     from raybench.measure import study as studies
+    from raybench.report.formats import Fitted
 
     check_word("study", what, ("compressors",), "study")
     load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows, paths = studies.compressors(folder, d, draws, grids, seed)
-    _errors(Screen(), rows)
+    Screen().print(Fitted(_errors(rows)))
     shared.show_files(paths)
 
 
-def _errors(out: Screen, rows: pd.DataFrame) -> None:
-    """Print every compressor's error and bits a coordinate by family, as many families at once as there is room for."""
+def _errors(rows: pd.DataFrame) -> Sheet:
+    """Return every compressor's error by family, and its bits a coordinate."""
+    from raybench.report.sheet import Field, Sheet
     from raybench.report.words import number
 
-    errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
+    table = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
     bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
-    out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
-    most = max(1, (out.console.width - WIDEST_FORM) // WIDEST_ERROR)
-    for first in range(0, len(errors.columns), most):
-        some = errors.iloc[:, first : first + most]
-        lines = [
-            (str(operator), number(bits[operator]), *map(number, part))
-            for operator, *part in some.itertuples()
-        ]
-        heads = ("operator", "bits", *(family.replace(", ", ",\n") for family in some.columns))
-        out.print(listing(heads, lines, right=heads[1:], fold="operator"))
+    table.insert(0, "bits", bits)
+    fields = [Field(name="operator", head="operator", texts=[*table.index], left=True)]
+    for name, values in table.items():
+        fields.append(Field(name=str(name), head=str(name), texts=[*map(number, values)]))
+    note = "‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed"
+    return Sheet(fields=fields, sections=[0] * len(table), data=table, notes=[note])

@@ -1,19 +1,31 @@
-"""The verbs that look things up: ``show``, ``ls``, ``cp`` and ``schema``."""
+"""The verbs that look things up and check them: ``show``, ``ls``, ``cp``, ``schema``; ``check`` plug-ins, ``doctor``."""
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_word, listing, load_plugins, prose
+from raybench.cli.shared import Screen, check_word, count, grid, listing, load_plugins, prose
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from raybench.core.registry import Entry
+    from raybench.testing import Finding
+
 LISTED = ("algorithms", "compressors", "problems", "metrics", "datasets", "sweeps")
+ON_A_PROBLEM = ("algorithm", "metric")  # the kinds that ``check`` tries on a problem
 
 
 def show(
@@ -70,34 +82,27 @@ def _plugins(kind: str) -> list[tuple[str, str]]:
 def _datasets(every: bool) -> Table:
     from raybench.data import catalogue
 
-    comes = "comes with scikit-learn"
+    def where(name: str, absent: str) -> str:
+        files = catalogue.files_of(name)
+        return str(files[0] if len(files) == 1 else files[0].parent) if files else absent
+
+    comes, fetched = "comes with scikit-learn", "downloaded when first used"
     rows = [("breast_cancer", "569", "30", comes), ("digits", "1,797", "64", comes)]
     for name, images in catalogue.IMAGE_SETS.items():
-        if name == "digits":
-            continue
-        place = catalogue.present(images.files[0]) if images.files else None
-        where = str(place.parent) if place else "downloaded when first used"
-        if not place and not images.url and not name.endswith("mnist"):
-            where = f"put {images.files[0]} into the data folder"
-        rows.append((name, f"{images.train:,}", "x".join(map(str, images.shape)), where))
-    texts = {
-        name: catalogue.find("text", name) or f"put text/{name}.txt there"
-        for name in catalogue.TEXTS
-    }
-    rows += [(name, "", "text", str(where)) for name, where in texts.items()]
+        if name not in catalogue.EMBEDDED:
+            absent = fetched if images.url else f"put {images.files[0]} into the data folder"
+            shape = "x".join(map(str, images.shape))
+            rows.append((name, f"{images.train:,}", shape, where(name, absent)))
+    texts = {name: f"put text/{name}.txt into the data folder" for name in catalogue.TEXTS}
+    rows += [(name, "", "text", where(name, absent)) for name, absent in texts.items()]
     for name, views in catalogue.VIEW_SETS.items():
-        file = catalogue.folder() / catalogue.VIEW_FILES[0]
-        where = str(file) if file.exists() else f"put it at {file}"
-        rows.append((name, f"{catalogue.ARTICLES:,}", ", ".join(views), where))
-    hidden = 0
-    for name, dataset in catalogue.LIBSVM_SETS.items():
-        path = catalogue.find("libsvm", name)
-        if every or path:
-            where = str(path or "downloaded when first used")
-            rows.append((name, f"{dataset.rows:,}", f"{dataset.d:,}", where))
-        else:
-            hidden += 1
-    if hidden:
+        absent = f"put {catalogue.VIEW_FILES[0]} into the data folder"
+        articles = f"{catalogue.ARTICLES:,}"
+        rows.append((name, articles, ", ".join(views), where(name, absent)))
+    sets = catalogue.LIBSVM_SETS
+    shown = [name for name in sets if every or catalogue.files_of(name)]
+    rows += [(n, f"{sets[n].rows:,}", f"{sets[n].d:,}", where(n, fetched)) for n in shown]
+    if hidden := len(sets) - len(shown):
         rows.append((f"and {hidden} more", "", "", "raybench ls datasets"))
     heads = ("datasets", "rows", "features", "where")
     return listing(heads, rows, right=heads[1:3], fold="where")
@@ -105,11 +110,8 @@ def _datasets(every: bool) -> Table:
 
 def shipped_sweeps() -> list[tuple[str, str]]:
     """Return the shipped sweeps with the first line of each head comment: the question it answers."""
-    rows = []
-    for name, text in shared.sweeps().items():
-        first = next((line for line in text.splitlines() if line.strip()), "")
-        rows.append((name, first.lstrip("# ").strip() if first.startswith("#") else ""))
-    return rows
+    firsts = {name: text.strip().partition("\n")[0] for name, text in shared.sweeps().items()}
+    return [(name, first.lstrip("# ")) for name, first in firsts.items()]
 
 
 def cp(
@@ -147,3 +149,230 @@ def schema(plugin: shared.Plugins = None) -> None:
 
     load_plugins(plugin)
     print(json.dumps(spec.json_schema(), indent=2))
+
+
+# check ---------------------------------------------------------------------------------------
+
+
+def check(
+    file: Annotated[str, Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
+    sets: Annotated[
+        list[str] | None,
+        Option(
+            "--set", metavar="KEY=VALUE", help="A parameter of the plug-in, for all checks. Repeat."
+        ),
+    ] = None,
+    problem: Annotated[
+        str | None,
+        Option(
+            metavar="NAME[:KEY=VALUE,...]",
+            help="What methods and metrics are tried on. [default: a small one]",
+        ),
+    ] = None,
+    verbose: Annotated[bool, Option("--verbose", help="A line for every check.")] = False,
+) -> None:
+    """Check plug-ins as raybench's own are checked.
+
+    Prints a line for each set of parameters, with what fails. Exit code 1 if a check fails.
+    """
+    from itertools import groupby
+
+    from raybench.core import registry
+
+    entries = registry.load_plugin(file)
+    options = _options(entries, sets or (), problem)
+    failed = claimed = unclaimed = 0
+    for entry, more in zip(entries, options, strict=True):
+        print(f"{entry.kind} {entry.name}", flush=True)
+        told: set[str] = set()
+        for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
+            findings = list(group)
+            lines = map(str, findings) if verbose else _summary(about, findings, told)
+            for line in lines:
+                print(f"  {line}", flush=True)
+            failed += sum(not finding.ok for finding in findings)
+            unclaimed += sum(not finding.claimed for finding in findings)
+            claimed += sum(finding.claimed for finding in findings)
+    checks = count(claimed, "check")
+    beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
+    print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what the kit finds of a plug-in; an error of the user's own code, before a check began, is a finding."""
+    from importlib import import_module
+
+    from raybench.testing import Finding
+
+    try:
+        yield from import_module(f"raybench.testing.{entry.kind}s").check_entry(entry, **options)
+    except InputError:
+        raise
+    except Exception as error:
+        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
+
+
+def _summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterable[str]:
+    """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
+    failures = [finding for finding in findings if not finding.ok]
+    again: list[str] = []
+    for finding in failures:
+        if finding.check in told:
+            again.append(finding.check)
+        else:
+            told.add(finding.check)
+            yield str(finding)
+    if again:
+        yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
+    if not failures:
+        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
+        checks = count(sum(finding.claimed for finding in findings), "check")
+        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
+
+
+def _options(
+    entries: Sequence[Entry[Any]], sets: Sequence[str], problem: str | None
+) -> list[dict[str, Any]]:
+    """Return what the kit is told of each plug-in beside its defaults.
+
+    Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
+    """
+    from raybench.spec import sections
+
+    values: dict[str, Any] = {}
+    for text in sets:
+        values |= sections.parse(f"set:{text}", "--set")
+    values.pop("name", None)
+    names = {name for entry in entries for name in entry.params}
+    for key in sorted(values.keys() - names):
+        raise InputError.of(f"--set {key}", "no plug-in of the file has it", nearest(key, names))
+    tried: dict[str, Any] = {}
+    if problem is not None:
+        if not any(entry.kind in ON_A_PROBLEM for entry in entries):
+            what = "only methods and metrics are tried on one"
+            raise InputError.of("--problem", what, "leave it out")
+        section = sections.section("problem", problem, where="--problem")
+        tried["problem"] = {"name": section.name, **section.params}
+    options: list[dict[str, Any]] = []
+    for entry in entries:
+        params = {key: entry.params[key] for key in values if key in entry.params}
+        fitting = {key: values[key] for key in params}
+        typed = {"given": sections.mapping(params, fitting, "--set")} if fitting else {}
+        options.append(typed | (tried if entry.kind in ON_A_PROBLEM else {}))
+    return options
+
+
+# doctor --------------------------------------------------------------------------------------
+
+PACKAGES = ("torch", "ray", "numba", "numpy", "pandas", "pyarrow")
+LEAST_DISK = 1 << 30
+
+Look = tuple[str, str, str]
+"""What was looked at, what was seen, and the fix where it is a problem, else empty."""
+
+
+def doctor() -> None:
+    """Look at this machine: versions, data, results, kernels.
+
+    Exit code 1 if something is in the way; each problem comes with its fix.
+    """
+    from rich.text import Text
+
+    rows: list[tuple[str | Text, str, str | Text]] = []
+    looks = list(findings())
+    for what, state, fix in looks:
+        rows.append((Text("problem", "red") if fix else Text("ok", "green"), what, state))
+        if fix:
+            rows.append(("", "", Text(fix, "bold")))
+    out, problems = Screen(), sum(bool(fix) for *_, fix in looks)
+    out.print(grid(rows, gap=2))
+    if problems:
+        out.print(f"{problems} in the way")
+    raise typer.Exit(1 if problems else 0)
+
+
+def findings() -> Iterator[Look]:
+    """Yield what there is, in the order a user would ask."""
+    yield "python", f"{platform.python_version()} ({sys.executable})", ""
+    for name in PACKAGES:
+        yield _package(name)
+    yield "cuda", _cuda(), ""
+    yield _data()
+    yield _results()
+    yield _kernels()
+
+
+def _package(name: str) -> Look:
+    from importlib import import_module
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version(name)
+        if name != "ray":  # importing ray takes a second, and where the others work it does too
+            import_module(name)
+    except PackageNotFoundError:
+        return name, "not installed", "install raybench anew: it requires this package"
+    except (ImportError, OSError) as error:
+        return name, f"does not import: {error}", f"install {name} anew"
+    return name, installed, ""
+
+
+def _cuda() -> str:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return "not looked for: torch does not import"
+    if not torch.cuda.is_available():
+        return "none: everything runs on the processor"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{torch.version.cuda}: {', '.join(names)}"
+
+
+def _data() -> Look:
+    from raybench.data import catalogue
+
+    folder, is_set = catalogue.folder(), bool(os.environ.get("RAYBENCH_DATA"))
+    shown = f"{folder} ({'' if is_set else 'default; '}RAYBENCH_DATA{'' if is_set else ' sets it'})"
+    if not folder.is_dir():
+        fix = "make it, or correct RAYBENCH_DATA" if is_set else ""
+        return "data", f"no folder {shown}: sets are downloaded when first used", fix
+    there = (name for name in catalogue.LIBSVM_SETS if catalogue.find("libsvm", name))
+    have = ", ".join(there) or "no LIBSVM set yet"
+    if not os.access(folder, os.W_OK):
+        have += " (cannot be written: nothing can be downloaded)"
+    return "data", f"{shown}: {have}", ""
+
+
+def _results() -> Look:
+    folder = shared.RESULTS_FOLDER if shared.RESULTS_FOLDER.is_dir() else Path()
+    shown = str(shared.RESULTS_FOLDER.resolve())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fix = "work in a folder that you may write, or give --out"
+        return "results", f"{shown}: {error.strerror}", fix
+    free = shutil.disk_usage(folder).free
+    fix = "" if free >= LEAST_DISK else "less than 1 GiB free: give --out on another disk"
+    return "results", f"{shown}, {free / 2**30:.0f} GiB free", fix
+
+
+def _kernels() -> Look:
+    from time import perf_counter
+
+    began, anew = perf_counter(), "install numba and torch anew"
+    try:
+        import torch
+
+        from raybench import api
+        from raybench.core.streams import stream
+
+        x = torch.arange(1.0, 31.0, dtype=torch.float64)
+        top = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()
+        drawn = api.compressor("rand_k", k=30).compress(x, stream(0)).decode()
+        if top != [27, 28, 29] or not bool(torch.equal(drawn, x)):
+            return "kernels", "wrong results", f"{anew}: they compute wrong results"
+    except Exception as error:  # whatever is broken here, the user must see it as one line
+        return "kernels", f"{type(error).__name__}: {error}", anew
+    return "kernels", f"compile and compute ({perf_counter() - began:.1f} s)", ""

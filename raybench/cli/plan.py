@@ -64,9 +64,8 @@ def preview(
     planned = len(plan.grid) + len(plan.skipped)
     first = " in the next stage" if plan.stage and plan.batches else ""
     done = Counter(plan.done[c.id] for c in plan.cells if c.id in plan.done)
-    counts = [f"{n:,} {status}" for status, n in done.items()]
-    counts += [f"{len(plan.skipped):,} skipped"] if plan.skipped else []
-    counts += [f"{sweep.excluded:,} excluded"] if sweep.excluded else []
+    ends = {**done, "skipped": len(plan.skipped), "excluded": sweep.excluded}
+    counts = [f"{n:,} {status}" for status, n in ends.items() if n]
     said = f"  {count(planned, 'cell')}: {plan.missing:,} to run{first}"
     screen.head(sweep.name, ", ".join([said, *counts]))
     screen.print(pairs(_problems(plan)))
@@ -154,12 +153,12 @@ def _problems(plan: Plan) -> list[tuple[str, str]]:
     rows = []
     sections = dict.fromkeys(c.cell.problem for c in plan.cells)
     values = [{**section.params, "problem": section.name} for section in sections]
+    keys = dict.fromkeys(key for params in values for key in params)
     told = {"dataset", "clients", "problem"}  # in the line anyway
     differing = [
         key
-        for key in dict.fromkeys(key for section_values in values for key in section_values)
-        if key not in told
-        and len({canonical(section_values.get(key)) for section_values in values}) > 1
+        for key in keys
+        if key not in told and len({canonical(params.get(key)) for params in values}) > 1
     ]
     for section in list(sections)[:12]:
         facts = plan.facts[canonical(section.config())]

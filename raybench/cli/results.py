@@ -1,8 +1,9 @@
-"""The verbs that read a results folder: status, table, rank, compare, report, plot, audit, merge, verify."""
+"""The verbs that read results: status, table, rank, compare, report, plot, audit, merge, verify; reproduce judges them."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,13 +14,21 @@ from raybench.cli.shared import Screen, check_word, count, grid, listing, note, 
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pandas as pd
+    from matplotlib.figure import Figure
 
     from raybench.analysis import Frames
+    from raybench.reproduce import Reproduction, Verdict
+    from raybench.reproduce.evidence import Evidence
     from raybench.store.status import Status
 
 FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
 MOST_METHODS = 12  # that ``status`` shows
+
+Paid = Annotated[
+    str | None,
+    Option(metavar="COLUMN", help="What the target is paid in: clock, round, ... [default: bits]"),
+]
 
 
 @shared.reading
@@ -42,13 +51,7 @@ def table(
         ),
     ] = None,
     out: shared.Written = None,
-    x: Annotated[
-        str | None,
-        Option(
-            metavar="COLUMN",
-            help="What the target is paid in: clock, or another column. [default: bits]",
-        ),
-    ] = None,
+    x: Paid = None,
 ) -> None:
     """Print each method's best K and step, and the cost of the target."""
     check_word("--by", by, ("method", "series", "k"))
@@ -69,9 +72,7 @@ def rank(
             help="The best K of each method, or every K; with --trials also algorithm.",
         ),
     ] = "method",
-    x: Annotated[
-        str | None, Option(metavar="COLUMN", help="What is paid: round, say. [default: bits]")
-    ] = None,
+    x: Paid = None,
     trials: Annotated[
         int | None,
         Option(
@@ -193,9 +194,7 @@ def plot(
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
     frames = read(folder)
     note(*frames.absent)
-    if kind == "timeline":
-        paths = _timeline(frames, out, kinds, size, style)
-    elif not (asked or drawn_methods or names):
+    if not (asked or drawn_methods or names):
         from raybench.report.plots import figures
 
         paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
@@ -206,40 +205,36 @@ def plot(
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):
-            drawing = figure(frames, methods=drawn_methods, labels=names, **asked)
-            canvas = drawn(drawing, size_of(size), label_lines)
-            place = place_of(frames.folder, "figures", out)
-            paths = save(place / drawing.name, canvas, behind(drawing), kinds)
+            if kind == "timeline":
+                stem, (canvas, rows) = "timeline", _timeline(frames, size)
+            else:
+                drawing = figure(frames, methods=drawn_methods, labels=names, **asked)
+                canvas = drawn(drawing, size_of(size), label_lines)
+                stem, rows = drawing.name, behind(drawing)
+            paths = save(place_of(frames.folder, "figures", out) / stem, canvas, rows, kinds)
     shared.show_files(paths)
 
 
-def _timeline(
-    frames: Frames, out: str | None, kinds: list[str], size: str | None, style: str | None
-) -> list[Path]:
-    """Draw what the clients of each method do, of several clocks on the last by name; return the files."""
+def _timeline(frames: Frames, size: str | None) -> tuple[Figure, pd.DataFrame]:
+    """Return a figure of what the clients of each method do, of several clocks on the last by name, and its rows."""
     from raybench import spec
     from raybench.execution.timeline import timeline
-    from raybench.report.content import place_of
-    from raybench.report.plots import save, size_of, styled
+    from raybench.report.plots import size_of
     from raybench.report.timeline import timeline as drawn
 
-    text = next(reversed([*frames.texts.values()]), None)
-    if text is None:
-        raise InputError.of(
-            "--kind", "the folder keeps no sweep file", "a folder of raybench sweep"
-        )
+    if not frames.texts:
+        fix = "a folder of raybench sweep"
+        raise InputError.of("--kind", "the folder keeps no sweep file", fix)
     shown = frames.cells.dropna(subset=["step_size"]).sort_values("seed", kind="stable")
     shown = shown[shown["facet"] == shown["facet"].max()].drop_duplicates("series")
     names = shown.set_index("cell")["series"]
-    sweep = spec.load(text)
+    sweep = spec.load([*frames.texts.values()][-1])
     cells = {names[c.id]: c for c in sweep.cells if c.id in names.index}
     spans = timeline(cells, sweep.allow_unproven)
     if spans.empty:
         raise InputError.of("--kind", "no cell of the folder has a clock", "a sweep with clock:")
-    with styled(style):
-        width = size_of(size)
-        canvas = drawn(spans, *([width[0]] if width else []))
-        return save(place_of(frames.folder, "figures", out) / "timeline", canvas, spans, kinds)
+    width = size_of(size)
+    return drawn(spans, *([width[0]] if width else [])), spans
 
 
 def audit(
@@ -360,37 +355,36 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
 
 
 def _show(state: Status) -> None:
-    out, counts = Screen(), state.counts
-    planned = sum(counts.values())
+    out, planned = Screen(), sum(state.counts.values())
     ended = f"  {planned - state.missing:,} of {count(planned, 'cell')} ended"
     out.head(str(state.sweep.get("name") or state.folder), ended)
-    rows: list[tuple[str, object]] = [("folder", state.folder), ("problem", _problem(state))]
-    ends = [f"{n:,} {kind}" for kind, n in counts.items() if kind != "missing"]
-    if state.missing:
-        begun = f" ({state.begun:,} begun)" if state.begun else ""
-        ends.append(f"{state.missing:,} missing{begun}")
-    rows.append(("cells", ", ".join(ends) or "none yet"))
-    if state.holder is not None:
-        since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
-        rows.append(("running", f"{state.holder.who}{since}"))
-    else:
+    cells = ", ".join(f"{n:,} {kind}" for kind, n in state.counts.items()) or "none yet"
+    begun = f" ({state.begun:,} begun)" if state.begun else ""
+    rate = ""
+    if state.holder is None:
         more = ": the sweep's own command goes on" if state.missing else ", and nothing is missing"
-        rows.append(("running", f"nobody{more}"))
-    if state.last is not None:
-        rows.append(("last result", _ago(state.last)))
-    if state.rate is not None and state.holder is not None:
-        rest = f", {_span(60 * state.left)} left" if state.left else ""
-        rows.append(("rate", f"{state.rate:,.1f} cells a minute{rest}"))
-    rows += launch_lines(state.folder)
-    if state.earlier:
-        said = f"{count(state.earlier, 'cell')} of earlier versions of this sweep: raybench table {state.folder} --all"
-        rows.append(("besides", said))
-    if state.damaged:
-        said = f"{count(state.damaged, 'file')} not as written: raybench verify {state.folder}"
-        rows.append(("damaged", said))
-    for i, (error, n) in enumerate(list(state.errors.items())[:3]):
-        rows.append(("" if i else "failed", f"{count(n, 'cell')}: {error[:200]}"))
-    out.print(pairs((name, value) for name, value in rows if value or not name))
+        running = f"nobody{more}"
+    else:
+        since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
+        running = f"{state.holder.who}{since}"
+        left = f", {_span(60 * state.left)} left" if state.left else ""
+        rate = f"{state.rate:,.1f} cells a minute{left}" if state.rate is not None else ""
+    earlier = f"{count(state.earlier, 'cell')} of earlier versions of this sweep"
+    damaged = f"{count(state.damaged, 'file')} not as written"
+    errors = [f"{count(n, 'cell')}: {error[:200]}" for error, n in state.errors.items()]
+    rows = [
+        ("folder", state.folder),
+        ("problem", _problem(state)),
+        ("cells", cells + begun),
+        ("running", running),
+        ("last result", _ago(state.last) if state.last is not None else ""),
+        ("rate", rate),
+        *launch_lines(state.folder),
+        ("besides", f"{earlier}: raybench table {state.folder} --all" if state.earlier else ""),
+        ("damaged", f"{damaged}: raybench verify {state.folder}" if state.damaged else ""),
+        *(("" if i else "failed", line) for i, line in enumerate(errors[:3])),
+    ]
+    out.print(pairs(rows))
     if state.best:
         lines = []
         for best in state.best[:MOST_METHODS]:
@@ -424,3 +418,131 @@ def _span(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+# reproduce -----------------------------------------------------------------------------------
+
+KEPT = Path(__file__).resolve().parents[2] / "docs" / "reproductions"  # in a checkout
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        Argument(metavar="[NAME]...", help="Reproductions, or claims files of your own."),
+    ] = None,
+    every: Annotated[bool, Option("--all", help="All that are no networks.")] = False,
+    networks: Annotated[
+        bool, Option("--networks", help="Run those that train networks, too: hours.")
+    ] = False,
+    full: Annotated[bool, Option("--full", help="At the published scale.")] = False,
+    no_run: Annotated[
+        bool, Option("--no-run", help="Judge the results that are there, run nothing.")
+    ] = False,
+    details: Annotated[bool, Option("--details", help="Show every comparison.")] = False,
+    out: Annotated[
+        Path, Option("--out", metavar="DIR", help="Where results go.")
+    ] = shared.RESULTS_FOLDER / "paper",
+    page: Annotated[
+        Path | None, Option(metavar="FILE.md", help="Write what came out as a page, with figures.")
+    ] = None,
+    inline: shared.Inline = False,
+    address: shared.Address = None,
+) -> None:
+    """Run published results again and judge each claim.
+
+    A claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures. Without a name, lists what there is. Interrupted, the same command goes on. Networks run where
+    --networks is given; else their kept results are judged. Exit code 1 if a claim DISAGREES or a
+    cell failed.
+    """
+    from raybench.reproduce import catalogue, find, judge
+    from raybench.reproduce.evidence import keep, kept, of_folder
+    from raybench.reproduce.judge import DISAGREES, WORDS, totals
+    from raybench.store.status import status_of
+
+    if not (names or every):
+        _list()
+        return
+    if names and every:
+        raise InputError.of("--all", "stands beside names", "give names, or --all")
+    judged, wrong = [], False
+    for what in [find(name) for name in names or catalogue()]:
+        folder = out / (f"{what.name}-full" if full else what.name)
+        if not no_run and (networks or what.kind == "convex"):
+            _run(what, folder, full, inline, address)
+        here = of_folder(folder)
+        if here is not None and what.sweep is not None and status_of(folder).missing:
+            note(f"{what.name}: its sweep has not ended, what is there is judged")
+        evidence = here if here is not None or full else kept(what, KEPT)
+        verdicts = judge(what, evidence)
+        _tell(what, verdicts, evidence, details)
+        failed = 0
+        if evidence is not None and not evidence.curves.empty:
+            failed = int((evidence.cells["status"] == "failed").sum())
+        if failed:
+            more = f": raybench status {folder}" if here is not None else ""
+            note(f"{what.name}: {failed} cells failed{more}")
+        wrong = wrong or failed > 0 or any(verdict.word == DISAGREES for verdict in verdicts)
+        judged.append((what, verdicts, evidence))
+        if page is not None and here is not None:
+            keep(what, here, page.with_suffix(""))
+    every_verdict = [verdict for _, verdicts, _ in judged for verdict in verdicts]
+    for kind in ("published", "own"):
+        counts = zip(totals(every_verdict, kind == "published"), WORDS, strict=True)
+        print(f"{kind}: {', '.join(f'{count} {word}' for count, word in counts)}")
+    if page is not None:
+        from raybench.reproduce.page import Judged, write
+
+        print(*write([Judged(*parts) for parts in judged], page), sep="\n")
+    raise typer.Exit(int(wrong))
+
+
+def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: str | None) -> None:
+    """Run what the folder lacks; leave with its exit code where that is interrupted."""
+    import raybench
+    from raybench.reproduce.evidence import measured
+
+    note(f"{what.name}: {what.title}")
+    if what.sweep is None:
+        assert what.script is not None, "a claims file without either is refused"
+        measured(what.script, folder, full)
+        return
+    sets = what.full if full else ()
+    outcome = raybench.sweep(what.sweep, folder, sets=sets, inline=inline, address=address)
+    if outcome.interrupted:
+        note("interrupted: the same command goes on")
+        raise typer.Exit(outcome.exit_code)
+
+
+def _tell(
+    what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None, details: bool
+) -> None:
+    """Print the verdicts of a reproduction, with their figures."""
+    from rich.text import Text
+
+    from raybench.reproduce.judge import AGREES, DISAGREES, measured_words
+    from raybench.reproduce.judge import details as lines_of
+
+    styles = {AGREES: "green", DISAGREES: "bold red"}
+    screen = Screen()
+    origin = f" (judged on {evidence.origin})" if evidence is not None else ""
+    screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
+    rows = []
+    for verdict in verdicts:
+        lines = [verdict.claim.says, measured_words(verdict), *lines_of(verdict, details)]
+        if verdict.word == DISAGREES and verdict.claim.likely:
+            lines.append(f"likely: {verdict.claim.likely.strip()}")
+        word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))
+        kind = "published" if verdict.claim.published else "own"
+        rows.append((word, kind, verdict.claim.name, Text("\n".join(lines))))
+    table = listing(("", "", "claim", "measured"), rows, fold="measured")
+    table.show_header = False
+    screen.print(table)
+
+
+def _list() -> None:
+    """Print which reproductions there are."""
+    from raybench.reproduce import catalogue, find
+
+    kinds = [(name, find(name)) for name in catalogue()]
+    rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in kinds]
+    Screen().print(listing(("name", "kind", "what"), rows, fold="what"))

@@ -176,17 +176,19 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
         basis = what.get(str(resolved.basis), str(resolved.basis))
         step += f"  ({row['step_size'] / row['theory_step']:.4g} x {basis})"
     best = words.number(row["best_grad_norm_sq"])
-    rows: list[tuple[str, object]] = [
+    accuracy = "" if math.isnan(row["accuracy"]) else words.number(row["accuracy"], 4)
+    already = "  (was there already: --fresh runs it again)" if before else ""
+    rows = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),
         ("‖∇f‖²", f"{words.number(row['grad_norm_sq'])}  (best {best})"),
         ("f", words.number(row["loss"], 8)),
+        ("accuracy", accuracy),
+        ("up", f"{sent('up')} per client"),
+        ("down", sent("down")),
+        ("saved in", folder + already),
+        ("next", f"raybench report {folder}"),
     ]
-    if not math.isnan(row["accuracy"]):
-        rows.append(("accuracy", words.number(row["accuracy"], 4)))
-    already = "  (was there already: --fresh runs it again)" if before else ""
-    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
-    rows += [("saved in", folder + already), ("next", f"raybench report {folder}")]
     out.print(pairs(rows))
 
 
@@ -295,15 +297,16 @@ def close(outcome: Outcome, file: str) -> None:
     out.print(report.table(results))
     _why(out, outcome)
     said = firmness(results)
-    rows: list[tuple[str, object]] = [
-        *([("order", f"{doubted(results, said)}: raybench audit {folder}")] if said else []),
-        ("report", str(report.html(results, firm=said))),
-        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
-    ]
     command = f"raybench plot {folder}"
     if counts.get("missing") or counts.get("failed"):
         command = f"raybench sweep {file}" + ("" if counts.get("missing") else " --retry-failed")
-    out.print(pairs([*rows, ("next", Text(command, style="bold"))], indent=0))
+    rows = [
+        ("order", f"{doubted(results, said)}: raybench audit {folder}" if said else ""),
+        ("report", report.html(results, firm=said)),
+        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
+        ("next", Text(command, style="bold")),
+    ]
+    out.print(pairs(rows, indent=0))
 
 
 def _why(out: Screen, outcome: Outcome) -> None:

@@ -161,20 +161,18 @@ def typed_clock(text: str) -> dict[str, Any]:
 
 def reading(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make."""
-    names = inspect.signature(reading_options).parameters.keys()
+    options = inspect.signature(reading_options, eval_str=True).parameters
 
     @functools.wraps(verb)
-    def with_options(**options: Any) -> None:
-        read = reading_options(**{name: options.pop(name) for name in names})
-        verb(read=read, **options)
+    def with_options(**values: Any) -> None:
+        read = reading_options(**{name: values.pop(name) for name in options})
+        verb(read=read, **values)
 
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-        if parameter.name == "read":
-            options = inspect.signature(reading_options, eval_str=True)
-            parameters += options.parameters.values()
-        else:
-            parameters.append(parameter)
+    parameters = [
+        parameter
+        for name, declared in inspect.signature(verb, eval_str=True).parameters.items()
+        for parameter in (options.values() if name == "read" else [declared])
+    ]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
@@ -210,13 +208,13 @@ class Screen:
         elif "COLUMNS" not in os.environ:
             self.console.width = WIDTH_IN_A_PIPE
 
-    def print(self, *things: object) -> None:
+    def print(self, *things: object, style: str | None = None) -> None:
         """Print texts and tables."""
         if self.console.is_terminal:
-            self.console.print(*things)
+            self.console.print(*things, style=style)
             return
         with self.console.capture() as capture:
-            self.console.print(*things)
+            self.console.print(*things, style=style)
         lines = capture.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 
@@ -224,21 +222,17 @@ class Screen:
         """Print a bold line, and more that is not bold behind it."""
         from rich.text import Text
 
-        line = Text(text, style="bold")
-        self.print(line.append(more, style="not bold dim" if dim else "not bold"))
+        self.print(Text.assemble((text, "bold"), (more, "dim" if dim else "")))
 
     def dim(self, text: str) -> None:
         """Print what is read second."""
-        from rich.text import Text
-
-        self.print(Text(text, style="dim"))
+        self.print(text, style="dim")
 
     def set_in(self, text: str, style: str = "") -> None:
         """Print a paragraph two columns to the right, without the marks of literals."""
         from rich.padding import Padding
-        from rich.text import Text
 
-        self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
+        self.print(Padding(prose(text), (0, 0, 0, 2), style=style))
 
 
 def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
@@ -286,22 +280,22 @@ def grid(rows: Iterable[Sequence[Any]], gap: int = 3, numbers: int = 0) -> Table
     """Return rows side by side, without heads; the last ``numbers`` columns are set to the right."""
     from rich.table import Table
 
-    table, rows = Table.grid(padding=(0, gap, 0, 0)), list(rows)
-    width = len(rows[0]) if rows else 0
-    for column in range(width):
-        table.add_column(justify="right" if column >= width - numbers else "left")
+    table = Table.grid(padding=(0, gap, 0, 0))
     for row in rows:
         table.add_row(*row)
+    for column in table.columns[len(table.columns) - numbers :]:
+        column.justify = "right"
     return table
 
 
 def pairs(rows: Iterable[tuple[str, object]], indent: int = 2) -> Table:
-    """Return names and values side by side."""
+    """Return names and values side by side, but for those whose value is an empty text."""
     from rich.text import Text
 
     return grid(
         (Text(" " * indent + name, style="dim"), value if isinstance(value, Text) else str(value))
         for name, value in rows
+        if value != "" or not name
     )
 
 
@@ -311,8 +305,8 @@ def prose(text: str) -> str:
 
 
 def note(*lines: str) -> None:
-    """Print notes on standard error."""
-    for line in lines:
+    """Print notes on standard error, but for empty ones."""
+    for line in filter(None, lines):
         print(f"note: {line}", file=sys.stderr)
 
 
@@ -328,6 +322,11 @@ def complain(lines: Iterable[str]) -> None:
 def count(amount: int, word: str, several: str = "") -> str:
     """Return ``1 cell``, ``1,248 cells``; several: the plural where it is no plain s."""
     return f"{amount:,} {word if amount == 1 else several or word + 's'}"
+
+
+def digits(value: float) -> str:
+    """Return a number > 0 in three digits, all before the point where it is large: 0.0123, 1.23, 1,234."""
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
 
 
 def reasons(skipped: Mapping[Why, int], most: int = 3) -> list[tuple[str, str]]:
@@ -418,14 +417,9 @@ def new_file(key: str, path: str | Path) -> Path:
     path = Path(path).expanduser()
     if path.exists():
         raise InputError.of(key, f"{path} exists", "give another name")
-    check_folder(key, path)
-    return path
-
-
-def check_folder(key: str, path: Path) -> None:
-    """Raise InputError where there is no folder for a file."""
-    if not path.expanduser().absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise InputError.of(key, f"no folder {path.parent}", "make it first")
+    return path
 
 
 def goal(text: str | None) -> float | str | None:
@@ -435,9 +429,9 @@ def goal(text: str | None) -> float | str | None:
     try:
         value = float(text)
     except ValueError:
-        raise InputError.of("--target", f"{text!r} is no number", "a number > 0, or auto") from None
+        value = -1.0
     if not 0 < value < float("inf"):
-        raise InputError.of("--target", f"{text} is out of range", "a number > 0, or auto")
+        raise InputError.of("--target", f"{text!r} is no target", "a number > 0, or auto")
     return value
 
 

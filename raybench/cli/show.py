@@ -23,6 +23,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.registry import REQUIRED, Entry
 from raybench.core.streams import stream
+from raybench.execution.batch import Resolved
 from raybench.execution.checks import Skip
 from raybench.execution.plan import facts_of
 from raybench.execution.resolve import Resolver, problem_of
@@ -110,7 +111,8 @@ def page(
             else:
                 how = "give step_size.value, or multiples of another method's with .of"
                 out.set_in(f"no theorem: {how}")
-        if kind == "problem" and (asked or ":" in name or not _required(entry)):
+        complete = all(param.default is not REQUIRED for param in entry.params.values())
+        if kind == "problem" and (asked or ":" in name or complete):
             _constants(out, config("gd", name, dataset, _clients(name, clients), None))
 
 
@@ -124,10 +126,6 @@ def _clients(problem: str | None, clients: int | None) -> int | None:
     if number or "column" in (section.get("split") or ()):  # the column's values are the clients
         return None
     return int(sections.parse(shared.USUAL_PROBLEM, "problem")["clients"])
-
-
-def _required(entry: Entry) -> list[str]:
-    return [name for name, param in entry.params.items() if param.default is REQUIRED]
 
 
 def _describe(out: Screen, entry: Entry) -> None:
@@ -163,9 +161,8 @@ def _flowing(paragraph: str) -> str:
 
 def _needs(role: str | None, dense: bool) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
-    if dense:
-        return f"dense messages, or {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor"
-    return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
+    what = f"{'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor"
+    return f"dense messages, or {what}" if dense else words.get(role, f"needs {what}")
 
 
 def _constants(out: Screen, content: dict[str, object]) -> None:
@@ -198,40 +195,53 @@ def _steps(
     """Print the constants and the algorithm's theoretical steps under every rule."""
     _constants(out, content)
     rows: list[tuple[str, object]] = []
-    facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
+    resolver, numbers = Resolver(), {}
     for rule in RULES:
         (cell,) = spec.load({**content, "step_size": {"theory": 1, "rule": rule}}).cells
         try:
-            resolved = Resolver().resolve(cell)
+            resolved = resolver.resolve(cell)
         except Skip as why:
             rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
             continue
         steps[rule] = resolved.step_size
         rows.append((rule, number(resolved.step_size, 6)))
-        down = cell.downlink is not None
-        numbers: list[tuple[str, float | None]] = [("ω", resolved.omega), ("α", resolved.alpha)]
-        if operator is not None or down:
-            numbers += operator_numbers(Resolver().backing(cell)[1], down)
-        if operator is None and down:  # the method compresses the downlink only
-            numbers = [(n, v) for n, v in numbers if "downlink" in n]
-        numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
-        facts = [("K", resolved.k)] if resolved.k is not None else []
-        facts += [(n, number(v, 6)) for n, v in numbers if v is not None]
+        numbers = _numbers(resolved, resolver.backing(cell)[1], operator is not None)
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
-    if facts:
+    if numbers:
         out.head(f"\n  numbers, with {used}")
-        out.print(pairs(facts))
-    with_it = "" if facts or operator is None else f", with {operator}"
+        out.print(pairs(numbers.items()))
+    with_it = "" if numbers or operator is None else f", with {operator}"
     out.head(f"\n  theoretical step size by rule{with_it}")
     out.print(pairs(rows))
-    theorems, setting = Resolver().backing(cell)
+    theorems, setting = resolver.backing(cell)
     if theorems is not None:
         start = _start(cell, problem_of(cell.problem))
         basis(out, theorems, Here(setting, steps, start))
         if setting.nonsmooth and steps:
             out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
+
+
+def _numbers(resolved: Resolved, k: Setting, up: bool) -> dict[str, object]:
+    """Return what the step makes of the compressors: theta and beta, or omega of the mean; and the method's numbers.
+
+    up: whether clients compress; else only what is told of the downlink.
+    """
+    rows: dict[str, float | None] = {}
+    if up or resolved.cell.downlink is None:
+        rows |= {"ω": resolved.omega, "α": resolved.alpha}
+    if up and k.alpha is not None and k.alpha > 0:
+        theta, beta = contraction(k.alpha)
+        rows |= {"θ = 1 − √(1−α)": theta, "β = (1−α)/θ": beta}
+    if resolved.cell.downlink is not None:
+        rows["α of the downlink"] = k.down_alpha
+    if up and k.omega is not None:
+        name = "ω of the mean, one mask" if k.common_mask else "ω/n"
+        rows["A of (A, B)" if k.ab else name] = k.mean_omega
+    rows |= {n: v for n, v in resolved.params.items() if isinstance(v, int | float)}
+    first: dict[str, object] = {} if resolved.k is None else {"K": resolved.k}
+    return first | {n: number(v, 6) for n, v in rows.items() if v is not None}
 
 
 # Compressors -----------------------------------------------------------------------------------
@@ -241,7 +251,7 @@ COUNTS_SHOWN = (1, "1%", "10%")
 COUNT_CHECKED = "1%"  # the value for which the compressor is drawn and compared with its constants
 
 
-def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
+def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int) -> None:
     """Print class, constants, bits and a Monte Carlo check of a compressor in dimension d, for several K if none is given.
 
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
@@ -339,20 +349,6 @@ def pretty(formula: str) -> str:
     return text
 
 
-def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
-    """Return what the step makes of the compressor: theta and beta, or omega of the mean."""
-    rows: list[tuple[str, float]] = []
-    if setting.alpha is not None and setting.alpha > 0:
-        theta, beta = contraction(setting.alpha)
-        rows += [("θ = 1 − √(1−α)", theta), ("β = (1−α)/θ", beta)]
-    if down and setting.down_alpha is not None:
-        rows.append(("α of the downlink", setting.down_alpha))
-    if setting.omega is not None:
-        name = "ω of the mean, one mask" if setting.common_mask else "ω/n"
-        rows.append(("A of (A, B)" if setting.ab else name, setting.mean_omega))
-    return rows
-
-
 class Here(NamedTuple):
     """What a theory is asked about: its setting, the step sizes that there are by rule, a bound of f(x^0) - inf f."""
 
@@ -369,8 +365,7 @@ def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
         if backing is None:
             continue
         out.head(f"\n  {rule}")
-        same = [other for other, told_backing in told.items() if told_backing is backing]
-        if same:
+        if same := [other for other, earlier in told.items() if earlier is backing]:
             out.set_in(f"the same as {same[0]}")
             continue
         step = None if here is None else here.sizes.get(rule)
@@ -408,7 +403,7 @@ def _start(cell: Cell, problem: Problem) -> float | None:
     """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
     c = problem.constants
     least = c.f_star if c.f_star is not None else c.f_inf
-    if least is None or cell.x0 not in ("zeros", "problem"):
+    if least is None:
         return None
     x = problem.start() if cell.x0 == "problem" else torch.zeros(problem.dim, dtype=problem.dtype)
     losses = problem.oracle(x[None])[1]
@@ -423,42 +418,34 @@ def _lines(
     rate = backing.formula(k)
     if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
         return [f"γ = {number(step, 6)}"]
-    L, root = k.need("L"), math.sqrt(rate.B / rate.rho)
     times = "" if rate.scale == 1 else f"{number(rate.scale, 4)} · "
-    lines, form, ends = [], "1/L", ""
+    lines, form = [], "1/L"
     if rate.B:
-        lines.append(
-            "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
-            f"ρ = {number(rate.rho, 6)}, B = {number(rate.B, 6)}, √(B/ρ) = {number(root, 6)}"
-        )
-        form, ends = "1/(L + √(B/ρ))", f"1/({number(L, 4)} + {number(root, 4)})"
+        numbers = {"ρ": rate.rho, "B": rate.B, "√(B/ρ)": math.sqrt(rate.B / rate.rho)}
+        said = ", ".join(f"{name} = {number(value, 6)}" for name, value in numbers.items())
+        lines.append(f"E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: {said}")
+        form = "1/(L + √(B/ρ))"
     if backing.linear:
-        first = f"1/({number(L, 4)} + {number(math.sqrt(2) * root, 4)})"
         form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
-        ends = f"min{{{first}, {number(rate.rho, 4)}/(2 · {number(k.need('mu'), 4)})}}"
-    middle = f"{times}{ends} = " if ends else ""
-    lines.append(f"γ = {times}{form} = {middle}{number(step, 6)}")
-    lines.append(pretty(backing.promises))
-    return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
+    lines += [f"γ = {times}{form} = {number(step, 6)}", pretty(backing.promises)]
+    if backing.linear or start is not None:
+        lines.append(_in_words(backing, rate, step / rate.scale, k, start or 0.0))
+    return lines
 
 
-def _in_words(
-    theorem: Theorem, rate: Rate, step: float, k: Setting, start: float | None
-) -> list[str]:
+def _in_words(theorem: Theorem, rate: Rate, step: float, k: Setting, start: float) -> str:
     """Return what the inequality of the generic rule says with this problem's numbers."""
     exact = "G^0" not in theorem.promises
     noisy = "sigma" in theorem.promises and k.noise != 0
     beside = " beside the floor of the noise" if noisy else ""
-    if not theorem.linear:
-        if start is None:
-            return []
-        first = 2 * start / step
-        sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
-        return [
-            f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
-            f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
-        ]
-    shrink = step * k.need("mu")
-    rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
-    tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
-    return [f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]
+    if theorem.linear:
+        shrink = step * k.need("mu")
+        rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
+        tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
+        return f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."
+    first = 2 * start / step
+    sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
+    return (
+        f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+        f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import recorded
-from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
+from raybench.measure.payoff import ALL_TO_ALL, GATHER, GPU_KEY, REDUCE, Codecs, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED
 from raybench.spec import sections
@@ -43,21 +42,15 @@ class Candidate(Exchange):
     compressor: its short form. role: what the method needs the compressor to be. dropped: what becomes of what
     the compressor drops: ``kept`` by error feedback and sent later, ``lost``, or ``none`` where nothing is dropped.
 
-    Replayed, means over the gradients and the best times: size without the header; entries, full-width values in a
-    message; encode, error feedback included; decode, to the sum in which a message is added; error, ||C(g) - g||^2 /
-    ||g||^2, None for local steps, where only training tells; left_out, why nothing was measured.
+    Replayed, means over the gradients and the best times: size without the header; encode, error feedback included;
+    decode, to the sum in which a message is added; error, ||C(g) - g||^2 / ||g||^2, None for local steps, where only
+    training tells; left_out, why nothing was measured.
     """
 
     compressor: str
     role: Role = Role.ANY
     dropped: str = "lost"
-    entries: float = math.nan
     left_out: str = ""
-
-    @property
-    def operator(self) -> Compressor:
-        """The compressor, not yet fitted to a vector."""
-        return api.compressor(self.compressor)
 
 
 def _candidate(compressor: str, *ways: str, name: str = "", **more: Any) -> Candidate:
@@ -284,7 +277,8 @@ def replay(
 def _replayed(
     candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], limit: float
 ) -> Candidate:
-    bound = candidate.operator.bind(layout.dim, WORKERS, layout, candidate.role)
+    operator = api.compressor(candidate.compressor)
+    bound = operator.bind(layout.dim, WORKERS, layout, candidate.role)
     affordable(bound.operator, vectors[0][None], limit, "a message")
     memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
 
@@ -310,16 +304,30 @@ def _replayed(
     clock, figures = Clock(), []
     for t, x in enumerate(vector[None] for vector in vectors):
         alone = bound(x, turn(clock, x, t))
-        counts = (torch.as_tensor(n).double().mean() for n in (alone.nbytes, alone.cost.values))
-        figures.append([*map(float, counts), relative_error(alone.decode(), x)])
-    size, entries, error = map(float, np.mean(figures, axis=0))
+        size = float(torch.as_tensor(alone.nbytes).double().mean())
+        figures.append([size, relative_error(alone.decode(), x)])
+    size, error = map(float, np.mean(figures, axis=0))
     cast = candidate.compressor == "identity"
     return replace(
         candidate,
         dense=HALF * layout.dim,
         size=size,
-        entries=entries,
         encode=0.0 if cast else clock.best["encode"],
         decode=0.0 if cast else clock.best["decode"],
         error=error if candidate.every == 1 else None,
     )
+
+
+def on_gpu(rows: Iterable[Candidate], codecs: Codecs, d: int) -> list[Candidate]:
+    """Return candidates with a GPU's times for d numbers; one that it has no times of is left out with a note."""
+    result = []
+    for row in rows:
+        if row.left_out:
+            result.append(row)
+        elif row.compressor not in codecs.times:
+            result.append(replace(row, left_out=f"{GPU_KEY} has no times of {row.compressor}"))
+        else:
+            encode, decode, feedback = codecs.at(row.compressor, d)
+            kept = feedback if row.dropped == "kept" else 0.0
+            result.append(replace(row, encode=encode + kept, decode=decode))
+    return result

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy.optimize import least_squares
+from scipy.optimize import curve_fit
 from scipy.stats import t as student
 
 from raybench.clock.links import Link, Network, all_gather, all_reduce
@@ -43,8 +44,12 @@ class Timing:
 # Timing --------------------------------------------------------------------------------------
 
 
-def exchange(what: str, size: int, transport: Distributed) -> Callable[[], object]:
-    """Return a function that exchanges ``size`` bytes of each rank; ``pair`` goes to rank 1 and back."""
+def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) -> Timing:
+    """Return the seconds of an exchange of ``size`` bytes of each rank, as the slowest rank sees them.
+
+    Each is the mean of several in a row: three, or as many as last 20 ms, after one that does not count. ``pair`` goes
+    to rank 1 and back, and counts half.
+    """
     rank = transport.rank
     data, vector = torch.zeros(size, dtype=torch.uint8), torch.zeros(max(1, size // 4))
 
@@ -54,20 +59,11 @@ def exchange(what: str, size: int, transport: Distributed) -> Callable[[], objec
             for turn in turns:
                 turn(data, 1 - rank)
 
-    return {
+    go: Callable[[], object] = {
         "pair": there_and_back,
         "gather": lambda: transport.gathered(data[None]),
         "all_reduce": lambda: dist.all_reduce(vector),
     }[what]
-
-
-def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) -> Timing:
-    """Return the seconds of an exchange, of several in a row, as the slowest rank sees them.
-
-    A row lasts 20 ms or three exchanges at least, after one that does not count. A ``pair`` counts half, as it goes
-    there and back.
-    """
-    go = exchange(what, size, transport)
     dist.barrier()
     go()
     began = time.perf_counter()
@@ -121,10 +117,8 @@ def measure_here(processes: int, repeats: int = REPEATS) -> list[Timing]:
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
     ):
         meet = f"file://{folder}/meet"
-        ranks = [
-            pool.submit(measure_joined, repeats, meet, rank, processes) for rank in range(processes)
-        ]
-        (_, times), *_ = [rank.result() for rank in ranks]
+        ranks = pool.map(partial(measure_joined, repeats, meet, size=processes), range(processes))
+        (_, times), *_ = ranks
         return times
 
 
@@ -161,28 +155,23 @@ def fit(timings: Sequence[Timing]) -> Fitted:
     Minimises sum_j rho(log(predicted_j / measured_j)) over the logarithms of latency and bandwidth, measured_j the
     median of the repeats at a size and rho(r) = 2 s^2 (sqrt(1 + (r/s)^2) - 1) with s = 0.1: squares for small errors,
     absolute values for outliers; relative errors, as times span orders of magnitude. The intervals are those of
-    Student's t with the covariance (J'J)^-1 times the mean of rho at the minimum. Raises ValueError below two sizes.
+    Student's t with the covariance (J'J)^-1 times the mean of rho at the minimum.
     """
     kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
-    if len(set(sizes)) < 2:
-        raise ValueError("two sizes at least are needed to tell latency from bandwidth")
-    measured = np.maximum([np.median(t.seconds) for t in timings], 1e-9)
+    measured = np.log(np.maximum([np.median(t.seconds) for t in timings], 1e-9))
     largest = int(np.argmax(sizes))
-    start = np.log([min(measured), max(sizes[largest], 1) / measured[largest]])
-
-    def link_at(at: np.ndarray) -> Link:
-        return Link(float(np.exp(at[0])), float(np.exp(at[1])))
-
-    def errors(at: np.ndarray) -> np.ndarray:
-        seconds = expected(kind, link_at(at), n, sizes)
-        return np.log(np.maximum(seconds, 1e-12) / measured)
-
+    start = [min(measured), np.log(sizes[largest]) - measured[largest]]
     bounds = (np.log([1e-9, 1.0]), np.log([1e4, 1e15]))
-    best = least_squares(errors, start, loss="soft_l1", f_scale=OUTLYING, bounds=bounds)
-    freedom = max(1, len(timings) - 2)
-    covariance = np.linalg.pinv(best.jac.T @ best.jac) * 2 * best.cost / freedom
-    spread = student.ppf(0.975, freedom) * np.sqrt(np.diag(covariance))
-    low, high = (np.exp(np.clip(best.x + sign * spread, *bounds)) for sign in (-1, 1))
-    latency, bandwidth = ((float(a), float(b)) for a, b in zip(low, high, strict=True))
-    misfit = float(np.median(np.abs(np.expm1(errors(best.x)))))
-    return Fitted(link_at(best.x), latency, bandwidth, misfit)
+
+    def predicted(sizes: np.ndarray, latency: float, bandwidth: float) -> np.ndarray:
+        link = Link(float(np.exp(latency)), float(np.exp(bandwidth)))
+        return np.log(np.maximum(expected(kind, link, n, sizes), 1e-12))
+
+    best, covariance = curve_fit(
+        predicted, sizes, measured, start, bounds=bounds, loss="soft_l1", f_scale=OUTLYING
+    )
+    spread = student.ppf(0.975, len(timings) - 2) * np.sqrt(np.diag(covariance))
+    low, high = (np.exp(np.clip(best + sign * spread, *bounds)) for sign in (-1, 1))
+    latency, bandwidth = zip(low.tolist(), high.tolist(), strict=True)
+    misfit = float(np.median(np.abs(np.expm1(predicted(sizes, *best) - measured))))
+    return Fitted(Link(*np.exp(best).tolist()), latency, bandwidth, misfit)

@@ -22,15 +22,18 @@ distributed training systems, MLSys 2022 (the baseline with overlap, and the sum
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import brentq
 
 from raybench.clock.links import Network, all_gather, all_reduce, overlapped, server, two_shot
+from raybench.core.errors import InputError
 
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)
@@ -154,14 +157,6 @@ def case_of(
     return Case(n, link, network, step_of(baseline, network, n, compute), verdicts)
 
 
-def sparse_share(n: int, entry_bytes: float) -> float:
-    """Return 4/(c n): the share k/d below which gathered entries of c bytes are fewer than a ring's in 16 bits.
-
-    1 at most: a share cannot be larger.
-    """
-    return min(1.0, 4 / (entry_bytes * n))
-
-
 @lru_cache(maxsize=2**14)  # all methods on a network ask for the baseline at the same bandwidths
 def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> Step:
     """Return the step of n workers on a network, by the fastest of the exchange's collectives."""
@@ -232,3 +227,48 @@ def verdict(
     faster = (base.seconds / step.seconds, base.seconds / least.seconds)
     limits = (break_even(partial(at, x), partial(at, baseline), WORTH) for x in (exchange, free))
     return Verdict(exchange, step, *faster, *limits)
+
+
+# Codecs of a GPU -----------------------------------------------------------------------------
+
+GPU_FORMAT = "raybench gpu 1"
+GPU_COLUMNS = ("numbers", "encode", "decode", "feedback")
+GPU_KEY = "--gpu"
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """A GPU's name, and by compressor (numbers, seconds to encode, to decode, of error feedback), smallest first."""
+
+    device: str
+    times: dict[str, list[tuple[float, ...]]]
+
+    def at(self, compressor: str, d: int) -> tuple[float, ...]:
+        """Return the seconds for d numbers: between two sizes along a power of d, beyond them in proportion."""
+        sizes, *times = np.log(self.times[compressor]).T
+        beyond = max(1.0, d / math.exp(sizes[-1]))
+        return tuple(beyond * math.exp(np.interp(math.log(d), sizes, row)) for row in times)
+
+
+def gpu_codecs(path: str) -> Codecs:
+    """Return the times in a file of ``benchmarks/gpu.py``. Raises InputError for any other file."""
+    times: dict[str, list[tuple[float, ...]]] = {}
+    try:
+        document = json.loads(Path(path).read_text("utf-8"))
+        if document["format"] != GPU_FORMAT:
+            raise ValueError(f"its format is not {GPU_FORMAT!r}")
+        for row in document["parts"]["codecs"]["rows"]:
+            if "said" in row or row["compressor"] == "copy":
+                continue
+            figures = tuple(float(row[key]) for key in GPU_COLUMNS)
+            if not all(0 < figure < math.inf for figure in figures):
+                raise ValueError(f"a time of {row['compressor']} is no number > 0")
+            times.setdefault(str(row["compressor"]), []).append(figures)
+        device = str(document["machine"]["device"])
+        if not times:
+            raise ValueError("it has no times of codecs")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        fix = "a gpu.json that benchmarks/gpu.py wrote"
+        raise InputError.of(GPU_KEY, f"{path} is not read: {what}", fix) from None
+    return Codecs(device, {name: sorted(rows) for name, rows in times.items()})

@@ -143,11 +143,10 @@ def measure(
 ) -> pd.DataFrame:
     """Return one row per family of vectors (draws, d) and compressor.
 
-    error: mean of ||C(x) - x||^2 / ||x||^2, error_se its standard error. error_scaled: of factor C(x),
-    the factor that makes it contractive (``Compressor.b3``); bound: 1 - 1/delta, what theory allows
-    there. error_best: of the best factor for each x, 1 - cos^2. Counts, bits (full-width values of
-    32 bits, indices as packed) and bytes as packed are means per vector;
-    bits_per_coordinate and wire_per_coordinate (8 bytes/d) the same per coordinate.
+    error: mean of ||C(x) - x||^2 / ||x||^2, error_se its standard error. error_best: of the best
+    factor for each x, 1 - cos^2. Counts, bits (full-width values of 32 bits, indices as packed) and
+    bytes as packed are means per vector; bits_per_coordinate and wire_per_coordinate (8 bytes/d) the
+    same per coordinate.
     """
     pairs = [(curve, text) for curve, texts in operators.items() for text in texts]
     return pd.DataFrame(
@@ -162,29 +161,20 @@ def _figures(text: str, x: Tensor, seed: int) -> dict[str, Any]:
     op = api.compressor(text).bind(d).operator
     message = op.compress(x, stream(seed).fold("study compressors").each(range(draws)))
     value, x = message.decode().double(), x.double()
-    delta, factor = op.b3(d) or (math.nan, 1.0)
     along, square = (value * x).sum(-1), value.square().sum(-1)
     errors = {
         "error": relative_error(value, x),
-        "error_scaled": relative_error(factor * value, x),
         "error_best": 1 - (along.square() / (square * x.square().sum(-1))).nan_to_num(0.0),
     }
     counts = {**message.cost._asdict(), "bits": message.bits, "bytes": message.nbytes}
     means = {name: float(torch.as_tensor(n).double().mean()) for name, n in counts.items()}
-    row: dict[str, Any] = {"d": d, "draws": draws}
+    row: dict[str, Any] = {"d": d, "draws": draws, **means}
     for name, error in errors.items():
         row[name] = float(error.mean())
         row[f"{name}_se"] = float(error.std()) / math.sqrt(draws) if draws > 1 else math.nan
-    return {
-        **row,
-        "factor": factor,
-        "bound": 1 - 1 / delta,
-        "omega": op.omega(d),
-        "alpha": op.alpha(d),
-        **means,
-        "bits_per_coordinate": means["bits"] / d,
-        "wire_per_coordinate": 8 * means["bytes"] / d,
-    }
+    row["bits_per_coordinate"] = means["bits"] / d
+    row["wire_per_coordinate"] = 8 * means["bytes"] / d
+    return row
 
 
 def compressors(

@@ -129,9 +129,14 @@ def measure(
         message, data = lap(name, op, 0)
         size = int(torch.as_tensor(message.nbytes).expand(message.lead).sum())
         bits = int(message.bits.sum())
-        rows[name] |= {"error": relative_error(buffer, x), "bytes": size, "packed": len(data)}
-        rows[name] |= {"bits": bits, "bits_each": bits / x.numel()}
-        rows[name]["of_dense"] = size / (x.numel() * x.element_size())
+        rows[name] |= {
+            "error": relative_error(buffer, x),
+            "bytes": size,
+            "packed": len(data),
+            "bits": bits,
+            "bits_each": bits / x.numel(),
+            "of_dense": size / x.nbytes,
+        }
         fitted[name] = op
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
     spent = dict.fromkeys(fitted, 0.0)
