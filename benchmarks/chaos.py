@@ -217,7 +217,8 @@ def disturb(mode: str, kills: int, chance: random.Random, folder: Path, tally: T
         out = folder / f"disturbed-{number}"
         number += 1
         left -= _until_done(mode, min(left, MOST_PER_SWEEP), chance, file, out, tally)
-        tally.wrong += [f"{mode}, {out}: {what}" for what in differences(out, undisturbed)]
+        if not tally.wrong:
+            tally.wrong += [f"{mode}, {out}: {what}" for what in differences(out, undisturbed)]
         if not tally.wrong:
             shutil.rmtree(out)
 

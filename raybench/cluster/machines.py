@@ -171,10 +171,8 @@ def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> st
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
     kind = "own" if cluster.hosts else "rented"
     words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
-    return (
-        f"f=$(mktemp) && echo {script} | base64 -d >$f && sh $f take {shlex.join(words)}; c=$?; rm -f $f; "
-        '[ "$c" = 0 ] || exit "$c"'
-    )
+    take = f"sh $f take {shlex.join(words)}"
+    return f"(f=$(mktemp) && echo {script} | base64 -d >$f && {take}; c=$?; rm -f $f; exit $c)"
 
 
 def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: float) -> None:

@@ -13,13 +13,14 @@ import re
 import shutil
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, Notice
 from raybench.store.files import Local
 
 STATES = ("up", "submitted", "running", "fetched", "down")
@@ -138,7 +139,12 @@ def noted(folder: Path) -> dict[str, Any]:
 
 def begun() -> list[tuple[str, dict[str, Any]]]:
     """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached)."""
-    rows = [(folder.name, noted(folder)) for folder in launches().glob("*")]
+    rows = []
+    for folder in launches().glob("*"):
+        try:
+            rows.append((folder.name, noted(folder)))
+        except InputError as error:  # one that is damaged hides no other
+            warnings.warn(Notice(str(error)), stacklevel=2)
     # without facts it was killed before anything was ordered
     return sorted((row for row in rows if row[1]), key=lambda row: row[1]["began"])
 
@@ -150,7 +156,7 @@ def money(amount: float, currency: str) -> str:
 
 def spent(facts: Mapping[str, Any]) -> str:
     """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
-    if facts["per_hour"] is None:
+    if math.isinf(facts["per_hour"]):
         return "unknown"
     ended = facts["reached"].get("down", {}).get("at", math.inf)
     over = min(time.time(), facts["deadline"], ended)

@@ -31,7 +31,6 @@ ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whet
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
 GONE_SECONDS = 90.0  # that a provider may take to forget a node
-OVER = 1  # exit code of a sweep whose hours are over
 
 
 def order(
@@ -64,8 +63,7 @@ def order(
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
-    per_hour = cost.per_hour if math.isfinite(cost.per_hour) else None
-    facts |= {"per_hour": per_hour, "currency": cluster.currency}
+    facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
 
@@ -180,7 +178,7 @@ class Steps:
                     time.sleep(LOOK_EVERY)
         if code is None:
             tell("the hours of this launch are over")
-            code = OVER
+            code = 1
         self._come_home(head)
         self.launch.reach("fetched", code=code)
         return code
