@@ -324,9 +324,9 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"cannot read {damaged}" in " ".join(listed.err.split())
     assert re.search(r"one +up +at most 1\.00 EUR +20\d\d-\d\d-\d\d \d\d:\d\d", said)
     assert re.search(rf"{third_key} +three +ordered", said)
-    with pytest.warns(Notice, match="cannot read"):
-        assert Launch.of("one").results == first.results
-        assert Launch.of(third_key).results == third.results, "its folder is gone, its cluster not"
+    for name, record in (("one", first), (third_key, third)):  # its cluster may be up all the same
+        with pytest.warns(Notice, match="cannot read"):
+            assert Launch.of(name).results == record.results
 
 
 # -- what travels ------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def wheel(folder: Path) -> Path:
     return target
 
 
-# What it is given ----------------------------------------------------------------------------
+# What Ray's launcher is given ----------------------------------------------------------------------
 
 
 def token(cluster: ClusterFile) -> str:
@@ -172,7 +172,7 @@ def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> st
     kind = "own" if cluster.hosts else "rented"
     words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
     take = f"sh $f take {shlex.join(words)}"
-    return f"(f=$(mktemp) && echo {script} | base64 -d >$f && {take}; c=$?; rm -f $f; exit $c)"
+    return f"f=$(mktemp) && echo {script} | base64 -d >$f && {take}; c=$?; rm -f $f; (exit $c)"
 
 
 def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: float) -> None:
@@ -194,7 +194,7 @@ def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: f
     config["worker_start_ray_commands"].append(serve)
     for node in config["available_node_types"].values():
         _tell_provider(cluster, node["node_config"], deadline)
-    (folder / CONFIG).write_text(json.dumps(config, indent=1))  # which is YAML as well
+    (folder / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False))  # YAML, too
 
 
 def _tell_provider(cluster: ClusterFile, node: dict[str, Any], deadline: float) -> None:
@@ -224,7 +224,7 @@ def _tell_provider(cluster: ClusterFile, node: dict[str, Any], deadline: float) 
         node["scheduling"]["maxRunDuration"] = {"seconds": str(seconds)}
 
 
-# The program ---------------------------------------------------------------------------------
+# Ray's launcher -------------------------------------------------------------------------------------
 
 
 def ray(verb: str, folder: Path) -> Any:
