@@ -475,7 +475,9 @@ class Leased:
     ) -> subprocess.CompletedProcess[str]:
         """Let a launch take it."""
         deadline = time.time() + hours * 3600
-        return self.run(machines.taking(self.cluster, launch, deadline, owner), check=False)
+        take = machines.taking(self.cluster, launch, deadline, owner)
+        assert take[0] != "(", "Ray puts one around it, and two begin arithmetic"
+        return self.run(take, check=False)
 
     def lease(self, words: str) -> int:
         """Call its lease, and return the exit code."""
