@@ -35,12 +35,8 @@ HERE = Path(__file__).resolve().parent.parent
 PROBLEMS: dict[str, dict[str, Any]] = {
     "logistic d=30": {"name": "logistic", "dataset": "breast_cancer", "clients": 20},
     "tridiagonal d=1,000": {"name": "tridiagonal", "dim": 1000, "clients": 10},
-    "tridiagonal d=100,000": {
-        "name": "tridiagonal",
-        "dim": 100_000,
-        "clients": 4,
-        "dtype": "float32",
-    },
+    "tridiagonal d=100,000": {"name": "tridiagonal", "dim": 100_000, "clients": 4}
+    | {"dtype": "float32"},
     "matrix 24 x 16": {"name": "quadratic", "shape": [[24, 16]], "clients": 4},
     **{
         f"network {model}": {"name": "network", "model": model, "dataset": "digits", "clients": 4}
@@ -51,27 +47,16 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 Times = tuple[float, float, float]
 TURN = 0.02  # seconds
 FEWEST, MOST, BUDGET = 5, 40, 4.0  # turns of each side, and the seconds they should not exceed
-SPARSE = [
-    *("top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%", "perm_k", "lazy"),
-    *("rand_k:k=10%,mask=common", "random_sparsification:p=0.1", "dgc:k=1%", "l1_sampling"),
-    *("dgc:k=10%,truncate=random", "block_top_k:k=1,block=10", "pos_neg_top_k:k=5", "wangni:k=10%"),
-    *("block_top_k:k=1,block=10,form=blocks", "pos_neg_top_k:k=10%,values=means"),
-    *("adaptive_threshold", "adaptive_threshold:rule=energy", "adaptive_threshold:rule=percentile"),
-    *("hard_threshold:threshold=0.001", "adaptive_sparsification"),
-]
-QUANTISED = ["natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign"]
-ROUNDED = ["exponential_rounding", "stochastic_rounding", "fp16", "bf16", "int8", "nf4", "mxfp8"]
-COMPOSED = ["chain", "two_shot", "induced", "optimal_rescale", "top_k_natural:k=10%"]
-VECTORS = [
-    "identity",
-    *SPARSE,
-    *QUANTISED,
-    "one_bit",
-    *ROUNDED,
-    "mxfp4",
-    *COMPOSED,
-    "entropy_coded",
-]
+FORMS = """
+identity top_k:k=1% top_k:k=5% top_k:k=10% rtop_k:k=10% rand_k:k=1% perm_k lazy rand_k:k=10%,mask=common
+random_sparsification:p=0.1 dgc:k=1% l1_sampling dgc:k=10%,truncate=random block_top_k:k=1,block=10
+pos_neg_top_k:k=5 wangni:k=10% block_top_k:k=1,block=10,form=blocks pos_neg_top_k:k=10%,values=means
+adaptive_threshold adaptive_threshold:rule=energy adaptive_threshold:rule=percentile
+hard_threshold:threshold=0.001 adaptive_sparsification natural dithering natural_dithering qsgd terngrad
+scaled_sign one_bit exponential_rounding stochastic_rounding fp16 bf16 int8 nf4 mxfp8 mxfp4 chain two_shot
+induced optimal_rescale top_k_natural:k=10% entropy_coded
+"""
+VECTORS = FORMS.split()
 MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]
 OPERATORS = {"matrix": MATRICES, "network": ["top_k:k=5%"]}  # of these problems; others: VECTORS
 
@@ -191,13 +176,9 @@ class Worker:
     def __init__(self, checkout: Path, threads: int, *flags: str) -> None:
         env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", *flags],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+            [sys.executable, __file__, "--serve", *flags], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         if hasattr(os, "sched_setaffinity"):  # both on the same cores, which may differ in speed
             os.sched_setaffinity(self.process.pid, sorted(os.sched_getaffinity(0))[:threads])
 

@@ -1,17 +1,33 @@
-"""Kills at random: workers, raylet and driver of sweeps at work, which are then resumed and compared.
+"""Is anything lost when processes are killed, or disks fail? Sweeps are disturbed, run again, and compared.
 
     python benchmarks/chaos.py --kills 100 --seed 0
+    python benchmarks/chaos.py --disk 1000
 
-Each sweep is run once undisturbed. Then the same command is run over and over, and of its processes one
-after the other is killed by SIGKILL at a moment drawn from the seed, until so many kills are done; the last
-command is let be. What is in the folder afterwards is compared with the undisturbed run, on the Parquet files
-as any reader sees them: every cell once, every round of its curve once, every value the same bit for bit, but
-for seconds. Prints a table of what was killed and what happened. Exit code 1 if anything was lost or differs.
+The floor is the same sweep undisturbed. What is in a folder afterwards is compared with it on the Parquet files as any
+reader sees them: every cell once, every round of its curve once, every value the same bit for bit, but for what depends
+on the clock. Exit code 1 if anything was lost or differs.
+
+``--kills``: the same command is run over and over, and of its processes (workers, raylet, driver) one after the other is
+killed by SIGKILL at a moment drawn from the seed, until so many kills are done; the last command is let be. Prints a table
+of what was killed and what happened.
+
+``--disk``: the story is a sweep whose cells fail, and its extension that runs them again. A run without faults counts
+what it does to the disk: each folder made, file written, renamed, removed or synced. Then the story is told so many
+times with one fault each:
+
+    full     from then on every write and every new folder fails with ENOSPC, half of the data written
+    broken   that one operation fails with EIO
+    crash    the process dies there, and the power fails: of what was not synced any part may be lost
+
+What was committed before the fault must be there after it. Then the same commands run on a sound disk, after which
+``raybench verify`` must find nothing either.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import random
 import shutil
@@ -20,14 +36,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import psutil
-import pyarrow.dataset
 
+import raybench
+from raybench.core.errors import FolderLost
 from raybench.runtime import leftovers
+from raybench.store import Store, log
+from raybench.store.files import Disk, open_folder
+from raybench.store.log import verified
 
 SWEEP = """
 name: chaos
@@ -48,10 +70,29 @@ VICTIMS = {  # what a process's command line contains, and how often such a one 
     "control store": (("/gcs/gcs_server",), 1),
     "driver": ((), 3),
 }
+MOST_PER_SWEEP = 12  # kills
 SHARE_AT_START = 0.2  # of the kills fall while Ray is starting
 LONGEST_WAIT = 8.0  # seconds of work before a kill, at most
 PATIENCE = 1800.0  # seconds for a sweep after its last kill: several minutes where other work takes the cores
 SOON = 5.0  # seconds after which nothing of a driver may be left
+CLOCK = (
+    "seconds",
+    "started",
+    "attempts",
+    "batch",
+    "peak",
+)  # columns that begin so depend on the clock
+KINDS = ("full", "broken", "crash")
+FIRST = {
+    "name": "faults",
+    "problem": {"name": "quadratic", "dim": 5, "clients": 2},
+    "algorithm": ["gd", "ef21"],
+    "compressor": [{"name": "top_k", "k": 1}],
+    "step_size": {"theory": [1, 2]},
+    "rounds": 20,
+    "timeout": 1e-9,
+}
+SECOND = {**{k: v for k, v in FIRST.items() if k != "timeout"}, "seed": [0, 1]}
 
 
 @dataclass
@@ -62,29 +103,17 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     slowest_end: float = 0.0  # seconds until the last process of a command was gone
 
-    @property
-    def kills(self) -> int:
-        """Return the number of kills."""
-        return self.happened.total()
 
-    def text(self) -> str:
-        """Return the table for people."""
-        rows = [(*key, times) for key, times in sorted(self.happened.items())]
-        heads = ["mode", "killed", "when", "what happened", "times"]
-        return pd.DataFrame(rows, columns=heads).to_string(index=False)
-
-
-def written(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the cells and the curves of a folder as they lie there, in order, without seconds and places."""
-    cells, curves = (
-        pyarrow.dataset.dataset(folder / part, format="parquet").to_table().to_pandas()
-        for part in ("cells", "curves")
-    )
-    kept = ["cell", "status", "rounds", "loss", "grad_norm_sq", "bits_up", "bits_down"]
-    times = [name for name in curves if name.startswith("seconds")]
-    cells = cells[kept].sort_values(kept, ignore_index=True)
-    order = ["cell", "round", "loss"]
-    return cells, curves.drop(columns=times).sort_values(order, ignore_index=True)
+def written(folder: Path) -> list[pd.DataFrame]:
+    """Return the cells and the curves of a folder as they lie there, in order, without what depends on the clock."""
+    result = []
+    for part, keys in (("cells", ["cell"]), ("curves", ["cell", "round"])):
+        table = pd.read_parquet(folder / part)
+        table = table.drop(columns=[name for name in table if name.startswith(CLOCK)])
+        if "extra" in table:
+            table["extra"] = table["extra"].map(lambda m: sorted(dict(m or []).items()))
+        result.append(table.sort_values(keys, ignore_index=True))
+    return result
 
 
 def differences(folder: Path, undisturbed: Path) -> list[str]:
@@ -171,15 +200,8 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-def disturb(
-    mode: str,
-    kills: int,
-    chance: random.Random,
-    folder: Path,
-    tally: Tally,
-    most_per_sweep: int = 12,
-) -> None:
-    """Run a mode's sweep with so many kills in all, anew after ``most_per_sweep`` of them; compare."""
+def disturb(mode: str, kills: int, chance: random.Random, folder: Path, tally: Tally) -> None:
+    """Run a mode's sweep with so many kills in all, anew after ``MOST_PER_SWEEP`` of them; compare."""
     folder.mkdir(parents=True)
     file = folder / "sweep.yaml"
     text = SWEEP.replace("MODE", mode).replace("WORKERS", str(WORKERS[mode]))
@@ -194,8 +216,9 @@ def disturb(
     while left > 0 and not tally.wrong:
         out = folder / f"disturbed-{number}"
         number += 1
-        left -= _until_done(mode, min(left, most_per_sweep), chance, file, out, tally)
-        tally.wrong += [f"{mode}, {out}: {what}" for what in differences(out, undisturbed)]
+        left -= _until_done(mode, min(left, MOST_PER_SWEEP), chance, file, out, tally)
+        if not tally.wrong:
+            tally.wrong += [f"{mode}, {out}: {what}" for what in differences(out, undisturbed)]
         if not tally.wrong:
             shutil.rmtree(out)
 
@@ -213,7 +236,8 @@ def _until_done(
                 break
             tally.happened[happened] += 1
             done += 1
-            print(f"{tally.kills:4}  {'  '.join(happened)}", file=sys.stderr, flush=True)
+            number = f"{tally.happened.total():4}"
+            print(f"{number}  {'  '.join(happened)}", file=sys.stderr, flush=True)
         if not command.wait(PATIENCE):
             tally.wrong.append(f"{mode}: a command hangs, {file.parent / 'log.txt'}")
             command.driver.kill()
@@ -255,13 +279,156 @@ def _kill_one(
     return mode, kind, when, said
 
 
-def chaos(kills: int, seed: int, modes: tuple[str, ...], folder: Path) -> Tally:
-    """Do so many kills, shared out evenly over the modes; return what happened."""
-    tally, chance = Tally(), random.Random(seed)
-    for j, mode in enumerate(modes):
-        share = kills // len(modes) + (j < kills % len(modes))
-        disturb(mode, share, chance, folder / mode, tally)
-    return tally
+# Disks that fail -------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process is dead: nothing may catch this."""
+
+
+class FaultyDisk(Disk):
+    """A disk that does as told until its operation number ``at``, and then fails as ``kind`` says."""
+
+    def __init__(self, at: int = -1, kind: str = "", seed: int = 0) -> None:
+        self.at, self.kind, self.done = at, kind, 0
+        self.rng = random.Random(seed)
+        self.unsynced: list[tuple[Path, Callable[[], None]]] = []  # a folder, and how to undo
+
+    def _next(self, needs_room: bool) -> None:
+        self.done += 1
+        if self.done < self.at or self.at < 0:
+            return
+        if self.kind == "crash":
+            if self.done == self.at:
+                self.lose_power()
+            raise Crash
+        if self.kind == "full" and needs_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.kind == "broken" and self.done == self.at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def lose_power(self) -> None:
+        """Undo at random what was not synced, the latest first."""
+        for _, undo in reversed(self.unsynced):
+            if self.rng.random() < 0.5:
+                undo()
+        self.unsynced.clear()
+
+    def mkdir(self, folder: Path) -> None:
+        self._next(True)
+        there = folder.exists()
+        super().mkdir(folder)
+        if not there:
+            undo = lambda: shutil.rmtree(folder, ignore_errors=True)  # noqa: E731
+            self.unsynced.append((folder.parent, undo))
+
+    def write(self, path: Path, data: bytes) -> None:
+        try:
+            self._next(True)
+        except (OSError, Crash):
+            with contextlib.suppress(OSError):
+                path.write_bytes(data[: len(data) // 2])
+            raise
+        super().write(path, data)
+
+    def create(self, path: Path, data: bytes) -> bool:
+        self._next(True)
+        return super().create(path, data)
+
+    def rename(self, path: Path, goal: Path) -> None:
+        self._next(False)
+        before = goal.read_bytes() if goal.exists() else None
+        super().rename(path, goal)
+        self.unsynced.append((goal.parent, lambda: _restore(goal, before)))
+
+    def unlink(self, path: Path) -> None:
+        self._next(False)
+        before = path.read_bytes() if path.exists() else None
+        super().unlink(path)
+        self.unsynced.append((path.parent, lambda: _restore(path, before)))
+
+    def sync(self, folder: Path) -> None:
+        self._next(False)
+        super().sync(folder)
+        self.unsynced = [(place, undo) for place, undo in self.unsynced if place != folder]
+
+
+def _restore(path: Path, before: bytes | None) -> None:
+    with contextlib.suppress(FileNotFoundError):  # its folder may be lost as well
+        path.unlink() if before is None else path.write_bytes(before)
+
+
+def tell(folder: Path, disk: Disk, committed: list[str] | None = None) -> None:
+    """Run the story to its end on a disk; note the shards that it was told are committed."""
+    put = Store.put
+
+    def noting(self: Store, shard: str, curves: bytes | None, cells: bytes) -> None:
+        put(self, shard, curves, cells)
+        if committed is not None:
+            committed.append(shard)
+
+    disks = mock.patch("raybench.store.files.DISK", disk)
+    with disks, mock.patch.object(Store, "put", noting):
+        raybench.sweep(FIRST, folder, inline=True)
+        raybench.sweep(SECOND, folder, inline=True, retry_failed=True)
+
+
+def try_fault(folder: Path, disk: FaultyDisk, whole: Path) -> str:
+    """Return how the story ended on a disk. Raises AssertionError if anything was lost."""
+    committed: list[str] = []
+    try:
+        tell(folder, disk, committed)
+        ended = "went on"
+    except Crash:
+        ended = "died"
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        ended = "stopped by an error"
+    except FolderLost:
+        ended = "stopped by a lost folder"
+    if (folder / "cells").is_dir():
+        cells = pd.read_parquet(folder / "cells") if any((folder / "cells").iterdir()) else None
+        assert cells is None or cells["cell"].is_unique, "a cell stands there twice after the fault"
+    kept = {shard.name for shard in log.look(open_folder(folder), deep=True).shards}
+    assert set(committed) <= kept, f"committed and lost: {set(committed) - kept}"
+    raybench.sweep(SECOND, folder, inline=True, retry_failed=True)
+    left = [*differences(folder, whole), *verified(open_folder(folder)).findings]
+    assert not left, left
+    assert not log.doubles(log.look(open_folder(folder)))
+    return ended
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[tuple[Path, int]]:
+    """Yield a folder with the results of the story, and how much it does to a disk."""
+    with tempfile.TemporaryDirectory(prefix="raybench-faults-") as name:
+        disk = FaultyDisk()
+        tell(Path(name) / "whole", disk)
+        yield Path(name) / "whole", disk.done
+
+
+def faults(count: int, steps: int, seed: int) -> list[tuple[int, str]]:
+    """Return so many (operation, kind), every one once before any comes again, in random order."""
+    every = [(at, kind) for at in range(1, steps + 1) for kind in KINDS]
+    rng, drawn = random.Random(seed), []
+    while len(drawn) < count:
+        drawn += rng.sample(every, len(every))
+    return drawn[:count]
+
+
+def on_disks(count: int, seed: int) -> None:
+    """Try so many faults, and print what became of them."""
+    ended: Counter[tuple[str, str]] = Counter()
+    with undisturbed() as (whole, steps):
+        print(f"the story does {steps} things to the disk")
+        for j, (at, kind) in enumerate(faults(count, steps, seed)):
+            story = whole.with_name("story")
+            ended[kind, try_fault(story, FaultyDisk(at, kind, seed + j), whole)] += 1
+            shutil.rmtree(story)
+    for (kind, how), times in sorted(ended.items()):
+        print(f"{kind:8s} {how:24s} {times:6d}")
+    print(f"{sum(ended.values())} faults, nothing lost")
 
 
 def main() -> int:
@@ -270,14 +437,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=("both", *ROUNDS), default="both")
+    parser.add_argument("--disk", type=int, metavar="FAULTS", help="faults of disks, no kills")
     asked = parser.parse_args()
+    if asked.disk:
+        on_disks(asked.disk, asked.seed)
+        return 0
     modes = tuple(ROUNDS) if asked.mode == "both" else (asked.mode,)
     folder = Path(tempfile.mkdtemp(prefix="raybench-chaos-"))
-    began = time.monotonic()
-    tally = chaos(asked.kills, asked.seed, modes, folder)
-    print(tally.text())
+    began, tally, chance = time.monotonic(), Tally(), random.Random(asked.seed)
+    for j, mode in enumerate(modes):  # which share the kills evenly
+        share = asked.kills // len(modes) + (j < asked.kills % len(modes))
+        disturb(mode, share, chance, folder / mode, tally)
+    rows = [(*key, times) for key, times in sorted(tally.happened.items())]
+    heads = ["mode", "killed", "when", "what happened", "times"]
+    print(pd.DataFrame(rows, columns=heads).to_string(index=False))
     print(
-        f"{tally.kills} kills in {time.monotonic() - began:.0f} s, seed {asked.seed}: "
+        f"{tally.happened.total()} kills in {time.monotonic() - began:.0f} s, seed {asked.seed}: "
         f"{len(tally.wrong)} wrong; the last process of a command was gone after {tally.slowest_end:.1f} s at most"
     )
     for line in tally.wrong:

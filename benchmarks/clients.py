@@ -1,13 +1,18 @@
-"""What a round of many clients costs: seconds and memory against n, beside the gradients alone.
+"""What rounds of many clients, and events of asynchronous methods, cost beside the gradients alone.
 
     python benchmarks/clients.py
     python benchmarks/clients.py --methods gd ef21 marina --clients 10000 100000 --dim 1000 --rounds 3
+    python benchmarks/clients.py --events mushrooms
 
 Each method takes a few rounds of one cell on `tridiagonal`, whose data is two numbers per client, in a process of
 its own for each n. ``gradients`` is the floor: the same gradients, in blocks of the same size, added up, and
 nothing else. Seconds are the median of the rounds, those of the processor their mean; peak is by how much the
 process grows over what it was before the first round, beside what `raybench plan` says. Below each method stand the slopes
 between the least and the largest n: what one client more costs, and the exponent p of n^p that fits both.
+
+With ``--events`` 64 step sizes run in one batch on a data set of two classes, 100 clients, minibatches of 32: processor
+seconds of an event, of one call of the problem's gradient for the same client, cells and samples, and their ratio; medians
+of interleaved runs.
 """
 
 from __future__ import annotations
@@ -27,8 +32,20 @@ from processes import memory, reset_peak
 
 from raybench.core.process import tune_process
 
+tune_process()
+import torch
+
+from raybench import spec
+from raybench.core.streams import Sample
+from raybench.execution.costs import need_of
+from raybench.execution.plan import make_plan
+from raybench.testing.trial import Method, started
+
 FLOOR = "gradients"
 BYTES_OF_BLOCK = 1 << 22  # enough for threads and vector units
+CELLS, CLIENTS, BATCH, EVENTS = 64, 100, 32, 2000
+ASYNCHRONOUS = {"async_sgd": {}, "ringmaster_asgd": {"threshold": 50}}
+ASYNCHRONOUS |= {"rennala_sgd": {"collect": 20}}
 
 
 def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:
@@ -48,12 +65,6 @@ def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:
 
 def one(name: str, clients: int, dim: int, rounds: int) -> dict[str, Any]:
     """Measure a method in this process."""
-    tune_process()
-    from raybench import spec
-    from raybench.execution.costs import need_of
-    from raybench.execution.plan import make_plan
-    from raybench.testing.trial import Method, started
-
     plain = name in (FLOOR, "gd")
     compressor = None if plain else {"name": "rand_k", "k": max(1, dim // 10)}
 
@@ -73,8 +84,6 @@ def one(name: str, clients: int, dim: int, rounds: int) -> dict[str, Any]:
 
 def _gradients(run: Any) -> Callable[[], object]:
     """Return what takes the clients' gradients in blocks and adds them up."""
-    import torch
-
     problem, x = run.problem, run.s.x
     size = max(1, BYTES_OF_BLOCK // (problem.dim * problem.dtype.itemsize))
     firsts = range(0, problem.n, size)
@@ -100,23 +109,68 @@ def apart(*args: object) -> dict[str, Any]:
     return result
 
 
+def _slopes(a: dict[str, float], b: dict[str, float], few: int, many: int) -> str:
+    """Return the row of slopes: what a client more costs, and the exponent of n."""
+
+    def slope(key: str, scale: float, unit: str) -> str:
+        more = scale * (b[key] - a[key]) / (many - few)
+        power = math.log(max(b[key], 1e-9) / max(a[key], 1e-9)) / math.log(many / few)
+        return f"{more:.2f} {unit}, n^{power:.2f}"
+
+    each = [slope("seconds", 1e6, "us"), slope("processor", 1e6, "us")]
+    return " | ".join(["", "each more", *each, "", slope("peak", 1e-3, "kB"), ""])
+
+
+def events(dataset: str, runs: int) -> None:
+    """Print microseconds of an event and of a bare gradient, and their ratio."""
+    torch.set_num_threads(1)
+    problem = {"name": "logistic", "dataset": dataset, "clients": CLIENTS, "lambda": 0.1}
+    speed = {"lognormal": {"median": 1.0, "sigma": 0.5}}
+    more = {"clock": {"compute": speed, "jitter": {"exponential": 0.1}}}
+    for name, params in ASYNCHRONOUS.items():
+        params = {"batch": BATCH, **params}
+        m = Method(name, params, None, problem, step=0.01, rounds=10**6, more=more)
+        run = started(m.batch([10 ** (-j / 32) for j in range(CELLS)]), every=10**6)
+        run.advance(200)  # kernels are compiled, every client is hosted
+        alone = [run.problem.host(range(i, i + 1)) for i in range(CLIENTS)]
+        x, least = run.s.x[:, None].clone(), int(min(run.problem.samples))
+        drawn = [torch.randint(0, least, (1, 1, BATCH)) for _ in range(CLIENTS)]
+        every = [Sample.at(indices.expand(CELLS, -1, -1)) for indices in drawn]
+        for part, sample in zip(alone, every, strict=True):
+            part.grad(x, sample)
+        ours, bare = [], []
+        for _ in range(runs):
+            before, began = run.net.events.taken.sum(), process_time()
+            while run.net.events.taken.sum() - before < EVENTS:
+                run.advance(1 if name == "rennala_sgd" else 100)
+            ours.append((process_time() - began) / (run.net.events.taken.sum() - before))
+            began = process_time()
+            for j in range(EVENTS):
+                alone[j % CLIENTS].grad(x, every[j % CLIENTS])
+            bare.append((process_time() - began) / EVENTS)
+        event, gradient = 1e6 * median(ours), 1e6 * median(bare)
+        each = f"event {event:6.0f} us, bare gradient {gradient:6.0f} us"
+        print(f"{name:16} {each}, ratio {event / gradient:.2f}", flush=True)
+
+
 def main() -> None:
     """Read the arguments, measure and print the table."""
-    said = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     said.add_argument("--methods", nargs="+", default=["gd", "ef21", "diana"])
     said.add_argument("--clients", nargs="+", type=int, default=[10_000, 20_000, 40_000, 80_000])
     said.add_argument("--dim", type=int, default=2000)
-    said.add_argument("--rounds", type=int, default=5)
+    said.add_argument("--rounds", type=int, default=5, help="of a method; or runs of events")
+    said.add_argument("--events", metavar="DATASET", help="events, not rounds")
     said.add_argument("--one", help=argparse.SUPPRESS)
     args = said.parse_args()
     if args.one:
         print(json.dumps(one(*json.loads(args.one))))
         return
-    print(
-        "| method | clients | ms a round | of the processor | x gradients | peak MB | planned MB |"
-    )
+    if args.events:
+        events(args.events, args.rounds)
+        return
+    heads = "clients | ms a round | of the processor | x gradients | peak MB | planned MB"
+    print(f"| method | {heads} |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     floor: dict[int, float] = {}
     for name in [FLOOR, *args.methods]:
@@ -131,18 +185,6 @@ def main() -> None:
         few, many = min(result), max(result)
         if few < many:
             print(f"| {_slopes(result[few], result[many], few, many)} |", flush=True)
-
-
-def _slopes(a: dict[str, float], b: dict[str, float], few: int, many: int) -> str:
-    """Return the row of slopes: what a client more costs, and the exponent of n."""
-
-    def slope(key: str, scale: float, unit: str) -> str:
-        more = scale * (b[key] - a[key]) / (many - few)
-        power = math.log(max(b[key], 1e-9) / max(a[key], 1e-9)) / math.log(many / few)
-        return f"{more:.2f} {unit}, n^{power:.2f}"
-
-    each = [slope("seconds", 1e6, "us"), slope("processor", 1e6, "us")]
-    return " | ".join(["", "each more", *each, "", slope("peak", 1e-3, "kB"), ""])
 
 
 if __name__ == "__main__":

@@ -57,9 +57,7 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
 
 def main() -> None:
     """Read the arguments and compare."""
-    said = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     said.add_argument("sweeps", nargs="+")
     said.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
     given = said.parse_args()

@@ -364,11 +364,8 @@ def forge_files(count: int, seed: int, tally: Tally) -> Tally:
             data = changed(pick, honest[name], list(honest.values()))
             path = Path(folder) / f"{j}{Path(name).suffix}"
             path.write_bytes(data)
-            tally.trial(
-                f"file {j} of seed {seed}, {name}: {data[:1500]!r}",
-                len(data),
-                lambda p=path: read_file(p),  # type: ignore[misc]
-            )
+            what = f"file {j} of seed {seed}, {name}: {data[:1500]!r}"
+            tally.trial(what, len(data), lambda p=path: read_file(p))  # type: ignore[misc]
             path.unlink()
     return tally
 
@@ -422,9 +419,8 @@ def forged(pick: random.Random, folder: Path) -> str:
     if file.suffix == ".parquet" and pick.random() < 0.5:
         data = file.read_bytes()
         table = lying_table(pick, pq.read_table(pa.BufferReader(data)))
-        table = table.replace_schema_metadata(
-            {"raybench_schema": pick.choice(("3", "2", "99", "x"))}
-        )
+        version = pick.choice(("3", "2", "99", "x"))
+        table = table.replace_schema_metadata({"raybench_schema": version})
         cells, curves = (folder / part / file.name for part in ("cells", "curves"))
         if file == curves:
             pq.write_table(table, curves)
@@ -486,13 +482,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     failed = False
-    kinds = (
-        ("messages", given.messages, forge_messages),
-        ("files", given.files, forge_files),
-        ("results", given.results, forge_results),
-    )
-    for name, count, forge in kinds:
-        if count:
+    kinds = {"messages": forge_messages, "files": forge_files, "results": forge_results}
+    for name, forge in kinds.items():
+        if count := getattr(given, name):
             begin, tally = time.perf_counter(), forge(count, given.seed, Tally(bounded=True))
             bound_addresses(None)
             print(f"{name}: {tally} ({time.perf_counter() - begin:.0f} s)", flush=True)

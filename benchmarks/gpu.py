@@ -20,38 +20,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_cases
 import torch
 import torch.distributed as dist
-from gpu_cases import best, networks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench
 import raybench.torch as rt
-from raybench.compressors import unpack
+from raybench.compressors import by_size, unpack
+from raybench.compressors.selection import at_least
 from raybench.core import gpu, registry
 from raybench.core.layout import Layout
-from raybench.core.streams import stream
+from raybench.core.streams import Stream, stream
 from raybench.execution.execute import hosted
 from raybench.execution.run import Options, Run
 from raybench.measure.advise import CATALOGUE
 from raybench.measure.timing import Clock, named
 from raybench.spec.model import Record
 from raybench.testing.algorithms import methods
+from raybench.testing.vectors import SIZE
+from raybench.wire import bitpack
+from raybench.wire.sparse import SparseMessage
 from raybench.wire.transport import Transport
 
 ROUNDS, EQUAL = 2, 1e-9  # of each method, and how near to the CPU it has to stay
 SHAPES = {10**5: (250, 400), 10**6: (1000, 1000), 10**7: (2500, 4000)}
 SHAPES |= {10**8: (10**4, 10**4), 10**9: (25000, 40000)}
 ROOM = 40  # bytes of free memory that a number of a codec takes at most
+CLIENTS = 8  # whose sparse messages are added up
 FORMAT = "raybench gpu 1"
 Row = dict[str, Any]
 
@@ -78,6 +81,80 @@ class Machine:
         facts |= {"torch": torch.__version__, "python": platform.python_version()}
         facts |= {"cuda": torch.version.cuda, "driver": driver.strip() or None}
         return facts | {"kernels": gpu.available() if self.cuda else False}
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+
+def best(device: torch.device, action: Callable[[], Any], repeats: int = 5) -> float:
+    """Return the least seconds of an action, after one that is not counted."""
+    action()
+    clock = Clock(device)
+    for _ in range(repeats):
+        clock("", action)
+    return clock.best[""]
+
+
+def cases(x: Tensor) -> dict[str, Callable[[], Any]]:
+    """Return what is timed on x (1, d), float32: the same calls with kernels on and off."""
+    d, source = x.shape[-1], stream(0, x.device).each([0])
+    short = x[:, : d // 1000 * 1000].view(-1, 1000)
+    k = max(1, d // 100)
+    rows = [by_size.largest(x.roll(7919 * i, -1), k) for i in range(CLIENTS)]
+    indices, values = (torch.stack(part, 1) for part in zip(*rows, strict=True))
+    message = SparseMessage(d, x.dtype, indices, values)
+    cut = values.abs().amin((1, 2))
+    codes = (x > 0).to(torch.uint8) * 5
+    trits = codes // 4
+    levels, natural = raybench.compressor("dithering:s=7"), raybench.compressor("natural")
+    sent, out, packed = levels.compress(x, source), torch.empty_like(x), bitpack.pack(codes, 3)
+    return {
+        "largest, 0.1%": lambda: by_size.largest(x, -(-d // 1000)),
+        "largest, 1%": lambda: by_size.largest(x, k),
+        "largest, 10%": lambda: by_size.largest(x, -(-d // 10)),
+        "largest, 1% of rows of 1000": lambda: by_size.largest(short, 10),
+        "above a threshold, 1%": lambda: at_least(x, cut),
+        f"sum of {CLIENTS} sparse messages": message.sum_clients,
+        "64 random bits each": lambda: Stream(source.keys).bits(d),
+        "uniform numbers": lambda: Stream(source.keys).uniform(d),
+        "1% of a permutation": lambda: Stream(source.keys).subset(d, k),
+        "dithering, compress": lambda: levels.compress(x, source),
+        "dithering, decode": lambda: sent.decode(out),
+        "natural, compress": lambda: natural.compress(x, source),
+        "pack 3 bits": lambda: bitpack.pack(codes, 3),
+        "unpack 3 bits": lambda: bitpack.unpack(packed, 3, d, torch.uint8),
+        "pack trits": lambda: bitpack.pack(trits, bitpack.TRIT),
+    }
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """Return copies of the tensors of a result: itself, several, or a message's bytes."""
+    if isinstance(result, Tensor):
+        return [result.clone()]
+    return list(result) if isinstance(result, tuple) else [x.payload() for x in result.leaves()]
+
+
+def kernels(machine: Machine) -> Iterator[Row]:
+    """Time kernels and plain torch over a copy, and compare their bits; on the CPU the same calls twice."""
+    x = stream(0, machine.device).each([0]).normal(10**5 if machine.small else SIZE).float()
+    out, k, usual = torch.empty_like(x), max(1, x.shape[-1] // 100), gpu.usable
+    copy = best(machine.device, lambda: out.copy_(x), 20)
+    yield {"case": "copy", "numbers": x.shape[-1], "torch, seconds": copy}
+    plain = {"torch.topk of |x|, 1%": lambda: x.abs().topk(k, sorted=False)}
+    plain["a random number each, torch's own"] = lambda: out.uniform_()
+    for name, action in plain.items():
+        yield {"case": name, "torch, copies": best(machine.device, action) / copy}
+    for name, action in cases(x).items():
+        results, took = [], []
+        for on in (True, False):
+            try:
+                gpu.usable = usual if on else (lambda x: False)
+                results.append(tensors(action()))
+                took.append(best(machine.device, action) / copy)
+            finally:
+                gpu.usable = usual
+        equal = all(map(torch.equal, *results))
+        yield {"case": name, "kernel, copies": took[0], "torch, copies": took[1], "equal": equal}
 
 
 # Methods -----------------------------------------------------------------------------------------
@@ -185,14 +262,44 @@ def collectives(machine: Machine) -> Iterator[Row]:
     """Time collectives of a group of one process."""
     for d in [10**5] if machine.small else [10**6, 10**8]:
         x = torch.ones(d, device=machine.device)
-        out = [torch.empty_like(x)]
-        calls = {
-            "all_reduce": partial(dist.all_reduce, x),
-            "broadcast": partial(dist.broadcast, x, 0),
-        }
-        calls["all_gather"] = partial(dist.all_gather, out, x)
+        calls = {"all_reduce": partial(dist.all_reduce, x)}
+        calls["broadcast"] = partial(dist.broadcast, x, 0)
+        calls["all_gather"] = partial(dist.all_gather, [torch.empty_like(x)], x)
         for name, call in calls.items():
             yield {"call": name, "numbers": d, "seconds": best(machine.device, call)}
+
+
+class Words(nn.Module):
+    """A transformer of the usual form, its first and last matrix shared: 124 million parameters, or few."""
+
+    def __init__(self, small: bool) -> None:
+        super().__init__()
+        words, width, heads, layers = (64, 32, 2, 2) if small else (50257, 768, 12, 12)
+        self.length, self.words = 16 if small else 1024, words
+        self.embed, self.place = nn.Embedding(words, width), nn.Embedding(self.length, width)
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        y = self.embed(x) + self.place(torch.arange(x.shape[1], device=x.device))
+        return F.linear(self.body(y, mask, is_causal=True), self.embed.weight).flatten(0, 1)
+
+
+def networks(machine: Machine) -> Iterator[tuple[str, Callable[[], nn.Module], Tensor, Tensor]]:
+    """Yield names, makers, inputs and targets."""
+    import torchvision
+
+    small, there = machine.small, machine.device
+    name, batch, side = ("resnet18", 2, 32) if small else ("resnet50", 64, 224)
+    images = torch.randn(batch, 3, side, side, device=there)
+    targets = torch.randint(10, (batch,), device=there)
+    yield name, partial(getattr(torchvision.models, name), num_classes=1000), images, targets
+    words = Words(small)
+    x = torch.randint(words.words, (2 if small else 8, words.length), device=there)
+    yield "transformer", partial(Words, small), x, x.roll(-1, 1).flatten()
 
 
 def stepped(model: nn.Module, optimizer: Any, x: Tensor, targets: Tensor) -> None:
@@ -238,26 +345,21 @@ def tests(machine: Machine) -> Iterator[Row]:
     root, most = Path(__file__).parents[1], max(20.0, machine.left())
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=most)
-    counts = {
-        word: int(n)
-        for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout[-500:])
-    }
+    said = re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout[-500:])
+    counts = {word: int(n) for n, word in said}
     yield {"exit code": done.returncode, **counts, "said": done.stdout.strip().splitlines()[-1]}
 
 
 # All of it ---------------------------------------------------------------------------------------
 
-PARTS = {"kernels": gpu_cases.kernels, "methods": beside_the_cpu, "codecs": codecs}
+PARTS = {"kernels": kernels, "methods": beside_the_cpu, "codecs": codecs}
 PARTS |= {"collectives": collectives, "training": training, "tests": tests}
 
 
 def page(figures: Row) -> str:
     """Return the figures as tables in Markdown."""
-    lines = [
-        "# Figures of one machine",
-        "",
-        *(f"- {k}: {v}" for k, v in figures["machine"].items()),
-    ]
+    lines = ["# Figures of one machine", ""]
+    lines += [f"- {k}: {v}" for k, v in figures["machine"].items()]
     for name, part in figures["parts"].items():
         about = PARTS[name].__doc__.splitlines()[0]
         lines += ["", f"## {name}", "", f"{about} ({part['seconds']:.1f} s)", ""]
@@ -268,9 +370,8 @@ def page(figures: Row) -> str:
         for row in part["rows"]:
             cells = [row.get(key, "") for key in heads]
             texts = [f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells]
-            lines.append(
-                "| " + " | ".join(t.replace("|", "\\|").replace("\n", " ") for t in texts) + " |"
-            )
+            plain = (t.replace("|", "\\|").replace("\n", " ") for t in texts)
+            lines.append(f"| {' | '.join(plain)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -280,9 +381,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(), help="folder of gpu.json and gpu.md")
     parser.add_argument("--small", action="store_true", help="small sizes; always without CUDA")
     parser.add_argument("--parts", default=",".join(PARTS), help="of them, with commas")
-    parser.add_argument(
-        "--minutes", type=float, default=7.5, help="after which things are left out"
-    )
+    parser.add_argument("--minutes", type=float, default=7.5, help="then things are left out")
     given = parser.parse_args()
     if wrong := set(given.parts.split(",")) - set(PARTS):
         parser.error(f"unknown parts {sorted(wrong)}: {', '.join(PARTS)}")

@@ -3,7 +3,7 @@
     python benchmarks/links.py                                   # all of it: some ten minutes
     python benchmarks/links.py --links 100Mbit,1ms --machines 4  # one link
 
-Between two, three and four machines (network namespaces, benchmarks/emulated.py) it times over gloo: ``pair``, a
+Between two, three and four machines it times over gloo: ``pair``, a
 message from one to another; ``gather``, what raybench's train mode does with compressed messages; ``all_reduce``,
 gloo's ring; ``server``, all to the first machine and as much back; and rounds of the engine (``dcgd`` by identity,
 ``ef21`` by Top-k of 1 %) on a network of 51,385 parameters.
@@ -12,6 +12,12 @@ A prediction is the model's time at the latency and the bandwidth that were set,
 each exchange, of 4 kB, and each round is timed on a link of 20 Gbit/s without latency. What a round takes there
 besides gradients and compressors counts for that method; its gradients and compressors are those measured with it.
 Printed: predicted and measured milliseconds, and predicted / measured - 1.
+
+A machine is a network namespace whose only device, ``net0``, is a TUN device. The kernel's token bucket (``tc ... tbf``)
+lets it send B bytes a second; what it sends comes here as packets. A packet arrives ``latency`` later, and is delivered
+s/B seconds after the packet before it, at the earliest, s its bytes: so a machine receives at B as well. Nothing
+is lost. TCP's window is 2.5 times what a link holds, its congestion control is reno, which without losses soon fills
+the window, also after a pause: what remains is latency and bandwidth.
 
 The machines share this one's cores. They run with real-time priority where that is allowed, so that what else runs
 here is not measured.
@@ -22,18 +28,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
+import heapq
 import json
 import os
+import select
+import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import emulated
-
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+DEVICE = "net0"
+SUBNET = "10.83.0"
+PACKET_SECONDS = 0.5e-3  # a packet is no longer than the link sends in this time
+PACKETS = 1500, 62500  # bytes of the shortest and the longest packet
+WINDOW_PACKETS = 8
+QUEUED_PACKETS = 4  # of a connection, between TCP and the device
+BURST_PACKETS = 2
+READ_AT_ONCE = 8
+PRIORITY = 20
 SIZES = {
     "pair": (4096, 2**20),
     "gather": (4096, 2**18),
@@ -51,6 +73,183 @@ HIDDEN = 685  # 64 x 685 + 685 + 685 x 10 + 10 parameters
 BOUND = 0.25
 FASTEST = 125e6  # bytes a second up to which the bound is to hold
 FREE = 0.0, 2.5e9  # the link on which software is timed: none to speak of
+
+
+# Emulated links --------------------------------------------------------------------------------------
+
+
+def link(text: str) -> tuple[float, float]:
+    """Return latency and the line's bandwidth of ``100Mbit,1ms``: here the bandwidth is all of the line's."""
+    rate, _, delay = text.partition(",")
+    bits = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}[rate[-4:]]
+    return float(delay.removesuffix("ms")) / 1e3, float(rate[:-4]) * bits / 8
+
+
+def unavailable() -> str:
+    """Return why links cannot be emulated here, empty where they can."""
+    if os.name != "posix" or not Path("/proc/self/ns/net").exists():
+        return "network namespaces are a matter of Linux"
+    if os.geteuid() != 0:
+        return "emulating links takes root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "emulating links takes the commands ip and tc (package iproute2)"
+    if not Path("/dev/net/tun").exists():
+        return "emulating links takes TUN devices: there is no /dev/net/tun"
+    name = f"rbl{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"no network namespace can be made: {tried.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    try:
+        with machines(1) as there:
+            there.set(1e-3, 12.5e6)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        return f"no link can be made: {error}"
+    return ""
+
+
+def _tun(name: str) -> int:
+    """Return the file of a new TUN device."""
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+class Machines:
+    """So many machines on equal links: ``namespaces`` to run processes in, ``set`` to change the links."""
+
+    def __init__(self, count: int) -> None:
+        self.namespaces = [f"rbl{os.getpid()}-{k}" for k in range(count)]
+        self.latency, self.bandwidth = 0.0, 1e9
+        self.moved = 0  # bytes delivered so far
+        self._files: list[int] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._switch, name="links", daemon=True)
+
+    def open(self) -> None:
+        """Make the namespaces and their devices, and begin to carry packets."""
+        for k, space in enumerate(self.namespaces):
+            _ip("netns", "add", space)
+            name = f"rbl{os.getpid() % 10**6}t{k}"
+            self._files.append(_tun(name))
+            _ip("link", "set", name, "netns", space, "name", DEVICE)
+            inside = ("-n", space)
+            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*inside, "addr", "add", f"{SUBNET}.{k + 1}/24", "dev", DEVICE)
+            _ip(*inside, "link", "set", DEVICE, "txqueuelen", "10000", "up")
+            _sysctl(space, "net.ipv4.tcp_congestion_control", "reno")
+            _sysctl(space, "net.ipv4.tcp_slow_start_after_idle", "0")
+            _sysctl(space, "net.ipv4.tcp_no_metrics_save", "1")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop carrying packets and remove what ``open`` made."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for file in self._files:
+            os.close(file)
+        for space in self.namespaces:
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+    def set(self, latency: float, bandwidth: float) -> None:
+        """Give all links a latency (seconds) and a bandwidth (bytes per second), before connections are made."""
+        least, most = PACKETS
+        packet = int(min(most, max(least, bandwidth * PACKET_SECONDS)))
+        window = int(max(WINDOW_PACKETS * packet, 2.5 * 2 * latency * bandwidth, 2**17))
+        for space in self.namespaces:
+            _ip("-n", space, "link", "set", DEVICE, "mtu", str(packet))
+            shape = f"root tbf rate {int(8 * bandwidth)}bit burst {BURST_PACKETS * packet}"
+            shape += f" limit {64 * window + 2**24}"
+            _run("tc", "-n", space, "qdisc", "replace", "dev", DEVICE, *shape.split())
+            _sysctl(space, "net.ipv4.tcp_limit_output_bytes", str(QUEUED_PACKETS * packet))
+            for kind in ("rmem", "wmem"):
+                _sysctl(space, f"net.ipv4.tcp_{kind}", f"4096 {2 * window} {4 * window}")
+        self.latency, self.bandwidth = latency, bandwidth
+
+    def command(self, machine: int, *command: str) -> list[str]:
+        """Return the command that runs another one on a machine."""
+        return ["ip", "netns", "exec", self.namespaces[machine], *command]
+
+    def _switch(self) -> None:
+        """Carry packets until the end: an event is a packet at the receiver's link, or one to be delivered."""
+        with contextlib.suppress(OSError):  # the clock of the links should not wait for other work
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        files, clock = self._files, time.perf_counter
+        delivers = [0.0] * len(files)
+        events: list[tuple[float, int, int, bool, bytes]] = []
+        order = 0
+        while not self._end.is_set():
+            wait = min(max(events[0][0] - clock(), 0.0), 0.1) if events else 0.1
+            ready = select.select(files, [], [], wait)[0]
+            now = clock()
+            for file in ready:
+                for packet in _packets(file):
+                    target = _target(packet, len(files))
+                    if target is None:
+                        continue
+                    order += 1
+                    heapq.heappush(events, (now + self.latency, order, target, False, packet))
+            while events and events[0][0] <= now:
+                at, _, target, last, packet = heapq.heappop(events)
+                if not last:
+                    took = len(packet) / self.bandwidth
+                    delivers[target] = max(at, delivers[target] + took)
+                    if delivers[target] > now:
+                        order += 1
+                        heapq.heappush(events, (delivers[target], order, target, True, packet))
+                        continue
+                with contextlib.suppress(OSError):  # the receiver's device is full: TCP sends again
+                    os.write(files[target], packet)
+                self.moved += len(packet)
+
+
+def _packets(file: int) -> Iterator[bytes]:
+    for _ in range(READ_AT_ONCE):
+        try:
+            yield os.read(file, 65536)
+        except BlockingIOError:
+            return
+
+
+def _target(packet: bytes, machines: int) -> int | None:
+    """Return which machine an IPv4 packet is for."""
+    if len(packet) < 20 or packet[0] >> 4 != 4:
+        return None
+    machine = packet[19] - 1
+    return machine if machine < machines else None
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+def _sysctl(space: str, key: str, value: str) -> None:
+    """Set a kernel parameter of a namespace."""
+    path = "/proc/sys/" + key.replace(".", "/")
+    inside = ["ip", "netns", "exec", space, "sh", "-c", f'echo "$1" > {path}', "sh", value]
+    subprocess.run(inside, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def machines(count: int) -> Iterator[Machines]:
+    """Have so many machines for a while."""
+    made = Machines(count)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
 
 
 # The machines' side ---------------------------------------------------------------------------------
@@ -138,13 +337,8 @@ def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
         after = np.array([*clock.parts[:2], float(ledger.bytes_up_max[0])])
         rows.append([spent / 2, *(after - before) / 2])
     seconds, gradient, codec, size = np.median(rows[2:], axis=0)
-    return {
-        "what": name,
-        "n": transport.size,
-        "size": int(size),
-        "seconds": [seconds],
-        "computed": gradient + codec,
-    }
+    result = {"what": name, "n": transport.size, "size": int(size), "seconds": [seconds]}
+    return {**result, "computed": gradient + codec}
 
 
 # The driver's side ----------------------------------------------------------------------------------
@@ -153,17 +347,12 @@ def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
 class Ranks:
     """A process on each machine, which waits for what to measure."""
 
-    def __init__(self, on: emulated.Machines) -> None:
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": emulated.DEVICE, "OMP_NUM_THREADS": "1"}
+    def __init__(self, on: Machines) -> None:
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.running = [
-            subprocess.Popen(
-                on.command(k, *command, str(k)),
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen(on.command(k, *command, str(k)), env=env, text=True, **pipes)
             for k in range(len(on.namespaces))
         ]
 
@@ -201,7 +390,7 @@ def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
 
 def compare(
     texts: list[str],
-    machines: list[int],
+    counts: list[int],
     sizes: dict[str, tuple[int, ...]] = SIZES,
     methods: tuple[str, ...] = tuple(METHODS),
     repeats: int = 3,
@@ -209,25 +398,25 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Return measured and predicted seconds on emulated links. Raises RuntimeError if a machine fails."""
     result = []
-    with emulated.machines(max(machines)) as there:
+    with machines(max(counts)) as there:
         ranks = Ranks(there)
         try:
             there.set(*FREE)
             software = {}
-            for _, count in product(range(2), machines):  # the first time is for warming up
+            for _, count in product(range(2), counts):  # the first time is for warming up
                 ask = {"sizes": dict.fromkeys(sizes, (SHORT,)), "methods": methods}
                 for one in ranks.measure(count, **ask, repeats=3 * repeats, rounds=3 * rounds):
-                    spent = median(one) - predicted(one, *FREE)
+                    spent = statistics.median(one["seconds"]) - predicted(one, *FREE)
                     software[one["what"], count] = max(0.0, spent)
             for text in texts:
-                latency, bandwidth = emulated.link(text)
+                latency, bandwidth = link(text)
                 there.set(latency, bandwidth)
-                for count in machines:
+                for count in counts:
                     ask = {"sizes": sizes, "methods": methods}
                     for one in ranks.measure(count, **ask, repeats=repeats, rounds=rounds):
                         one["link"], one["bandwidth"] = text, bandwidth
                         one["software"] = software[one["what"], count]
-                        one["measured"] = median(one)
+                        one["measured"] = statistics.median(one["seconds"])
                         one["predicted"] = predicted(one, latency, bandwidth) + one["software"]
                         one["error"] = one["predicted"] / one["measured"] - 1
                         result.append(one)
@@ -235,11 +424,6 @@ def compare(
         finally:
             ranks.close()
     return result
-
-
-def median(one: dict[str, Any]) -> float:
-    """Return the median of the repeats."""
-    return float(statistics.median(one["seconds"]))
 
 
 def row(one: dict[str, Any]) -> str:
@@ -275,20 +459,17 @@ def main() -> int:
     ask.add_argument("--machines", nargs="+", type=int, default=[2, 3, 4])
     ask.add_argument("--repeats", type=int, default=3)
     ask.add_argument("--rounds", type=int, default=6)
-    ask.add_argument("--json", metavar="FILE", help="write all figures to a file")
     ask.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = ask.parse_args()
     if given.rank is not None:
         rank(given.rank)
         return 0
-    if why := emulated.unavailable():
+    if why := unavailable():
         print(f"links cannot be emulated here: {why}", file=sys.stderr)
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
     result = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
     print("\n".join(["", *summary(result)]))
-    if given.json:
-        Path(given.json).write_text(json.dumps(result, indent=1))
     within = [one for one in result if one["bandwidth"] <= FASTEST]
     wrong = [one for one in within if abs(one["error"]) > BOUND]
     print(f"\nup to 1 Gbit/s {len(wrong)} of {len(within)} predictions are off by more than 25 %")

@@ -3,7 +3,6 @@
     python benchmarks/mutants.py [--jobs 2]   every fault of the list, with the tests of `make test` alone
     python benchmarks/mutants.py --all        the tests of `make test-all` too
     python benchmarks/mutants.py --match TEXT only faults whose name or file holds TEXT
-    python benchmarks/mutants.py --check      run nothing, only say which faults no longer apply
 
 A fault is *killed* when its test fails, and *survives* when the test passes or is not among those that
 run. First the tests run without a fault, because one that fails anyway would kill everything. The
@@ -104,13 +103,12 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="tests of make test-all too")
     parser.add_argument("--match", default="", help="only faults whose name or file holds this")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at once")
-    parser.add_argument("--check", action="store_true", help="run nothing")
     asked = parser.parse_args()
     stale = [m for m in mutants(asked.match) if m.stale()]
     for mutant in stale:
         print(f"does not apply: {mutant.stale()}")
     tried = [m for m in mutants(asked.match) if m not in stale]
-    if asked.check or not tried:
+    if not tried:
         return int(bool(stale))
     alive = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:

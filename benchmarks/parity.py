@@ -202,10 +202,12 @@ def compared(what: str, code: Path, rounds: int) -> tuple[str, Path_, Path_]:
     """Return a name, our iterates and theirs."""
     if what == "demo":
         params = {"beta": 0.9, "decay": 0.1, "combine": "senders"}
-        points = followed(
-            ours("demo", params, {"name": "dct_top_k", "k": 5}, 0.003, rounds), rounds
+        run = ours("demo", params, {"name": "dct_top_k", "k": 5}, 0.003, rounds)
+        return (
+            "DeMo",
+            followed(run, rounds),
+            in_two_processes(partial(_of_rank, demo, code, rounds, ())),
         )
-        return "DeMo", points, in_two_processes(partial(_of_rank, demo, code, rounds, ()))
     if what == "powersgd":
         run = ours("power_sgd", {"rank": 2}, None, 0.05, rounds)
         run.advance(0)
@@ -242,9 +244,8 @@ def main() -> int:
     for what, code in todo:
         name, points, theirs = compared(what, code, given.rounds)
         moved = float((points[-1] - points[0]).abs().max())
-        apart = max(
-            float((a - b).abs().max() / b.abs().max()) for a, b in zip(points, theirs, strict=True)
-        )
+        pairs = zip(points, theirs, strict=True)
+        apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
         failed |= not apart <= NEAR
         moved_and_apart = f"x moved {moved:.2g}, differs by {apart:.1e}"
         print(f"{name:24} {given.rounds} rounds: {moved_and_apart}", flush=True)

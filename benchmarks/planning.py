@@ -2,7 +2,6 @@
 
     python benchmarks/planning.py                                 # 100, 1,000 and 10,000 cells, in this process's core
     python benchmarks/planning.py --cells 100000 --through ray    # one size, its rounds through Ray
-    python benchmarks/planning.py --cells 10000 --rounds 200 --through ray --keep /tmp/kept
     python benchmarks/planning.py --through none                  # expanding and planning alone
 
 The sweeps are marina and diana on breast_cancer with five K and ten step sizes, and as many seeds as it takes.
@@ -38,8 +37,7 @@ from typing import Any
 
 from processes import memory
 
-METHODS, KS, STEPS = 2, 5, 10
-EACH = METHODS * KS * STEPS  # cells of one seed
+EACH = 2 * 5 * 10  # cells of one seed: methods, K, steps
 SWEEP = """
 name: planning
 problem: {{name: logistic, dataset: breast_cancer, scale: columns, clients: 20, regularizer: nonconvex, lambda: 0.1}}
@@ -51,11 +49,6 @@ rounds: {rounds}
 """
 COMMAND = [sys.executable, "-c", "from raybench.cli import main; main()", "sweep"]
 Figures = dict[str, float]
-
-
-def text_of(cells: int, rounds: int) -> str:
-    """Return a sweep of so many cells, a multiple of ``EACH``."""
-    return SWEEP.format(last=cells // EACH - 1, rounds=rounds)
 
 
 # Phases that are functions: each in a process of its own ----------------------------------------------
@@ -160,16 +153,14 @@ def shown(cells: int, name: str, figures: Figures) -> None:
     floor = figures.get("floor")
     beside = f"{floor:9.3f} s {figures['seconds'] / floor:8.1f} x" if floor else ""
     each = 1e3 * figures["seconds"] / cells
-    print(
-        f"{cells:>8,} {name:8} {figures['seconds']:9.3f} s {each:8.4f} ms {figures['memory']:7.0f} MiB  {beside}",
-        flush=True,
-    )
+    spent = f"{figures['seconds']:9.3f} s {each:8.4f} ms {figures['memory']:7.0f} MiB"
+    print(f"{cells:>8,} {name:8} {spent}  {beside}", flush=True)
 
 
 def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str]) -> None:
     """Print the phases of one size."""
     file, out = folder / f"planning-{count}.yaml", folder / f"results-{count}"
-    file.write_text(text_of(count, rounds))
+    file.write_text(SWEEP.format(last=count // EACH - 1, rounds=rounds))
     command = [*COMMAND, str(file), "--out", str(out)]
     phases: dict[str, Callable[[], Figures]] = {
         "expand": lambda: apart("expand", file, out),
@@ -193,7 +184,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--through", choices=["inline", "ray", "none"], default="inline")
     parser.add_argument("--skip", nargs="*", default=[], help="phases to leave out, such as load")
-    parser.add_argument("--keep", metavar="DIR", help="a folder to work in, and to leave as it is")
     parser.add_argument("--phase", nargs=4, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.phase:
@@ -206,14 +196,11 @@ def main() -> None:
     if any(n % EACH for n in asked.cells):
         parser.error(f"--cells: multiples of {EACH}, a cell for each method, K and step size")
     print(f"{asked.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(
-        f"{'cells':>8} {'phase':8} {'':>11} {'each':>11} {'memory':>11}  {'floor':>11} {'ratio':>10}"
-    )
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(asked.keep or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    heads = f"{'':>11} {'each':>11} {'memory':>11}  {'floor':>11} {'ratio':>10}"
+    print(f"{'cells':>8} {'phase':8} {heads}")
+    with tempfile.TemporaryDirectory() as folder:
         for count in asked.cells:
-            measured(count, asked.rounds, asked.through, folder, asked.skip)
+            measured(count, asked.rounds, asked.through, Path(folder), asked.skip)
 
 
 if __name__ == "__main__":

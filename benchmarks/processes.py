@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from emulated import Machines
+    from links import Machines
 
     from raybench.execution.run import Run
     from raybench.wire.transport import Distributed
@@ -45,7 +45,7 @@ def run_ranks(count: int, folder: str, threads: int = 1, machines: Machines | No
     env = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     env["GLOO_SOCKET_IFNAME"] = "lo"
     if machines is not None:
-        from emulated import DEVICE
+        from links import DEVICE
 
         commands = [machines.command(rank, *words) for rank, words in enumerate(commands)]
         env["GLOO_SOCKET_IFNAME"] = DEVICE

@@ -26,7 +26,7 @@ from typing import Any
 
 from cli_kit import call
 
-from raybench.cluster.hosts import Host, Unreachable
+from raybench.cluster.machines import Host, Unreachable
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "ip", "unshare", "mount")
 NET = "10.213.7"

@@ -12,20 +12,22 @@ pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent
 SMALLEST = {
-    "clients": ("--methods ef21 --clients 20 40 --rounds 2", "each more"),
-    "events": ("--dataset breast_cancer --runs 1", "ratio"),
-    "planning": ("--cells 100 --rounds 3 --through inline --skip resume", "cells"),
-    "fewer_cells": ("sweeps/quickstart.yaml --set seed=0 --set rounds=30", "halving"),
-    "store_requests": ("--shards 1", "compact"),
-    "cells": ("--filter network", "network"),
-    "nodes": ("--nodes 1 --workers 1 --batches 1", "nodes"),
+    "clients.py --methods ef21 --clients 20 40 --rounds 2": "each more",
+    "clients.py --events breast_cancer --rounds 1": "ratio",
+    "planning.py --cells 100 --rounds 3 --through inline --skip resume": "cells",
+    "fewer_cells.py sweeps/quickstart.yaml --set seed=0 --set rounds=30": "halving",
+    "batches.py --shards 1": "compact",
+    "batches.py --nodes 1 --workers 1 --batches 1": "nodes",
+    "cells.py --filter network": "network",
+    "ddp.py --model resnet20 --rounds 1": "of DDP",
+    "ddp.py --hooks --rounds 1": "raybench power_sgd",
 }
 
 
-@pytest.mark.parametrize("name", SMALLEST)
-def test_a_benchmark_runs(name):
-    words, said = SMALLEST[name]
-    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", *words.split()]
+@pytest.mark.parametrize(("line", "said"), SMALLEST.items(), ids=SMALLEST)
+def test_a_benchmark_runs(line, said):
+    script, *words = line.split()
+    command = [sys.executable, ROOT / "benchmarks" / script, *words]
     done = call(*command, cwd=ROOT, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     assert said in done.stdout

@@ -1,4 +1,4 @@
-"""That benchmarks/chaos.py and disk_faults.py see what they are there to see; ``make chaos`` does the kills."""
+"""That benchmarks/chaos.py sees what it is there to see; ``make chaos`` does the kills."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import chaos
-import disk_faults
 import pyarrow.parquet
 import pytest
-from disk_faults import FaultyDisk
+from chaos import FaultyDisk
 
 from raybench import spec
 from raybench.runtime.driver import drive
@@ -70,16 +69,16 @@ def test_harm_is_seen(undisturbed: Path, tmp_path: Path, harm, says: str) -> Non
 
 @pytest.fixture(scope="module")
 def faultless():
-    with disk_faults.undisturbed() as error:
-        yield error
+    with chaos.undisturbed() as story:
+        yield story
 
 
-@pytest.mark.parametrize("kind", disk_faults.KINDS)
+@pytest.mark.parametrize("kind", chaos.KINDS)
 def test_nothing_is_lost(faultless, tmp_path, kind):
-    _, steps, want = faultless
-    drawn = [at for at, own in disk_faults.faults(3 * steps, steps, seed=1) if own == kind]
+    whole, steps = faultless
+    drawn = [at for at, own in chaos.faults(3 * steps, steps, seed=1) if own == kind]
     for j, at in enumerate(drawn[:10]):
-        ended = disk_faults.try_fault(tmp_path / str(j), at, kind, want, seed=j)
+        ended = chaos.try_fault(tmp_path / str(j), FaultyDisk(at, kind, j), whole)
         assert ended != "went on"  # every operation counts, so its failure is noticed
 
 
@@ -91,12 +90,11 @@ class Forgetful(FaultyDisk):
 
 
 def test_a_missing_sync_is_seen(faultless, tmp_path):
-    _, steps, want = faultless
+    whole, steps = faultless
 
     def six_times():
         for j in range(6):
-            disk = Forgetful(steps - 1, "crash", seed=j)
-            disk_faults.try_fault(tmp_path / str(j), 0, "", want, disk=disk)
+            chaos.try_fault(tmp_path / str(j), Forgetful(steps - 1, "crash", seed=j), whole)
 
     with pytest.raises(AssertionError, match="committed and lost"):
         six_times()

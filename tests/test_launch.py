@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 
 from raybench import spec, store
 from raybench.cli.launch import _costs
-from raybench.cluster import file, hosts, launcher, stage, states
-from raybench.cluster.hosts import Host
-from raybench.cluster.price import price
+from raybench.cluster import file, machines, states
+from raybench.cluster.file import price
+from raybench.cluster.machines import Host
 from raybench.cluster.states import STATES, Launch
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, Notice
 from raybench.spec.model import Resources
 
 pytestmark = pytest.mark.thorough
@@ -199,7 +199,7 @@ def test_what_is_started_unasked_costs_as_well(tmp_path: Path) -> None:
 TRAIN = {"mode": "train", "workers": 65}
 REFUSED = {
     r"all nodes of c\.yaml hold 64": ("", 60, TRAIN, 20, None),
-    r"no node of c\.yaml has 32": ("", 60, {"cpus_per_worker": 32}, 2, None),
+    r"all nodes of c\.yaml hold 0 of 1 workers of 32": ("", 60, {"cpus_per_worker": 32}, 2, None),
     "max-cost: up to": ("", 3600 * 640, {}, 20, 1.0),
     "max-hours: up to": ("", 3600 * 640, {}, 2, None),
     # Azure bills a machine that is off until it is deleted
@@ -265,9 +265,8 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
     assert one.state == "ordered"
     assert one.order()["id"] != first
     assert not (states.launches() / first).exists()
-    assert [path.name for path in one.results.iterdir()] == ["launch"]
-    assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((one.folder / "order.json").stat().st_mode) == 0o600
+    assert {path.name for path in one.results.rglob("*") if path.is_file()} == {"launch"}
+    assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700, "nobody else can look into it"
     (one.folder / "order.json").write_text("{")
     with pytest.raises(InputError, match="cannot read"):
         Launch.of(tmp_path / "r")
@@ -315,19 +314,19 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         record.amend(**record.begin(), name=name, **facts)
     first.amend(began=time.time() - 1800)
     first.reach("up")
-    (second.folder / "order.json").write_text('{"name": ')
-    key, third_key = (record.folder.name for record in (second, third))
+    damaged, third_key = second.folder / "order.json", third.folder.name
+    damaged.write_text('{"name": ')
     shutil.rmtree(third.results)
     Launch(tmp_path / "d").begin()  # killed before anything was ordered
-    said = cli("launch", "ls", cwd=tmp_path).out
+    listed = cli("launch", "ls", cwd=tmp_path)
+    said = listed.out
     assert said.count("ordered") == 1
+    assert f"cannot read {damaged}" in " ".join(listed.err.split())
     assert re.search(r"one +up +at most 1\.00 EUR +20\d\d-\d\d-\d\d \d\d:\d\d", said)
-    assert re.search(rf"{key} .*damaged|{key} .*cannot read", said)
     assert re.search(rf"{third_key} +three +ordered", said)
-    assert Launch.of(third_key).results == third.results, (
-        "it can be ended although its folder is gone"
-    )
-    assert Launch.of("one").results == first.results
+    for name, record in (("one", first), (third_key, third)):  # its cluster may be up all the same
+        with pytest.warns(Notice, match="cannot read"):
+            assert Launch.of(name).results == record.results
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -335,7 +334,7 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     """Installed elsewhere it is the same package: same version, same files, same command; made twice it is equal."""
-    made = stage.wheel(tmp_path)
+    made = machines.wheel(tmp_path)
     with zipfile.ZipFile(made) as archive:
         names = set(archive.namelist())
         assert archive.testzip() is None
@@ -349,7 +348,7 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     said = call(sys.executable, "-c", told, env=env, cwd=tmp_path, check=True).stdout
     assert said.startswith(str(tmp_path))
     (tmp_path / "again").mkdir()
-    assert stage.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
+    assert machines.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
 def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +364,7 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     )
     sweep = spec.load(text)
     folder = tmp_path / "stage"
-    stage.gather(folder, sweep, ["/kept/job-1", "push", "python", "a b"])
+    machines.gather(folder, sweep, ["/kept/job-1", "push", "python", "a b"])
     assert list(folder.glob("files/*/own.libsvm"))
     moved = (folder / "sweep.yaml").read_text()
     assert str(tmp_path) not in moved
@@ -379,7 +378,7 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert {"ray", "torch", "numpy", "pandas", "pyarrow"} <= {line.split("==")[0] for line in lines}
     assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
     assert (folder / "job.sh").read_text().startswith("set -- /kept/job-1 push python 'a b'\n")
-    stage.gather(folder, sweep, [])
+    machines.gather(folder, sweep, [])
     assert (folder / "token").read_text() == token  # the cluster that is up knows this one
 
 
@@ -390,7 +389,7 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
     more = {"initialization_commands": ["true"], "file_mounts": mounts}
     rented = cluster(tmp_path, **starts, **more)
     assert rented.python == "/home/ubuntu/v/bin/python"
-    launcher.render(rented, tmp_path, "c-1", "take it", time.time() + 7200)
+    machines.render(rented, tmp_path, "c-1", "take it", time.time() + 7200)
     made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
     assert made["cluster_name"] == "c-1"
     there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
@@ -476,11 +475,13 @@ class Leased:
     ) -> subprocess.CompletedProcess[str]:
         """Let a launch take it."""
         deadline = time.time() + hours * 3600
-        return self.run(launcher.taking(self.cluster, launch, deadline, owner), check=False)
+        take = machines.taking(self.cluster, launch, deadline, owner)
+        assert take[0] != "(", "Ray puts one around it, and two begin arithmetic"
+        return self.run(take, check=False)
 
     def lease(self, words: str) -> int:
         """Call its lease, and return the exit code."""
-        return self.run(f"{stage.LEASE} {words}", check=False).returncode
+        return self.run(f"{machines.LEASE} {words}", check=False).returncode
 
     @property
     def minutes(self) -> list[int]:
@@ -524,7 +525,7 @@ def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
     assert host.minutes == [30]
     command = f"{sys.executable} -m raybench sweep sweep.yaml --inline --out {tmp_path}/results"
     words = [str(told), "hold", "env", f"PYTHONPATH={ROOT}", *command.split()]
-    stage.gather(host.home / "raybench-launch", spec.load(SWEEP), words)
+    machines.gather(host.home / "raybench-launch", spec.load(SWEEP), words)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
     assert (told / "ended").read_text() == "0\n"
     assert int((told / "driver.pid").read_text()) > 1
@@ -543,7 +544,7 @@ def test_a_host_has_one_launch_at_a_time(tmp_path: Path) -> None:
     deadline = time.time() + 7200
     many = [
         subprocess.Popen(
-            ["sh", "-c", launcher.taking(host.cluster, f"{k:08x}", deadline, f"user{k}@x, for s")],
+            ["sh", "-c", machines.taking(host.cluster, f"{k:08x}", deadline, f"user{k}@x, for s")],
             env=env, stderr=subprocess.PIPE, text=True,
         )
         for k in range(8)
@@ -563,7 +564,7 @@ def test_a_host_has_one_launch_at_a_time(tmp_path: Path) -> None:
 def test_a_machine_of_ones_own_is_freed_and_stays(tmp_path: Path) -> None:
     """When the lease runs out what names the launch's folder ends, and nothing else; token and key go, results stay."""
     host = Leased(tmp_path / "h", kind="own")
-    take = launcher.taking(host.cluster, "aaaaaaaa", time.time() + 7200, "me@here")
+    take = machines.taking(host.cluster, "aaaaaaaa", time.time() + 7200, "me@here")
     script = f"""
     mkdir -p $HOME/raybench-launch $HOME/raybench-launch-results/aaaaaaaa
     touch $HOME/raybench-launch/token $HOME/ray_bootstrap_key.pem
@@ -623,13 +624,15 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
             patched.setattr(Path, "replace", replace)
-            hosts.fetch(HERE, home, str(tmp_path), str(far))
+            machines.fetch(HERE, home, str(tmp_path), str(far))
         if list(home.glob("cells/*")):
             half, cells = store.load(home), store.cells(home)
             assert set(cells["cell"]) == set(half["cell"])
-        hosts.fetch(HERE, home, str(tmp_path), str(far))
+        machines.fetch(HERE, home, str(tmp_path), str(far))
         got = store.load(str(home)).sort_values(["cell", "round"], ignore_index=True)
         assert got.equals(want)
+        plans = [{path.name for path in (place / "plan").iterdir()} for place in (far, home)]
+        assert plans[1] == {name for name in plans[0] if not name.startswith("lock")}
         assert not store.Store(home).repair()
 
 
@@ -639,7 +642,7 @@ def test_what_is_home_does_not_travel_again(
     """What is new comes; what was removed here comes again, and what no sweep writes never does: names, links, devices."""
     far, home = tmp_path / "kept/far", tmp_path / "home"
     shards = ["cells/a.parquet", "curves/a.parquet", "plan/cells.json"]
-    never = ["plan/lock", "plan/evil.json", "cells/.b.tmp", "cells/..c", "cells/deep/d"]
+    never = ["plan/lock", "cells/.b.tmp", "cells/..c", "cells/deep/d"]
     for name in shards + never:
         (far / name).parent.mkdir(parents=True, exist_ok=True)
         (far / name).write_text(name)
@@ -653,28 +656,27 @@ def test_what_is_home_does_not_travel_again(
         return real(source, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    hosts.fetch(HERE, home, str(tmp_path), str(far))
+    machines.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == shards[::-1]
     assert {p.name for p in home.rglob("*") if p.is_file()} == {"cells.json", "a.parquet"}
     travelled.clear()
-    hosts.fetch(HERE, home, str(tmp_path), str(far))
+    machines.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == []
     (far / "plan/cells.json").write_text("PLAN/cells.json")  # as many bytes, in the same second
     (home / "cells/a.parquet").unlink()
-    hosts.fetch(HERE, home, str(tmp_path), str(far))
+    machines.fetch(HERE, home, str(tmp_path), str(far))
     assert travelled == ["plan/cells.json", "cells/a.parquet"]
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
 
 def test_what_is_here_goes_along(tmp_path: Path) -> None:
     """The driver on the head goes on from it; the sweep with its paths, the lock and the launch's id stay here."""
-    here, far = tmp_path / "here", tmp_path / "far"
-    far.mkdir()
+    here, far = tmp_path / "here", tmp_path / "kept/far"
     names = ["cells/a", "plan/cells.json", "sweep.yaml", "plan/lock", "launch", "tmp/cells/b"]
     for name in names:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).touch()
-    HERE.push(here, str(far), hosts.APART)
+    machines.send(HERE, here, str(far))
     assert {p.relative_to(far).as_posix() for p in far.rglob("*") if p.is_file()} == {*names[:2]}
 
 
@@ -686,8 +688,8 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     (far / "sweep.yaml").write_text("name: another\n")
     (far / "cells/a.parquet").write_text("foreign")
     for use in (
-        lambda: hosts.send(HERE, home, str(far)),
-        lambda: hosts.fetch(HERE, home, str(tmp_path), str(far)),
+        lambda: machines.send(HERE, home, str(far)),
+        lambda: machines.fetch(HERE, home, str(tmp_path), str(far)),
     ):
         with pytest.raises(RuntimeError, match="of another launch"):
             use()
@@ -700,7 +702,7 @@ def test_what_a_job_tells(tmp_path: Path) -> None:
     job.mkdir(parents=True)
 
     def told() -> Any:
-        said = hosts.fetch(HERE, home, str(job), "")
+        said = machines.fetch(HERE, home, str(job), "")
         assert list(home.iterdir()) == []
         return said
 

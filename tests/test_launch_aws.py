@@ -23,7 +23,7 @@ import pytest
 import yaml
 from cluster_kit import free_port, wait_for
 
-from raybench.cluster import file, launcher
+from raybench.cluster import file, machines
 from raybench.core.errors import InputError
 
 boto3 = pytest.importorskip("boto3")
@@ -176,9 +176,10 @@ def test_images_are_looked_up_before_anything_is_started(
         monkeypatch.setenv(name, value)
     known = amazon.client("ssm").get_parameter(Name=KNOWN)["Parameter"]["Value"]
     cluster = file.read(str(tmp_path / "c.yaml"))
-    launcher.render(cluster, tmp_path, "c", "true", time.time() + 3600)
+    machines.render(cluster, tmp_path, "c", "true", time.time() + 3600)
     made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
     nodes = made["available_node_types"].values()
     assert {node["node_config"]["ImageId"] for node in nodes} == {known}
+    (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text().replace(KNOWN, "/aws/no"))
     with pytest.raises(InputError, match="ParameterNotFound"):
-        launcher.image_id("/aws/service/nothing", REGION)
+        machines.render(file.read(str(tmp_path / "c.yaml")), tmp_path, "c", "true", time.time())

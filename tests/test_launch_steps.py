@@ -16,9 +16,8 @@ from cli_kit import cli
 import raybench
 from raybench import spec, store
 from raybench.cluster import file, steps
-from raybench.cluster.hosts import Host, Unreachable
-from raybench.cluster.launcher import LaunchFailed
-from raybench.cluster.price import offer
+from raybench.cluster.file import offer
+from raybench.cluster.machines import Host, Unreachable
 from raybench.cluster.states import Launch
 from raybench.cluster.steps import Steps
 
@@ -80,7 +79,7 @@ class World:
         """Do as Ray's launcher, or what stands in its place."""
         if verb in self.instead:
             return self.instead[verb]()
-        if verb == "alive":
+        if verb == "list nodes":
             return ["i-1"] if self.alive else []
         self.step(f"ray {verb}", partial(setattr, self, "alive", verb == "up"))
         return {"address": "10.0.0.1", "auth": {"ssh_user": "me"}}
@@ -133,13 +132,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
             made.clock += 120
             raise Unreachable(f"{host.address}: gone")
         made.step("fetch", copy)
-        said = {"name": "far", "cells": 2, "rounds": 10.0, "before": 0, "stage": "running"}
+        said = {"name": "far", "cells": 2, "rounds": 10.0, "stage": "running", "silent": []}
         return {**said, "seconds": 1.0, "now": {}}, made.ends
 
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(steps, "fetch", fetched)
-    monkeypatch.setattr(Host, "push", lambda *a: made.step("push"))
-    monkeypatch.setattr(steps.launcher, "ray", made.ray)
+    monkeypatch.setattr(Host, "rsync", lambda *a: made.step("push"))
+    monkeypatch.setattr(steps.machines, "ray", made.ray)
     monkeypatch.setattr(steps.time, "sleep", made.sleep)
     monkeypatch.setattr(steps.time, "monotonic", lambda: made.clock)
     return made
@@ -176,7 +175,7 @@ def test_an_order_is_what_the_job_runs(world: World, given: Any, home: str, leas
     launch = ordered(world.home, given)
     order = launch.order()
     kept = f"/home/{home}/raybench-launch-results/{order['id']}"
-    command = f"python3 -m raybench sweep sweep.yaml --address auto --out {kept}/far"
+    command = f"python3 -m raybench sweep sweep.yaml --address auto --out {kept}/results"
     script = (launch.folder / "stage/job.sh").read_text()
     assert script.startswith(f"set -- {kept}/{order['job']} {lease} {command}\n")
 
@@ -244,7 +243,7 @@ def test_down_from_every_state(world: World) -> None:
 
 def fail(*a: Any) -> None:
     """Fail as Ray's launcher does."""
-    raise LaunchFailed("no such image")
+    raise RuntimeError("no such image")
 
 
 ENDS = {
@@ -301,11 +300,11 @@ def test_a_follower_without_a_network_waits(world: World) -> None:
         asked.append(1)
         if len(asked) == 20:  # forty minutes later
             world.gone = ()
-        raise LaunchFailed("no route to the provider")
+        raise RuntimeError("no route to the provider")
 
     launch = under_way(world.home)
     world.gone = ("10.0.0.1",)
-    world.instead["alive"] = cut
+    world.instead["list nodes"] = cut
     assert Steps(launch).follow() == 0
 
 
@@ -339,7 +338,7 @@ def test_what_may_be_left_is_named(world: World, monkeypatch: pytest.MonkeyPatch
     world.gone = ()
     assert any("10.0.0.2" in line for line in Steps(launch).down())
     launch, nodes = under_way(world.home / "rented"), ["i-123"]
-    world.instead["alive"] = lambda: nodes
+    world.instead["list nodes"] = lambda: nodes
     with pytest.raises(RuntimeError, match="i-123"):
         Steps(launch).down()
     nodes.clear()

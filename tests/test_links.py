@@ -5,8 +5,8 @@ import json
 import os
 import sys
 
-import emulated
 import hypothesis.strategies as st
+import links as benchmark
 import numpy as np
 import pytest
 from cli_kit import cli, tidy
@@ -268,10 +268,8 @@ def test_processes_that_fail_are_an_input_error(monkeypatch):
 @pytest.mark.parametrize("text", ["100Mbit,10ms", "1Gbit,1ms"])
 def test_predictions_hold_on_emulated_links(text, monkeypatch):
     """Each prediction of exchanges that a link dominates within a quarter: docs/links.md has all of them."""
-    if why := emulated.unavailable():
+    if why := benchmark.unavailable():
         pytest.skip(why)
-    import links as benchmark  # benchmarks/links.py
-
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     sizes = {"pair": (2**20,), "gather": (2**18,), "all_reduce": (2**20,), "server": (2**18,)}
     result = benchmark.compare([text], [2, 4], sizes=sizes, methods=())

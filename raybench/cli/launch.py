@@ -21,16 +21,13 @@ from raybench.core.errors import InputError
 from raybench.core.limits import duration
 
 if TYPE_CHECKING:
-    from raybench.cluster.file import ClusterFile, NodeType
-    from raybench.cluster.price import Price
+    from raybench.cluster.file import ClusterFile, NodeType, Price
     from raybench.cluster.steps import Steps
     from raybench.execution.plan import Plan
 
 OLD_DAYS = 90  # of prices, which are then said to be old
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
-Which = Annotated[
-    str, Argument(metavar="DIR", help="A results folder, a sweep's name or a launch's id.")
-]
+Which = Annotated[str, Argument(metavar="DIR", help="Results folder, sweep's name, or launch id.")]
 
 
 def launch(
@@ -42,16 +39,14 @@ def launch(
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it would take, and stop.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
     max_cost: Annotated[
-        float | None,
-        Option(metavar="AMOUNT", help="The most that it may cost, in the file's currency."),
+        float | None, Option(metavar="AMOUNT", help="The most it may cost, in the file's currency.")
     ] = None,
     max_hours: Annotated[
         float, Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
     notify: Annotated[
-        str,
-        Option(metavar="CMD", help="Run at the end by the shell, with what happened on its input."),
+        str, Option(metavar="CMD", help="Shell command for the end; its input says what happened.")
     ] = "",
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
@@ -67,7 +62,7 @@ def launch(
     """
     from raybench.analysis import BestSteps
     from raybench.cluster import file as files
-    from raybench.cluster.price import offer
+    from raybench.cluster.file import offer
     from raybench.cluster.steps import order
 
     if file == "ls":
@@ -83,20 +78,19 @@ def launch(
     if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
-    up = record.state == "fetched"
-    if up:  # its cluster was kept, and its hours go on
+    if record.state == "fetched":  # its cluster was kept, and its hours go on
+        note("the cluster is the one that is up")
         max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
     plan, cost = offer(sweep, nodes, where, max_hours, max_cost, retry_failed, BestSteps(where))
-    _show_offer(plan, cost, nodes, where, up)
-    if dry_run:
-        raise typer.Exit(0)
+    _show_offer(plan, cost, nodes, where)
     if not plan.batches:
         note("nothing is missing: nothing was started")
-        raise typer.Exit(0)
+    if dry_run or not plan.batches:
+        return
     if not yes and not sys.stdin.isatty():
         raise InputError.of("launch", "nobody is there to say yes", "give --yes")
     if not yes and not typer.confirm("Start it?", default=False):
-        raise typer.Exit(0)
+        return
     order(record, sweep, nodes, cost, flags, remote, keep, notify)
     raise typer.Exit(_go_on(record, keep))
 
@@ -106,10 +100,8 @@ def _list() -> None:
     rows = []
     for key, facts in begun():
         state = last_state(facts)
-        ends = "" if state == "down" else clock(facts.get("deadline"))
-        state = f"damaged: {facts['damaged']}" if "damaged" in facts else state
-        name, folder = (str(facts.get(fact, "?")) for fact in ("name", "results"))
-        rows.append((key, name, state, spent(facts), ends, folder))
+        ends = "" if state == "down" else clock(facts["deadline"])
+        rows.append((key, facts["name"], state, spent(facts), ends, facts["results"]))
     if not rows:
         note("no launch was begun here")
         return
@@ -127,9 +119,7 @@ def attach(folder: Which, keep: Keep = False) -> None:
 
 def down(
     folder: Which,
-    fetch: Annotated[
-        bool, Option("--fetch/--no-fetch", help="Bring home what is there first.")
-    ] = True,
+    lose: Annotated[bool, Option("--no-fetch", help="Leave results there to be lost.")] = False,
 ) -> None:
     """Fetch what there is, and end the cluster of a launch.
 
@@ -140,7 +130,7 @@ def down(
 
     record = Launch.of(folder)
     with Store(record.results).held():
-        raise typer.Exit(_ended(Steps(record), fetch))
+        raise typer.Exit(_ended(Steps(record), fetching=not lose))
 
 
 def logs(folder: Which) -> None:
@@ -204,18 +194,15 @@ def _notify(steps: Steps, code: int) -> None:
 
 def _close(steps: Steps, code: int) -> None:
     """Print the table of what came home, as after a sweep here; or why there is none."""
-    from raybench import report, store
+    from raybench import report
     from raybench.analysis import frames
+    from raybench.store import Store
 
     folder = str(steps.order["remote_out"] or steps.launch.results)
     if code:
         said = steps.log().rstrip().splitlines()[-12:]
         note(f"the sweep ended with exit code {code}; its last lines:", *said)
-    try:
-        statuses = set(store.cells(folder)["status"])
-    except InputError:  # it ended before its first cell
-        statuses = set()
-    if "ok" not in statuses:
+    if "ok" not in Store(folder).done().values():
         note(f"no cell has ended well: nothing is in {folder}")
         return
     results, out = frames(folder), Screen()
@@ -235,8 +222,8 @@ def _ended(steps: Steps, fetching: bool = True) -> int:
     return 0
 
 
-def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str, up: bool) -> None:
-    """Print what the launch would take; up: on the cluster of an earlier one."""
+def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str) -> None:
+    """Print what the launch would take."""
     screen = Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     missing = count(plan.missing, "cell")
@@ -261,8 +248,6 @@ def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str, up:
         ("ends", ends),
         ("results", results),
     ]
-    if up:
-        rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 
 
@@ -288,8 +273,8 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
 
 def _node(node: NodeType) -> str:
     """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
-    sizes = [(node.cpus or 0, "CPU"), (node.gpus, "GPU")]
-    size = " and ".join(count(int(amount), word) for amount, word in sizes if amount)
+    sizes = [(node.cpus, "CPU"), (node.gpus, "GPU")]
+    size = " and ".join(count(int(n), word) for n, word in sizes if 0 < n < math.inf)
     kind = ", ".join([node.machine] * (node.machine != node.name) + ["spot"] * node.spot)
     text = f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}"
     return text + f" ({kind})" * bool(kind) + f" of {size}" * bool(size)

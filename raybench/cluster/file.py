@@ -1,4 +1,4 @@
-"""A cluster file: what Ray's launcher reads, and under ``metadata`` what only raybench does."""
+"""A cluster file, what Ray's launcher reads and under ``metadata`` what only raybench does; and the price of a launch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raybench.cluster.states import money
 from raybench.core.errors import InputError, nearest
+from raybench.execution.costs import admit, estimate
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.run import Options
+from raybench.execution.search import Best
+from raybench.spec import Sweep
 from raybench.spec.keys import closed
+from raybench.spec.model import Resources
+from raybench.store import Store
+from raybench.store.files import check_reachable
 
 OWN = "metadata"  # Ray reads nothing there
 THERE = "raybench-launch"  # the folder of what travels, in the home of the user who runs Ray
@@ -42,7 +51,6 @@ FILE = {
     },
     "if": {"properties": {"provider": {"properties": {"type": {"const": "local"}}}}},
     "then": {"properties": {"provider": {"required": ["type", "head_ip", "worker_ips"]}}},
-    "else": {"required": ["head_node_type", "available_node_types"]},
 }
 
 
@@ -50,13 +58,13 @@ FILE = {
 class NodeType:
     """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
-    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. Infinite where the
-    file does not say. cpus: None where it does not. machine: the kind's name where the file does not say.
+    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. These and cpus are
+    infinite where the file does not say. machine: the kind's name where it does not.
     """
 
     name: str
     most: int
-    cpus: float | None
+    cpus: float
     gpus: float
     price: float
     listed: float
@@ -85,8 +93,7 @@ class ClusterFile:
     @property
     def unpriced(self) -> list[str]:
         """The machines whose list price nobody has written down."""
-        bare = [node.machine for node in self.nodes if math.isinf(node.listed)]
-        return list(dict.fromkeys(bare))
+        return list(dict.fromkeys(n.machine for n in self.nodes if math.isinf(n.listed)))
 
     @property
     def ends_by_itself(self) -> bool:
@@ -147,10 +154,9 @@ def _checked(file: Path) -> dict[str, Any]:
 
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # what it fills in is no news
     try:
-        parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
         # as JSON, where a day is a text, and so is .nan, which the schema would let pass
-        given: Any = parts[0] if len(parts) == 1 else None
-        given = json.loads(json.dumps(given, default=str), parse_constant=str)
+        text = json.dumps(yaml.safe_load(file.read_text()), default=str)
+        given: Any = json.loads(text, parse_constant=str)
         jsonschema.validate(given, FILE, format_checker=jsonschema.FormatChecker())
         config: dict[str, Any] = prepare_config(given)
         validate_config(config)
@@ -196,7 +202,8 @@ def _nodes(config: Mapping[str, Any], region: str, hosts: Sequence[str]) -> tupl
         usual = price.get("spot", listed) if spot else listed
         most = 1 if name == head else min(config["max_workers"], said["max_workers"])
         fewest = 1 if name == head else min(most, said["min_workers"])
-        cpu, gpu = size.get("CPU", cpus.get(machine)), size.get("GPU", gpus.get(machine, 0.0))
+        cpu = size.get("CPU", cpus.get(machine, math.inf))
+        gpu = size.get("GPU", gpus.get(machine, 0.0))
         return NodeType(name, most, cpu, gpu, usual, listed, machine, spot, fewest)
 
     nodes = [kind(name) for name in sorted(types, key=lambda name: name != head)]
@@ -212,3 +219,131 @@ def _at(value: Any, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key, "") if isinstance(value, Mapping) else ""
     return value
+
+
+# What a launch would take ---------------------------------------------------------------------
+
+START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; paid for, too
+
+
+@dataclass(frozen=True)
+class Price:
+    """What is expected of a launch, and the most that it can come to.
+
+    seconds: of work on one slot of this machine, from and to. slots: how many trials run at once on the whole cluster,
+    None where the file does not say how many CPUs nodes have. hours: expected, from and to. cost: in these hours.
+    most_hours: after which the cluster ends by itself, whatever happens. per_hour: of the dearest cluster, at list
+    prices. Without prices cost and per_hour are infinite.
+    """
+
+    seconds: tuple[float, float]
+    slots: int | None
+    hours: tuple[float, float]
+    cost: tuple[float, float]
+    most_hours: float
+    per_hour: float
+
+    @property
+    def most(self) -> float:
+        """What the dearest cluster costs until it ends by itself."""
+        return self.per_hour * self.most_hours
+
+
+def offer(
+    sweep: Sweep,
+    cluster: ClusterFile,
+    results: str,
+    max_hours: float,
+    max_cost: float | None,
+    retry_failed: bool = False,
+    best: Best | None = None,
+) -> tuple[Plan, Price]:
+    """Return the plan of what a results folder lacks, and its price on a cluster.
+
+    results: the folder, or its URL. best: judges the steps of a sweep that searches.
+
+    The work is estimated from the first rounds of each method, here; that of a search is what it takes at most.
+    Raises InputError as planning and ``price`` do.
+    """
+    check_reachable(results, processes=True)
+    store = Store(results)
+    store.claim(sweep.text, write=False)
+    plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
+    admit(plan, store.folder)
+    options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
+    tried = estimate(plan.batches, options)
+    work = {batch.name: plan.work(batch) for batch in plan.batches}
+    more = sum(work.values()) / max(sum(work[name] for name in tried), 1e-30) * plan.ahead
+    low, high = (more * sum(e.seconds * e.spread[i] for e in tried.values()) for i in (0, 1))
+    asked = plan.sweep.resources
+    return plan, price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
+
+
+def price(
+    cluster: ClusterFile,
+    seconds: tuple[float, float],
+    batches: int,
+    asked: Resources,
+    max_hours: float,
+    max_cost: float | None,
+) -> Price:
+    """Return the price of so many seconds of work (from, to), on one slot of this machine, that fall into batches.
+
+    A slot is a trial: one worker, or a group of them, which may lie on several nodes. max_cost shortens ``max_hours`` to
+    what it pays for. Raises InputError where the expected cost or time is above what is allowed, the cluster can never
+    hold a slot, or ``max_cost`` is given and a node has no price.
+    """
+    cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
+    holds: dict[NodeType, float] = {}  # how many workers
+    for node in cluster.nodes:
+        held = min(node.cpus / cpus, node.gpus / gpus if gpus else math.inf)
+        holds[node] = held if math.isinf(held) else math.floor(held + 1e-9)
+    # Ray prefers nodes without GPUs for work without them, so time and cost are expected of those
+    fits = {node: 0 if node.gpus and not gpus else held for node, held in holds.items()}
+    places = sum(held * node.most for node, held in fits.items())
+    if places < asked.workers:
+        each = f"{asked.workers} workers of {cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
+        what = f"all nodes of {cluster.path.name} hold {places:g} of {each}"
+        raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
+    slots = None if math.isinf(places) else int(places // asked.workers)
+    # what is started whether it is of use or not costs as much
+    counts = {node: node.most if held else node.fewest for node, held in fits.items()}
+    usual = sum(node.price * count for node, count in counts.items() if count)
+    listed = _dearest(cluster, holds)
+    start = 0.02 if cluster.hosts else START_HOURS
+    at_once = 3600 * max(1, min(slots or 1, batches))
+    hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
+    cost = (usual * hours[0], usual * hours[1])
+    if max_cost is not None:
+        if not cluster.ends_by_itself:
+            what = "a machine of this provider that shuts itself down costs on until it is deleted"
+            raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
+        if cluster.unpriced:
+            place = f"{cluster.region or 'REGION'}: {{{cluster.unpriced[0]}: {{list: 1.23}}}}"
+            what = f"no price is known of {', '.join(cluster.unpriced)} in {cluster.region}"
+            fix = f"{OWN}.prices of {cluster.path.name}: as_of: the day, per_hour: {{{place}}}"
+            raise InputError.of("--max-cost", what, fix)
+        if cost[1] > max_cost:
+            what = f"up to {money(cost[1], cluster.currency)} are expected, {max_cost:g} allowed"
+            raise InputError.of("--max-cost", what, "fewer cells: see raybench plan")
+        if listed:
+            max_hours = min(max_hours, max_cost / listed)
+    if hours[1] > max_hours:
+        what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
+        raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
+    return Price(seconds, slots, hours, cost, max_hours, listed)
+
+
+def _dearest(cluster: ClusterFile, holds: Mapping[NodeType, float]) -> float:
+    """Return the list price of an hour of the dearest nodes that may run, infinite where one has none.
+
+    Ray starts any node that holds a worker once those that it prefers are at their most, one with GPUs too, and at most
+    ``max_workers`` besides the head.
+    """
+    left = cluster.config["max_workers"] - sum(node.fewest for node in cluster.nodes[1:])
+    counts = {node: node.fewest for node in cluster.nodes}
+    for node in sorted(cluster.nodes, key=lambda node: -node.listed):
+        if holds[node]:
+            counts[node] += min(node.most - node.fewest, left)
+            left -= counts[node] - node.fewest
+    return sum(node.listed * count for node, count in counts.items() if count)

@@ -11,16 +11,17 @@ import math
 import os
 import re
 import shutil
-import stat
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, Notice
+from raybench.store.files import Local
 
 STATES = ("up", "submitted", "running", "fetched", "down")
 NAME, ORDER = "launch", "order.json"  # NAME: of the file in the results folder
@@ -52,11 +53,10 @@ class Launch:
         if launch.order():
             return launch
         for key, order in reversed(begun()):
-            if str(name) in (key, order.get("name")) and "results" in order:
+            if str(name) in (key, order["name"]):
                 launch = cls(order["results"])
                 if launch._id() is None:  # the folder is gone; the cluster may be up all the same
-                    launch.results.mkdir(parents=True, exist_ok=True)
-                    write_private(launch.results / NAME, key)
+                    launch._mark(key)
                 if launch._id() == key:
                     return launch
         what = f"{name} holds no launch, and no launch has that name"
@@ -75,15 +75,17 @@ class Launch:
 
     def _id(self) -> str | None:
         """Return the id in the results folder; None where there is none, empty where what is there is no id."""
-        path = self.results / NAME
         try:
-            if not stat.S_ISREG(path.lstat().st_mode):
-                return ""
-            with path.open("rb") as file:
-                text = file.read(100).decode("ascii", "replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return text if ID.fullmatch(text) else ""
+            data = Local(self.results).read(NAME)
+        except (InputError, OSError):  # a link, a pipe, a folder
+            return ""
+        text = None if data is None else data.decode(errors="replace").strip()
+        return text if text is None or ID.fullmatch(text) else ""
+
+    def _mark(self, name: str) -> None:
+        """Write a launch's id into the results folder."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        Local(self.results).write(NAME, name.encode())
 
     def begin(self) -> dict[str, Any]:
         """Forget an earlier launch that is down, and return the first facts of a new one, to be noted by ``amend``."""
@@ -92,8 +94,7 @@ class Launch:
         name = uuid.uuid4().hex[:8]
         launches().mkdir(mode=0o700, parents=True, exist_ok=True)
         (launches() / name).mkdir(mode=0o700)  # it will hold the cluster's token
-        self.results.mkdir(parents=True, exist_ok=True)
-        write_private(self.results / NAME, name)
+        self._mark(name)
         results = str(self.results.absolute())
         return {"id": name, "results": results, "began": time.time(), "reached": {}}
 
@@ -103,17 +104,17 @@ class Launch:
 
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
-        write_private(self.folder / ORDER, json.dumps({**self.order(), **facts}, indent=1))
+        document = json.dumps({**self.order(), **facts}, indent=1)
+        Local(self.folder).write(ORDER, document.encode())
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
         assert state in STATES
         self.amend(reached={**self.order()["reached"], state: {"at": time.time(), **facts}})
 
-    def reached(self, state: str) -> dict[str, Any] | None:
+    def reached(self, state: str) -> Any:
         """Return the facts of a state, None where it is not reached."""
-        facts: dict[str, Any] | None = self.order().get("reached", {}).get(state)
-        return facts
+        return self.order().get("reached", {}).get(state)
 
     @property
     def state(self) -> str:
@@ -129,38 +130,23 @@ def last_state(facts: Mapping[str, Any]) -> str:
 
 def noted(folder: Path) -> dict[str, Any]:
     """Return the document of a launch's folder, nothing where there is none. Raises InputError for one that is damaged."""
-    path = folder / ORDER
     try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError.of("DIR", f"cannot read {path}: {error}", "is the file whole?") from error
+        return dict(json.loads(Local(folder).read(ORDER) or "{}"))
+    except ValueError as error:  # whoever damaged it: it is replaced as a whole, and synced
+        what = f"cannot read {folder / ORDER}: {error}"
+        raise InputError.of("DIR", what, "is the file whole?") from error
 
 
 def begun() -> list[tuple[str, dict[str, Any]]]:
-    """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached).
-
-    One that cannot be read has the key ``damaged``, and hides no other.
-    """
+    """Return all launches of this user, the oldest first, as (id, what was ordered and what was reached)."""
     rows = []
     for folder in launches().glob("*"):
         try:
-            facts = noted(folder)
-        except InputError:
-            facts = {"damaged": f"cannot read {ORDER}"}
-        if facts:  # else it was killed before anything was ordered
-            rows.append((folder.name, {"began": folder.stat().st_mtime, **facts}))
-    return sorted(rows, key=lambda row: row[1]["began"])
-
-
-def write_private(path: Path, text: str) -> None:
-    """Let a file appear whole, which only this user may read."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
-    fresh.replace(path)
+            rows.append((folder.name, noted(folder)))
+        except InputError as error:  # one that is damaged hides no other
+            warnings.warn(Notice(str(error)), stacklevel=2)
+    # without facts it was killed before anything was ordered
+    return sorted((row for row in rows if row[1]), key=lambda row: row[1]["began"])
 
 
 def money(amount: float, currency: str) -> str:
@@ -170,17 +156,14 @@ def money(amount: float, currency: str) -> str:
 
 def spent(facts: Mapping[str, Any]) -> str:
     """Return what a launch has cost so far, if all its nodes ran all the time at list prices."""
-    try:
-        ended = facts.get("reached", {}).get("down", {}).get("at", math.inf)
-        over = min(time.time(), facts["deadline"], ended)
-        cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
-        return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
-    except (KeyError, TypeError, AttributeError):  # no prices, or a damaged file
+    if math.isinf(facts["per_hour"]):
         return "unknown"
+    ended = facts["reached"].get("down", {}).get("at", math.inf)
+    over = min(time.time(), facts["deadline"], ended)
+    cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
+    return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
 
 
-def clock(when: object) -> str:
-    """Return the minute of a time in seconds since 1970, ``unknown`` of anything else."""
-    if not isinstance(when, int | float):
-        return "unknown"
+def clock(when: float) -> str:
+    """Return the minute of a time in seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))

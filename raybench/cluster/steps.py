@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import getpass
 import math
-import re
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from raybench.cluster import file, launcher, stage
-from raybench.cluster.hosts import Host, Unreachable, fetch, send
-from raybench.cluster.launcher import STAGE
-from raybench.cluster.price import Price
-from raybench.cluster.stage import ENDED, LEASE, LOG, PID
+from raybench.cluster import file, machines
+from raybench.cluster.file import Price
+from raybench.cluster.machines import ENDED, LEASE, LOG, PID, STAGE, Host, Unreachable, fetch, send
 from raybench.cluster.states import Launch, clock
 from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
@@ -27,13 +24,13 @@ from raybench.spec import Sweep
 from raybench.store import Store
 
 GIVEN = "given.yaml"  # in the folder of a launch: the cluster file, as it was when the launch began
+SUBMIT = "-m ray.scripts.scripts job submit --address http://127.0.0.1:8265 --no-wait"
 DASHBOARD_SECONDS = 120.0
 LOOK_EVERY = 10.0  # seconds between two looks at the head, which bring home what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
 LAST_SECONDS = 120.0  # before the deadline, for what comes home then
 GONE_SECONDS = 90.0  # that a provider may take to forget a node
-OVER = 1  # exit code of a sweep whose hours are over
 
 
 def order(
@@ -56,20 +53,17 @@ def order(
         owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
         facts |= {"owner": owner, "deadline": time.time() + cost.most_hours * 3600}
         (launch.folder / GIVEN).write_bytes(cluster.path.read_bytes())
-    # a slash would break the Jobs API
-    name = re.sub(r"[^A-Za-z0-9-]+", "-", sweep.name).strip("-")[:40]
     kept = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
-    job = f"raybench-{name}-{facts['id']}-{int(time.time())}"
-    out = remote_out or f"{kept}/{name}"
+    job = f"raybench-{facts['id']}-{int(time.time())}"
+    out = remote_out or f"{kept}/results"
     lease = "push" if cluster.hosts or remote_out else "hold"
     command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
     words = [f"{kept}/{job}", lease, *command, out, *flags]
-    stage.gather(launch.folder / STAGE, sweep, words)
+    machines.gather(launch.folder / STAGE, sweep, words)
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
-    per_hour = cost.per_hour if math.isfinite(cost.per_hour) else None
-    facts |= {"per_hour": per_hour, "currency": cluster.currency}
+    facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
 
@@ -94,7 +88,10 @@ class Steps:
     # -- up, submitted -----------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start the cluster, unless it is up already: its head answers, and its lease has not run out."""
+        """Start the cluster, unless it is up already: its head answers, and its lease has not run out.
+
+        Raises InputError where one of the user's own machines is taken, or Ray runs there.
+        """
         if self.launch.reached("submitted"):
             return  # whoever follows finds out
         if self.launch.reached("up"):
@@ -103,53 +100,41 @@ class Steps:
                 return
         number, deadline = self.order["id"], float(self.order["deadline"])
         name = f"{self.cluster.config['cluster_name']}-{number}"
-        take = launcher.taking(self.cluster, number, deadline, self.order["owner"])
-        launcher.render(self.cluster, self.folder, name, take, deadline)
-        self._take_hosts(take)
+        take = machines.taking(self.cluster, number, deadline, self.order["owner"])
+        machines.render(self.cluster, self.folder, name, take, deadline)
+        try:
+            for address in self.cluster.hosts:
+                Host(address, self.cluster.config["auth"]).run(take)
+        except RuntimeError as error:  # one is taken, or Ray runs there: all machines or none
+            with suppress(RuntimeError):
+                self._machines_free(home=True)
+            self.launch.reach("down", sure=["nothing was started"])
+            fix = "wait, or give other machines; each is reached by ssh without a password"
+            raise InputError.of("--cluster", str(error), fix) from error
         tell(f"starting {name} (ray up)")
         place = str((self.folder / "known_hosts").resolve())
-        head = Host(**launcher.ray("up", self.folder), known_hosts=place)
+        head = Host(**machines.ray("up", self.folder), known_hosts=place)
         head.run(f"{LEASE} push", timeout=60)
         self.launch.reach("up", head=vars(head))
         tell(f"the head is up: {head.login}")
-
-    def _take_hosts(self, take: str) -> None:
-        """Lease the user's own machines, all or none. Raises InputError where one is taken, or Ray runs there."""
-        taken: list[Host] = []
-        for host in self._machines():
-            try:
-                host.run(take)
-                taken.append(host)
-            except RuntimeError as error:
-                for one in taken:
-                    with suppress(Unreachable):
-                        one.run(f"{LEASE} end", check=False)
-                self.launch.reach("down", sure=["nothing was started"])
-                fix = "wait, or give other machines; each is reached by ssh without a password"
-                raise InputError.of("--cluster", str(error), fix) from error
-
-    def _machines(self) -> list[Host]:
-        return [Host(address, self.cluster.config["auth"]) for address in self.cluster.hosts]
 
     def submit(self) -> None:
         """Submit the sweep as a job with an id of our own, so that submitting twice is one job."""
         if self.launch.reached("submitted"):
             return
         head, job, there = self.head(), self.order["job"], self.cluster.there
-        head.push(self.folder / STAGE, there)  # the mounts of ``ray up``, where they are older
+        # the mounts of ``ray up``, where they are older
+        head.rsync("-a", f"{self.folder / STAGE}/", f"{head.login}:{there}/")
         if self.order["out"]:
             send(head, self.launch.results, self.order["out"])
-        head.run(f"mkdir -p {self.job} && {LEASE} push")
-        python = f"{launcher.token(self.cluster)}; {self.cluster.python}"
-        ask = f"{python} {launcher.SUBMIT} --submission-id {job} -- bash {there}/job.sh"
-        until = time.monotonic() + DASHBOARD_SECONDS
-        while True:
-            said = head.run(f"{ask} 2>&1; echo rc=$?", timeout=180).strip()
-            if said.endswith("rc=0") or "already exists" in said:
-                break  # an id that is there already is the same job
+        ask = f"{LEASE} push; {machines.token(self.cluster)}; {self.cluster.python} {SUBMIT} "
+        ask += f"--submission-id {job} -- bash {there}/job.sh 2>&1; echo rc=$?"
+        until, said = time.monotonic() + DASHBOARD_SECONDS, ""
+        while not said.endswith("rc=0") and "already exists" not in said:  # which is the same job
             if time.monotonic() > until:  # the dashboard of a new head comes up last
-                raise launcher.LaunchFailed(f"the sweep could not be submitted: {said[-300:]}")
-        self.launch.reach("submitted", job=job)
+                raise RuntimeError(f"the sweep could not be submitted: {said[-300:]}")
+            said = head.run(ask, timeout=180).strip()
+        self.launch.reach("submitted")
         tell(f"submitted as {job}")
 
     # -- running, fetched --------------------------------------------------------------------
@@ -160,47 +145,40 @@ class Steps:
         The progress stands in the same block as that of a sweep that runs here. Raises RuntimeError where nothing is
         heard of the head for so long that it is given up.
         """
-        over = self.launch.reached("fetched")
-        if over is not None:
+        if over := self.launch.reached("fetched"):
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
         said: dict[str, Any] = {}
         code: int | None = None
-        view: View | None = None
-        heard, asked = time.monotonic(), 0.0
-        with ExitStack() as block:
+        heard = time.monotonic()
+        with View(self.order["name"], 0, math.inf) as view:  # until the head says how much there is
             while code is None and time.time() < last:
                 remark = ""
                 try:
                     said, code = fetch(head, self.launch.results, self.job, self.order["out"])
-                    heard, asked = time.monotonic(), 0.0
+                    heard = time.monotonic()
                 except Unreachable:
                     silence = time.monotonic() - heard
                     if silence > 10:
                         remark = f"the head is silent for {silence:.0f} s"
-                    if silence - asked > ASK_PROVIDER:
-                        asked = silence
+                    if silence > ASK_PROVIDER:
                         self._see(head, silence)
                 except (RuntimeError, OSError) as error:
                     remark = str(error)  # a full disk here does not end the sweep there
                     with suppress(Unreachable, ValueError):  # of a sweep that has not ended
                         code = int(head.run(f"cat {self.job}/{ENDED}", timeout=30, check=False))
-                if said and view is None:
-                    view = View(said["name"], said["cells"], said["rounds"], said["before"])
-                    block.enter_context(view)
-                    if not self.launch.reached("running"):
-                        self.launch.reach("running")
-                if said and view is not None:
+                if said and not self.launch.reached("running"):
+                    self.launch.reach("running")
+                if said:
+                    view.cells, view.rounds = said["cells"], said["rounds"]
                     view.began = time.monotonic() - said["seconds"]  # when the driver did
-                    words = remark or said["stage"], said.get("silent", ())
-                    view.update(Progress(**said["now"]), *words)
+                    view.update(Progress(**said["now"]), remark or said["stage"], said["silent"])
                 if code is None:
                     time.sleep(LOOK_EVERY)
         if code is None:
             tell("the hours of this launch are over")
-            self._stop_job(head)
-            code = OVER
+            code = 1
         self._come_home(head)
         self.launch.reach("fetched", code=code)
         return code
@@ -209,8 +187,8 @@ class Steps:
         """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
         if not self.cluster.hosts:
             try:
-                self.lost = not launcher.ray("alive", self.folder)
-            except launcher.LaunchFailed:  # it is this machine that has no way out
+                self.lost = not machines.ray("list nodes", self.folder)
+            except RuntimeError:  # it is this machine that has no way out
                 return
             if self.lost:
                 raise RuntimeError(f"{head.address} is gone: the provider knows no node of it")
@@ -222,7 +200,15 @@ class Steps:
                 raise RuntimeError(f"no answer for {silence:.0f} s: {error}") from error
 
     def _come_home(self, head: Host) -> None:
-        """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError."""
+        """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError.
+
+        A sweep that is still running is asked to end as by Ctrl-C: what is committed then is whole.
+        """
+        with suppress(RuntimeError):
+            head.run(
+                f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
+                "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
+            )
         for attempt in range(4):
             try:
                 if self.order["out"]:
@@ -252,15 +238,12 @@ class Steps:
         Raises RuntimeError, which names what is, or may be, left and says what to do, and where a rented head that was
         not given up holds results that cannot be fetched now.
         """
-        ended = self.launch.reached("down")
-        if ended is not None:
+        if ended := self.launch.reached("down"):
             return list(ended["sure"])
-        head = self.head() if self.launch.reached("up") else None
         home = bool(self.launch.reached("fetched") or not self.launch.reached("submitted"))
-        if head is not None and fetching and not home:
-            self._stop_job(head)
+        if fetching and not home:
             try:
-                self._come_home(head)
+                self._come_home(self.head())
                 home = True
             except (RuntimeError, OSError) as error:
                 if self.order["lease"] == "hold" and not self.lost:
@@ -269,21 +252,13 @@ class Steps:
                         f"{clock(self.order['deadline'])}; --no-fetch ends it now, and they are lost"
                     ) from error
                 tell(f"not all results could be fetched: {error}")
-        if not (self.folder / launcher.CONFIG).exists():
+        if not (self.folder / machines.CONFIG).exists():
             sure = ["nothing was started"]
         else:
-            sure = self._machines_free(home) if self.cluster.hosts else self._nodes_gone(head)
+            sure = self._machines_free(home) if self.cluster.hosts else self._nodes_gone()
         shutil.rmtree(self.folder / STAGE, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
-
-    def _stop_job(self, head: Host) -> None:
-        """Ask a sweep that is still running to end as by Ctrl-C: what is committed then is whole."""
-        with suppress(RuntimeError):
-            head.run(
-                f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
-                "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
-            )
 
     def _machines_free(self, home: bool) -> list[str]:
         """End the launch on each machine, and remove what was put there; its results only where they are home."""
@@ -291,20 +266,19 @@ class Steps:
         # without its lease a machine was freed by itself, and may be somebody else's by now
         mine = f'[ "$(cat ~/.raybench-lease/launch 2>/dev/null)" = {self.order["id"]} ]'
         results = f"rm -rf {self.order['kept']}" if home else "true"
-        for host in self._machines():
+        for address in self.cluster.hosts:
+            host = Host(address, self.cluster.config["auth"])
             try:
-                still = host.run(f"{results}; ! {mine} || {LEASE} end").split()
+                if still := host.run(f"{results}; ! {mine} || {LEASE} end").split():
+                    left.append(f"{address}: processes {', '.join(still)}")
+                sure.append(f"{address}: no process of this launch, token and key removed")
             except RuntimeError as error:
                 left.append(f"{error} (what runs there ends by itself when its lease runs out)")
-                continue
-            if still:
-                left.append(f"{host.address}: processes {', '.join(still)}")
-            sure.append(f"{host.address}: no process of this launch, token and key removed")
         if left:
             raise RuntimeError("\n    ".join(left))
         return sure
 
-    def _nodes_gone(self, head: Host | None) -> list[str]:
+    def _nodes_gone(self) -> list[str]:
         """End the nodes, and ask the provider until it knows none of this cluster.
 
         Ray on the head ends first: its autoscaler would start workers while they are ended.
@@ -312,23 +286,18 @@ class Steps:
         tell("ending the cluster (ray down)")
         trouble, until = "ray down did not", time.monotonic() + GONE_SECONDS
         with suppress(Unreachable):
-            if head is not None:
-                head.run(f"{LEASE} end", check=False)
+            if self.launch.reached("up"):
+                self.head().run(f"{LEASE} end", check=False)
         try:
-            launcher.ray("down", self.folder)
-        except launcher.LaunchFailed as error:  # whether something is left is seen below
+            machines.ray("down", self.folder)
+        except RuntimeError as error:  # whether something is left is seen below
             trouble = str(error)
-        while True:
-            try:
-                left = launcher.ray("alive", self.folder)
-            except launcher.LaunchFailed as error:
-                raise RuntimeError(f"the provider does not say what is left: {error}") from error
-            if not left:
-                return ["the provider knows no node of this cluster"]
+        while left := machines.ray("list nodes", self.folder):
             if time.monotonic() > until:
                 end = f"the provider still has {', '.join(left)}: end them in its console"
                 raise RuntimeError(f"{end}; {trouble}")
             time.sleep(5)
+        return ["the provider knows no node of this cluster"]
 
 
 def tell(text: str) -> None:

@@ -1,40 +1,48 @@
-"""What a cluster's head has to do for each node, worker and batch: on one machine, with nodes of Ray's test cluster.
+"""What each batch of a sweep costs what serves all of them: a cluster's head, or an object store.
 
-    python benchmarks/nodes.py
-    python benchmarks/nodes.py --nodes 1 2 4 8 --workers 2 --batches 8
+    python benchmarks/batches.py --nodes 1 2 4 8 --workers 2 --batches 8     # the head, on one machine
+    python benchmarks/batches.py --shards 10 100                             # requests of a store
 
-First a sweep of tiny batches runs on clusters of several sizes: every node is real processes of Ray (a raylet and its
-workers), but all of them share this machine's cores, so only the processor time of the head's own processes says what
-more nodes would cost elsewhere: the driver with Tune, the queue, the writer, Ray's control store (gcs_server). Then the two
-actors that everything goes through are asked as fast as they answer: how many words of workers the queue
+First sweeps of tiny batches run on clusters of several sizes (Ray's test cluster): every node is real processes of Ray (a
+raylet and its workers), but all of them share this machine's cores, so only the processor time of the head's own processes
+says what more nodes would cost elsewhere: the driver with Tune, the queue, the writer, Ray's control store (gcs_server).
+Then the two actors that everything goes through are asked as fast as they answer: how many words of workers the queue
 hears in a second, and how many shards the writer writes.
+
+With ``--shards`` sweeps of so many batches go to an S3 server on loopback, and its requests are counted by what the sweep is
+at; needs ``pip install 'moto[s3]' flask flask-cors s3fs``. Counts are exact and do not hang on the machine. The floor is a
+request for each shard.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
+import raybench
 from raybench import spec
 from raybench.core.process import tune_process
 from raybench.runtime.session import HEAD_ENVIRONMENT, RAY_ENVIRONMENT
 
 SWEEP = """
-name: nodes
+name: batches
 problem: {name: quadratic, dim: %d, clients: 2}
 algorithm: ef21
 compressor: {name: top_k, k: 1..%d}
 rounds: 3
 resources: {cpus_per_worker: 1}
-"""  # each K is a batch
+"""  # each K is a batch, so a shard, of its own
 TOLD = {"driver": "", "queue": "ray::Queue", "writer": "ray::Store", "gcs": "gcs_server"}
 SECONDS_ASKED = 4.0
+KINDS = ("GET", "LIST", "PUT", "HEAD", "DELETE")
 
 
 def spent(names: dict[str, str]) -> dict[str, tuple[float, float]]:
@@ -150,15 +158,53 @@ def asked(folder: Path) -> None:
             ray.shutdown()
 
 
+def requested(sizes: list[int]) -> None:
+    """Print how many requests sweeps of several sizes make to a store, and what reads them."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from s3_kit import CREDENTIALS, FaultyProxy, make_bucket, moto
+
+    from raybench.runtime.driver import drive
+    from raybench.store import compact
+    from raybench.store.status import status_of
+
+    heads = " ".join(f"{name:>6}" for name in KINDS)
+    print(f"{'shards':>6}  {'what':<14} {heads}  a shard")
+    with moto() as address, tempfile.TemporaryDirectory() as here:
+        os.chdir(here)
+        make_bucket(address, "bucket")
+        proxy = FaultyProxy(address)
+        os.environ.update({**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.address})
+        for shards in sizes:
+            url, sweep = f"s3://bucket/{shards}", spec.load(SWEEP % (shards, shards))
+            steps: dict[str, Callable[[], object]] = {
+                "sweep": lambda s=sweep, u=url: drive(s, u, inline=True),
+                "the same again": lambda s=sweep, u=url: drive(s, u, inline=True),
+                "status": lambda u=url: status_of(u),
+                "load": lambda u=url: raybench.load(u),
+                "compact": lambda u=url: compact(u, f"{u}-compact"),
+            }
+            for what, step in steps.items():
+                proxy.asked.clear()
+                step()
+                counts: Counter[str] = Counter()
+                for (method, path), n in proxy.asked.items():
+                    counts["LIST" if method == "GET" and "list-type" in path else method] += n
+                said = " ".join(f"{counts[name]:>6}" for name in KINDS)
+                print(f"{shards:>6}  {what:<14} {said}  {counts.total() / shards:.1f}", flush=True)
+        proxy.close()
+
+
 def main() -> None:
     """Read the arguments, measure and print."""
-    said = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     said.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 4])
     said.add_argument("--workers", type=int, default=2, help="of each node")
     said.add_argument("--batches", type=int, default=8, help="of each worker")
+    said.add_argument("--shards", nargs="+", type=int, help="count requests of a store, no nodes")
     given = said.parse_args()
+    if given.shards:
+        requested(given.shards)
+        return
     for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
         os.environ.setdefault(name, value)
     tune_process()
