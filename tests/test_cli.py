@@ -122,7 +122,9 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
     assert said.code == 0
     assert "small  nothing was missing, 28 were there already" in said.out
     assert tree(out / "cells") == before
-    assert max(reads.of("curves").values()) <= 7  # digest, table, figures, their K, own metrics
+    assert (
+        max(reads.of("curves").values()) <= 8
+    )  # digest, table, rows far apart, figures, their K, own metrics
     written = {rel.removeprefix("write ") for rel in reads if rel.startswith("write ")}
     assert written <= {"plan/owner.json", "plan/lock"}
 
@@ -166,7 +168,7 @@ def test_failed_cells_exit_1_say_why_and_run_again_on_demand(here):
     said = cli("plan", "s.yaml")
     assert (said.code, "weather: it rains [red]" in said.out) == (0, True)
     assert "raises" not in cli("plan", "s.yaml", "--no-measure").out
-    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
+    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-size", 1)
     assert (said.code, cause in said.out) == (1, True)
     said = cli("sweep", "s.yaml", "--inline")
     assert said.code == 1
@@ -227,8 +229,8 @@ def test_runs_on_one_problem_share_a_folder(here):
     assert folder.name.startswith("run-logistic-breast_cancer-")
     assert "ok after 30 rounds" in said.out
     assert f"raybench report results/{folder.name}" in said.out
-    assert cli("run", "--rounds", 30, "--algorithm", "marina", "--step", 8).code == 0
-    assert cli("run", "--rounds", 30, "--algorithm", "gd", "--step-value", 0.1).code == 0
+    assert cli("run", "--rounds", 30, "--algorithm", "marina", "--step-multiple", 8).code == 0
+    assert cli("run", "--rounds", 30, "--algorithm", "gd", "--step-size", 0.1).code == 0
     cells = store.cells(folder).set_index("algorithm")
     assert sorted(cells.index) == ["ef21", "gd", "marina"]
     assert cells.loc["marina", "step_size"] == pytest.approx(8 * cells.loc["marina", "theory_step"])

@@ -79,9 +79,18 @@ def run(
     compressor: shared.CompressorFlag = None,
     downlink: shared.DownlinkFlag = None,
     step: Annotated[
-        float | None, Option(metavar="X", help="Step size as a multiple of the theory's.")
+        float | None,
+        Option(
+            "--step-multiple",
+            "--step",
+            metavar="X",
+            help="Step size as a multiple of the theory's.",
+        ),
     ] = None,
-    step_value: Annotated[float | None, Option(metavar="X", help="Step size as a number.")] = None,
+    step_value: Annotated[
+        float | None,
+        Option("--step-size", "--step-value", metavar="X", help="Step size as a number."),
+    ] = None,
     rounds: Annotated[
         float, Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False)
     ] = 1000,  # a number, so that 1e3 is one
@@ -101,7 +110,7 @@ def run(
     sizes = {"theory": step, "value": step_value}
     sizes = {kind: size for kind, size in sizes.items() if size is not None}
     if len(sizes) == 2:
-        raise InputError.of("--step", "and --step-value together", "give one of them")
+        raise InputError.of("--step-multiple", "and --step-size together", "give one of them")
     name = sections.parse(algorithm, "algorithm")["name"]
     if compressor is None:
         load_plugins(plugin)
@@ -142,7 +151,7 @@ def _way_out(skipped: Skipped) -> str:
     data = shared.USUAL_PROBLEM.partition(":")[2]
     flags = {
         SkipCode.NO_CLOCK: "--set clock.compute=1.0, the seconds of a gradient; docs/clock.md",
-        SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
+        SkipCode.NO_STEP: "--step-size 0.1, or --set step_size.of=gd for multiples of gd's step",
         SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{data}",
         SkipCode.OPERATOR: f"--compressor {usual}; --set allow_unproven=true runs what no theory covers",
     }

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Reader = Callable[..., "Frames"]
 """What opens a results folder as the options of a verb say: see ``reading``."""
 RESULTS_FOLDER = Path("results")
-WIDEST_TABLE = 110
-WIDTH_IN_A_PIPE = 120
+WIDEST_TEXT, WIDEST_TEXT_IN_A_PIPE = 110, 120
+WIDTH_IN_A_PIPE = 160  # of tables of results
 
 File = Annotated[
     str, Argument(metavar="FILE", help="A sweep file, or the name of a shipped sweep.")
@@ -203,18 +203,21 @@ class Screen:
 
     def __init__(self) -> None:
         self.console = terminal.console(highlight=False, markup=False, emoji=False)
+        self.text_width = self.console.width
         if self.console.is_terminal:
-            self.console.width = min(self.console.width, WIDEST_TABLE)
+            self.text_width = min(self.console.width, WIDEST_TEXT)
         elif "COLUMNS" not in os.environ:
-            self.console.width = WIDTH_IN_A_PIPE
+            self.console.width, self.text_width = WIDTH_IN_A_PIPE, WIDEST_TEXT_IN_A_PIPE
 
     def print(self, *things: object, style: str | None = None) -> None:
-        """Print texts and tables."""
+        """Print texts and tables: a table of results as wide as the screen, all else no wider than is read well."""
+        is_wide = any(getattr(thing, "is_wide", False) for thing in things)
+        width = None if is_wide else self.text_width
         if self.console.is_terminal:
-            self.console.print(*things, style=style)
+            self.console.print(*things, style=style, width=width)
             return
         with self.console.capture() as capture:
-            self.console.print(*things, style=style)
+            self.console.print(*things, style=style, width=width)
         lines = capture.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 

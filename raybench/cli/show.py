@@ -135,7 +135,7 @@ def _describe(out: Screen, entry: Entry) -> None:
         about += f", {_needs(entry.facts.up, entry.facts.dense)}"
     out.head(entry.name, about + (", from a plug-in file" if entry.source else ""), dim=True)
     text = inspect.getdoc(entry.target) or "no description"
-    if max(map(len, prose(text).splitlines())) + 2 > out.console.width:
+    if max(map(len, prose(text).splitlines())) + 2 > out.text_width:
         text = "\n\n".join(map(_flowing, text.split("\n\n")))
     out.set_in(text)
     if not entry.params:

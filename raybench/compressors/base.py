@@ -256,12 +256,9 @@ class Bound:
             cost = self.operator.compress(x).cost
             mean = bits(cost)
             if cost.varies:
-                many = max(FEWEST_LENGTHS, min(MOST_LENGTHS, DRAWN_FOR_LENGTHS // self.d))
-                sizes = [many] if many * self.d <= DRAWN_FOR_LENGTHS else [1] * many
-                costs = [
-                    self.operator.compress(x.expand(size, -1), stream(0).fold(j)).cost
-                    for j, size in enumerate(sizes)
-                ]
+                rows = min(MOST_LENGTHS, max(1, DRAWN_FOR_LENGTHS // self.d))
+                many, goes = x.expand(rows, -1), range(math.ceil(FEWEST_LENGTHS / rows))
+                costs = [self.operator.compress(many, stream(0).fold(j)).cost for j in goes]
                 mean = sum(map(bits, costs)) / len(costs)
             self._shares[dtype] = min(1.0, mean / (self.d * wide))
         return self._shares[dtype]

@@ -11,13 +11,14 @@ import pandas as pd
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from raybench.core.errors import InputError, nearest
 from raybench.report.sheet import Field, Sheet
 
-PLAIN_WIDTH = 160
+PLAIN_WIDTH, NOTES_WIDTH = 160, 120
 GAP = 2  # blanks between columns
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell that is computed begins with
 
@@ -164,6 +165,8 @@ class Fitted:
     its units is worse than a long one.
     """
 
+    is_wide = True
+
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
 
@@ -176,7 +179,8 @@ class Fitted:
         else:
             yield from self._blocks(options.max_width)
         if self.sheet.notes:
-            yield Text("\n".join(self.sheet.notes), style="dim italic")
+            text = Text("\n".join(self.sheet.notes), style="dim italic")
+            yield Constrain(text, min(options.max_width, NOTES_WIDTH))
 
     def _table(self, console: Console, stacked: bool) -> tuple[Table, int]:
         """Return the table and its least width: the widest column of words wraps.

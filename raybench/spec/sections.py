@@ -329,10 +329,10 @@ class Sections(Kind):
                 raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
             return [None]
         short = isinstance(value, str)
-        if short and ":" in value:
-            what = f"{show(value)} is the short form of command lines and of Python"
-            raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
-        if short:
+        if isinstance(value, str):
+            if ":" in value:
+                what = f"{show(value)} is the short form of command lines and of Python"
+                raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
             value = {"name": value}
         if not isinstance(value, Mapping):
             what = f"expected {a(self.kind)} by name or as a mapping, not {show(value)}"
