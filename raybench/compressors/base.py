@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import facts, registry
-from raybench.core.counts import Clock, Counts
+from raybench.core.counts import Clock
 from raybench.core.errors import Complaint, InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout
@@ -249,18 +249,13 @@ class Bound:
         """
         if dtype not in self._shares:
             x, wide = stream(0).normal(self.d).to(dtype), dtype.itemsize * 8
-
-            def bits(cost: Counts) -> float:
-                return float(torch.as_tensor(cost.values * wide + cost.raw).double().mean())
-
-            cost = self.operator.compress(x).cost
-            mean = bits(cost)
-            if cost.varies:
+            costs = [self.operator.compress(x).cost]
+            if costs[0].varies:
                 rows = min(MOST_LENGTHS, max(1, DRAWN_FOR_LENGTHS // self.d))
                 many, goes = x.expand(rows, -1), range(math.ceil(FEWEST_LENGTHS / rows))
                 costs = [self.operator.compress(many, stream(0).fold(j)).cost for j in goes]
-                mean = sum(map(bits, costs)) / len(costs)
-            self._shares[dtype] = min(1.0, mean / (self.d * wide))
+            bits = [float(torch.as_tensor(c.values * wide + c.raw).double().mean()) for c in costs]
+            self._shares[dtype] = min(1.0, sum(bits) / len(bits) / (self.d * wide))
         return self._shares[dtype]
 
 
