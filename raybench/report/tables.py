@@ -119,13 +119,13 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     of = table.drop_duplicates("facet").set_index("facet")["target"].dropna()
     if of.empty:
         return []
-    goals = {facet: target for facet, target in results.kept.items() if facet in of}
+    goals = {facet: results.kept[facet] for facet in of.index if facet in results.kept}
     values = pd.Series({facet: target.value for facet, target in goals.items()}, dtype=float)
     said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = values[values != of.reindex(values.index)]
-        fixed = f"; the target that was fixed is {words.targets(moved.items())}"
+        fixed = f"; the target that was fixed is {words.targets(values.items())}"
         return [said + fixed * (len(moved) > 0)]
     if not goals:
         return [f"{said}, from what the folder holds"]
@@ -133,7 +133,7 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     said += f", fixed on {' and '.join(dates)}" if len(goals) == len(of) else ""
     now = pd.Series(results.own_targets, dtype=float).reindex(values.index)
     moved = now[(now != values) & now.notna()]
-    more = f"Target from what the folder holds now: {words.targets(moved.items())} (--target auto)"
+    more = f"Target from what the folder holds now: {words.targets(now.items())} (--target auto)"
     return [said, more] if len(moved) else [said]
 
 
