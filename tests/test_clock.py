@@ -410,6 +410,13 @@ def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
         assert run.net.oracle.evals[0] == pytest.approx(sent)
 
 
+def test_malenia_counts_a_harmonic_mean_that_is_reached_but_for_rounding() -> None:
+    """Five gradients of each of three clients: 1/mean(1/5) is 4.999.., and S/n is 5."""
+    three = {**CHAIN, "clients": 3}
+    _, seconds = ended(method("malenia_sgd", {"compute": 1.0}, three, collect=15, rounds=4))
+    assert seconds[0].tolist() == [0, 5, 10, 15, 20]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_clients_that_begin_together_do_what_each_does_alone(shared, monkeypatch) -> None:
     monkeypatch.setattr(events_module, "FEW", 0)

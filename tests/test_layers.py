@@ -65,7 +65,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "torch": 2781,
     "measure": 1224,
     "problems": 4899,
-    "tests": 43440,
+    "tests": 43449,
     "reproduce": 912,
     "spec": 2811,
 }

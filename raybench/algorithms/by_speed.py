@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from raybench.algorithms.base import Algorithm, Dense, Integer, Number, theory
-from raybench.algorithms.events import length, on_clock
+from raybench.algorithms.events import SAME_DATA, length, on_clock
 from raybench.clock import clients as clock
 
 
@@ -13,11 +13,16 @@ def half(k: theory.Setting) -> float:
     return 1 / (2 * k.need("L"))
 
 
+AIMED = theory.Assumption(
+    "noise is sigma^2/epsilon or more, for the epsilon aimed at",
+    "minibatches are noisy and noise is 0",
+    lambda k: k.noise == 0 or k.number("noise") > 0,
+)
 SHADOWHEART = theory.StepSizes(
     nonconvex=theory.Theorem(
         half,
         "E||grad f||^2 <= epsilon within O(L Delta/epsilon) steps of 2 t* seconds each",
-        (theory.SMOOTH,),
+        (theory.SMOOTH, theory.BOUNDED_NOISE, AIMED, SAME_DATA),
         "Tyurin, Pozzi, Ilin, Richtarik 2024, arXiv 2402.04785",
         recalled=True,
     )
