@@ -264,7 +264,7 @@ class Tridiagonal(Problem):
             facts |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
         if ends.min() > 0:
             facts.add(Fact.BOUNDED_CLIENTS)
-        if len({*zip(self.nu, self.b_first, strict=True)}) == 1:
+        if all(bool((part == part[0]).all()) for part in (self.nu, self.b_first)):
             facts.add(Fact.SAME_CLIENTS)
         return Constants(
             L=abs(mean) * (high - low) + self.lam,
