@@ -534,13 +534,14 @@ bicolor | p | eta: 0.01 1e-6; lam: CURVED/3 | seldom(lent(2, lam), lam, eta)
 # On a simulated clock ---------------------------------------------------------------------------------
 
 ON_A_CLOCK = """
-ringmaster_asgd | nonconvex | constants: SAME; batch: 2; target: 0.5; threshold: 1 12 40 |
+ringmaster_asgd | nonconvex | batch: 2; target: 0.5; threshold: 1 12 40 |
     min(1 / (2 * threshold * L), 0.5 / (4 * 6 * L))
-ringmaster_asgd | nonconvex | constants: SAME; m: 1.0; batch: 2; target: 0.5; threshold: 3 | 1 / (6 * L)
-rennala_sgd | nonconvex | constants: SAME; batch: 2; target: 0.5; collect: 1 12 40 |
+ringmaster_asgd | nonconvex | m: 1.0; batch: 2; target: 0.5; threshold: 3 | 1 / (6 * L)
+rennala_sgd | nonconvex | batch: 2; target: 0.5; collect: 1 12 40 |
     min(1 / L, 0.5 * collect / (2 * 6 * L))
 malenia_sgd | nonconvex | batch: 2; target: 0.5; collect: 1 12 40 | min(1 / L, 0.5 * collect / (2 * 6 * L))
-shadowheart_sgd | nonconvex | | 1 / (2 * L)
+shadowheart_sgd | nonconvex | noise: 0.5; batch: 2 | 1 / (2 * L)
+shadowheart_sgd | nonconvex | noise: 0.0; m: 1.0 | 1 / (2 * L)
 """
 
 ON_A_CLOCK_AUTO = """

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from raybench import theory
+from raybench.algorithms.by_speed import AIMED
 from raybench.algorithms.events import SAME_DATA
 from raybench.problems.base import Constants, Fact
 from raybench.theory import Setting
@@ -112,7 +113,6 @@ EASY = {  # numbers with which every method has a step
     "first": Held(omega=1.0, alpha=0.5),
     "kappa": 0.5,
 }
-SAME = replace(C, L_pm=0.0)  # all clients have one f
 BREAKS = {  # assumption: a change that breaks it and no other, as far as that is possible
     theory.SMOOTH: {"nonsmooth": True},
     theory.PROXIMABLE: {"nonsmooth": True, "without": Fact.CONVEX_PENALTY},
@@ -131,7 +131,8 @@ BREAKS = {  # assumption: a change that breaks it and no other, as far as that i
     theory.DOWN_UNBIASED: {"down_omega": None},
     theory.INDEPENDENT: {"common": True},
     theory.CONSTANT_STEP: {"steady": False},
-    SAME_DATA: {"constants": C},
+    SAME_DATA: {"without": Fact.SAME_CLIENTS},
+    AIMED: {"batch": 2, "noise": 0.0},
 }
 
 

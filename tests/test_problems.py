@@ -402,7 +402,7 @@ def test_facts_of_quadratics():
     for A, b, facts in (
         (torch.stack([eye, 2 * eye]), zero, STRONG),
         (torch.stack([3 * eye, -eye]), zero, {Fact.STRONGLY_CONVEX}),
-        (torch.stack([flat, flat]), zero, PLAIN),
+        (torch.stack([flat, flat]), zero, PLAIN | {Fact.SAME_CLIENTS}),
         (
             torch.stack([flat, flat]),
             tilted,
@@ -413,7 +413,7 @@ def test_facts_of_quadratics():
     ):
         assert Quadratic(A, b).constants.facts == facts | SQUARE
     alike = problems.build("tridiagonal", {"dim": 9, "clients": 3, "noise": 0.0, "lambda": 0.01})
-    assert alike.constants.facts == STRONG | SQUARE
+    assert alike.constants.facts == STRONG | SQUARE | {Fact.SAME_CLIENTS}
 
 
 def test_an_own_problem_states_what_it_wants():

@@ -14,7 +14,7 @@ import torch
 from formulas import AUTO, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_problem import BREAKS, MOST, SAME, C, L, easy, setting
+from known_problem import BREAKS, MOST, C, L, easy, setting
 
 from raybench import theory
 from raybench.core import registry
@@ -104,8 +104,8 @@ def settled(name: str, rule: str) -> dict:
     if name == "ef21_normalized":
         return {"batch": "full", "eta": 1.0}
     if name in ("ringmaster_asgd", "rennala_sgd", "malenia_sgd", "shadowheart_sgd"):
-        numbers = {"target": 0.1, "threshold": 5, "collect": 5}
-        return {**numbers, "omega": 0.0, "constants": SAME}  # whole gradients
+        numbers = {"target": 0.1, "threshold": 5, "collect": 5, "noise": 1.0}
+        return {**numbers, "omega": 0.0}  # whole gradients
     if name in ("locodl", "bicolor"):
         return {"eta": 0.001}
     return {**own, "a": 1 / 9} if "dasha" in name else own

@@ -43,6 +43,7 @@ class Fact(StrEnum):
     CONVEX_SAMPLES = "convex_samples"  # every f_ij, the loss of one sample, is convex
     STRONGLY_CONVEX = "strongly_convex"  # f is mu-strongly convex, mu the constant of that name
     BOUNDED_CLIENTS = "bounded_clients"  # every f_i is bounded below
+    SAME_CLIENTS = "same_clients"  # every f_i is f
     # the smooth part of every f_i is quadratic: its Hessian is the same everywhere
     QUADRATIC = "quadratic"
     CONVEX_PENALTY = "convex_penalty"  # the nonsmooth part is convex

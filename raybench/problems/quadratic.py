@@ -102,6 +102,8 @@ def _facts(A: np.ndarray, b: np.ndarray, spectra: Sequence[np.ndarray]) -> froze
     values = np.linalg.eigvalsh(A.mean(0))
     if values[0] > _rounding(values):
         result.add(Fact.STRONGLY_CONVEX)
+    if all(np.array_equal(A[0], a) for a in A) and (b == b[0]).all():
+        result.add(Fact.SAME_CLIENTS)
     return frozenset(result)
 
 
@@ -262,6 +264,8 @@ class Tridiagonal(Problem):
             facts |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
         if ends.min() > 0:
             facts.add(Fact.BOUNDED_CLIENTS)
+        if len({*zip(self.nu, self.b_first, strict=True)}) == 1:
+            facts.add(Fact.SAME_CLIENTS)
         return Constants(
             L=abs(mean) * (high - low) + self.lam,
             L_i=each,
