@@ -66,7 +66,7 @@ def mean(distribution: Mapping[str, Any] | None) -> float:
 class Clients:
     """n clients for each of B seeds; arrays (B, n).
 
-    clock: typed (``model.typed``). samples: of each client. A call is counted where it begins: the k-th call of a
+    clock: typed (``spec.clocks.typed``). samples: of each client. A call is counted where it begins: the k-th call of a
     client takes the same seconds in every run of the seed. Raises InputError where the clock names another number of
     clients, or its trace cannot be read.
     """
