@@ -122,9 +122,8 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
     assert said.code == 0
     assert "small  nothing was missing, 28 were there already" in said.out
     assert tree(out / "cells") == before
-    assert (
-        max(reads.of("curves").values()) <= 8
-    )  # digest, table, rows far apart, figures, their K, own metrics
+    # digest, table, rows far apart, figures, their K, own metrics
+    assert max(reads.of("curves").values()) <= 8
     written = {rel.removeprefix("write ") for rel in reads if rel.startswith("write ")}
     assert written <= {"plan/owner.json", "plan/lock"}
 

@@ -367,6 +367,16 @@ def test_a_checkpoint_of_rank_0_alone_is_refused_at_the_next_exchange(name, more
         opt.load_state_dict(everyone(state)[0])
 
 
+@on_ranks(2)
+def test_a_hook_that_could_not_be_attached_leaves_the_loop_alone():
+    """Though who keeps the error, as a notebook does, keeps what was made of the hook."""
+    parallel = DistributedDataParallel(network())
+    with pytest.raises(InputError, match="needs the step size") as error:
+        rt.attach(parallel, "ef14", TOP)
+    steps(parallel, sgd(parallel), rank(), range(2))
+    assert error.traceback
+
+
 @pytest.mark.parametrize("framework", ["accelerate.optimizer", "lightning.pytorch.strategies"])
 @on_ranks(2)
 def test_frameworks_that_write_the_state_of_rank_0_are_refused(framework):

@@ -214,7 +214,7 @@ def test_core_schema(text, value):
         ("[" * 5000 + "]" * 5000, "f.yaml", "nested too deeply"),
         ("[" * 100_000, "f.yaml", "nested too deeply"),
         ("{a: " * 3000 + "}" * 3000, "f.yaml", "nested too deeply"),
-        ("".join(" " * j + "a:\n" for j in range(1000)), "f.yaml", "nested too deeply"),
+        ("".join(" " * j + "a:\n" for j in range(1500)), "f.yaml", "nested too deeply"),
         ("a: " + "x" * 5_000_000, "f.yaml", "letters"),
         ("a: !!int x\n", "f.yaml", "not valid YAML"),
         ("a: " + "9" * 100_000, "f.yaml", "not valid YAML"),

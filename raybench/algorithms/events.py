@@ -152,13 +152,8 @@ def threshold(k: theory.Setting) -> float:
     return float(max(1, -(-noise_over_target(k) // 1)))
 
 
-def _same_samples(k: theory.Setting) -> bool:
-    """Return whether clients share their samples; quadratics may have one Hessian and different minimisers."""
-    return k.constants.L_pm == 0 and not k.states(theory.Fact.QUADRATIC)
-
-
 SAME_DATA = theory.Assumption(
     "all clients have the same f",
     "clients have functions of their own",
-    lambda k: k.n == 1 or k.states(theory.Fact.SAME_CLIENTS) or _same_samples(k),
+    lambda k: k.n == 1 or k.states(theory.Fact.SAME_CLIENTS),
 )

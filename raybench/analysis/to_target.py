@@ -113,13 +113,13 @@ def seen_late(results: Frames, by: str, target: float | None = None) -> pd.Serie
     cells = cells.merge(best.loc[best["eligible"], [*tells, "target"]], on=tells)
     names = ["round", results.metric]
     rows = ordered(results.rows(list(cells["cell"]), names), names)
-    pieces = [pd.Series(dtype=float)]
-    for (_, name, goal), part in cells.groupby(["facet", by, "target"]):
-        after = first_crossing(rows, goal, "round", results.metric, settled=True)
+    late = pd.Series(np.nan, cells.index)
+    for goal, part in cells.groupby("target"):
+        after = first_crossing(rows, float(goal), "round", results.metric, settled=True)
         before = rows.last("round", _before(after.to_numpy()))
-        late = ((after - before - 1) / after).reindex(part["cell"])
-        pieces.append(pd.Series({name: late[np.isfinite(late)].median()}))
-    return pd.concat(pieces).dropna().groupby(level=0).max()
+        late[part.index] = part["cell"].map((after - before - 1) / after)
+    by_problem = late.where(np.isfinite(late)).groupby([cells["facet"], cells[by]]).median()
+    return by_problem.dropna().groupby(level=by).max()
 
 
 def _before(at: np.ndarray) -> Rows:

@@ -144,7 +144,9 @@ def _meaning(kernel: Kernel) -> tuple[Any, ...]:
     Not where the function stands: checkouts share their kernels.
     """
     function = kernel.py_func
-    parts: list[Any] = [function.__qualname__, repr(sorted(kernel.options.items()))]
+    # a set has another order in every process
+    options = {k: sorted(v) if isinstance(v, set) else v for k, v in kernel.options.items()}
+    parts: list[Any] = [function.__qualname__, repr(sorted(options.items()))]
     for code in _codes(function.__code__):
         consts = [const for const in code.co_consts if not isinstance(const, CodeType)]
         parts.append(repr((code.co_code, code.co_names, code.co_freevars, consts)))

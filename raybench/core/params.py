@@ -29,7 +29,7 @@ class Param:
 
     kind: ``count`` (an integer, or a share such as ``10%`` or 0.1 ``of`` what is counted),
     ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter),
-    ``compressor`` (a compression compressor, held as its short form).
+    ``operator`` (a compressor, held as its short form).
     ``words`` are strings allowed besides the kind (``auto``); ``tags`` allows one-key mappings
     such as ``{dirichlet: 0.5}``. ``per_cell`` numbers may differ between the cells of one batch.
     """
@@ -114,7 +114,7 @@ def List(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()
 
 
 def Operator(default: object = REQUIRED, help: str = "") -> Any:
-    """Return a parameter that is itself a compression compressor: ``top_k:k=1%``, or its mapping.
+    """Return a parameter that is itself a compressor: ``top_k:k=1%``, or its mapping.
 
     The plug-in gets a text, the short form with names sorted and defaults left out, for
     ``compressors.base.build``. Write ``default`` in that form.

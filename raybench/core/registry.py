@@ -113,7 +113,7 @@ def _register(kind: str, name: str, version: str, given: dict[str, object]) -> C
 
 @dataclass_transform(frozen_default=True)
 def compressor(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
-    """Register a compression compressor (a class with ``encode``, ``omega``, ``alpha``).
+    """Register a compressor (a class with ``encode``, ``omega``, ``alpha``).
 
     A class whose attributes are parameters becomes a frozen dataclass. Raises InputError, as the decorators
     below do, for a fact that is unknown or wrong, for a plain number where a parameter is declared, and for the

@@ -10,10 +10,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
@@ -22,7 +24,7 @@ from raybench.core.errors import Complaint, InputError, cut
 
 MAX_NODES = 200_000
 MAX_DEPTH = 40
-MAX_LETTERS = 1_000_000  # of a hostile text these take half a minute
+MAX_LETTERS = 4_000_000
 
 LIMIT = f"at most {MAX_DEPTH} levels, {MAX_NODES:,} values and {MAX_LETTERS:,} letters"
 MOST_SHOWN = 60  # letters of a place in a document
@@ -53,6 +55,23 @@ class _CoreResolver(VersionedResolver):
         return {key: list(patterns) for key, patterns in _TABLE.items()}
 
 
+class _Composer(Composer):
+    """Stops at a document that is too deep or too large, before anything is built of it."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader=loader)
+        self._depth = self._count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._count += 1
+        if self._depth > MAX_DEPTH or self._count > MAX_NODES:
+            raise InputError.of("", "nested too deeply, or too large", LIMIT)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 class _Representer(SafeRepresenter):
     """Quotes text that begins with anything but a word; the emitter takes ``?0`` for plain."""
 
@@ -66,7 +85,8 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
-    yaml.Resolver, yaml.Representer = _CoreResolver, _Representer
+    yaml.Resolver, yaml.Composer = _CoreResolver, _Composer
+    yaml.Representer = _Representer
     yaml.version = (1, 2)
     yaml.allow_duplicate_keys = False
     return yaml
@@ -82,6 +102,8 @@ def parse(text: str, source: str = "") -> Any:
         raise InputError.of(source, f"a text of {len(text):,} letters", LIMIT)
     try:
         value = _yaml().load(text)
+    except InputError as error:
+        raise InputError([replace(c, where=source) for c in error.complaints]) from None
     except MarkedYAMLError as error:
         raise InputError([_marked(error, source)]) from error
     except RecursionError as error:

@@ -82,10 +82,9 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
 def _more_than_a_step(cell: Cell) -> str:
     """Return the part by which a round is more than one gradient and a step at once, or nothing."""
     work = Local(**(cell.local or {}))
-    plain = work.steps == 1 and work.optimizer == "sgd" and not work.weight_decay
-    if (
-        not plain or work.step_size is not None
-    ):  # a step size of its own makes v a multiple of the gradient
+    # a step size of its own makes what is sent a multiple of the gradient
+    plain = work.optimizer == "sgd" and not work.weight_decay and work.step_size is None
+    if work.steps != 1 or not plain:
         return "local work (local)"
     if cell.outer is not None and cell.outer["optimizer"] != "sgd":
         return f"an outer optimizer (outer: {cell.outer['optimizer']})"

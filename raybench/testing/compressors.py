@@ -1,4 +1,4 @@
-"""What every compression compressor must hold: its law, its messages, its manners.
+"""What every compressor must hold: its law, its messages, its manners.
 
 ``CHECKS`` are functions of a ``Subject`` that raise AssertionError; ``conformance`` runs them all.
 A compressor without omega and alpha claims nothing about its error; all else is asked of it too.

@@ -51,7 +51,8 @@ class Attached:
         replica: Replica,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self.plan, self.on, self.replica, self.scaler = plan, True, replica, scaler
+        self.plan, self.replica, self.scaler = plan, replica, scaler
+        self.on = False  # until ``attach`` has made all of it
         self.exchanges: list[Exchange] = []
         self.rounds = 0  # backward passes whose gradients were exchanged, or skipped
         self.skipped = 0  # of these
@@ -484,4 +485,5 @@ def attach(
         if before is None:
             model.register_comm_hook(weakref.ref(model), _run)
     _attached[model] = hook
+    hook.on = True
     return hook
