@@ -132,9 +132,16 @@ def missing() -> str:
         return f"needs {', '.join(absent)}"
     if importlib.util.find_spec("aiohttp_cors") is None:
         return "needs Ray's job client: pip install 'raybench[cluster]'"
-    done = call("ip", "netns", "add", "raybench-try")
-    call("ip", "netns", "del", "raybench-try")
-    return "" if done.returncode == 0 else "cannot make network namespaces"
+    name = f"rb-{os.getpid()}"
+    for add, end in (
+        (f"netns add {name}", "netns del"),
+        (f"link add {name} type bridge", "link del"),
+    ):
+        made = call("ip", *add.split())
+        if made.returncode:  # a kernel can have namespaces and no bridges
+            return f"ip {add}: {made.stderr.strip()}"
+        call("ip", *end.split(), name, check=True)
+    return ""
 
 
 class Hosts:
@@ -230,4 +237,5 @@ def hosts(count: int, folder: Path, *more: Path) -> Iterator[Hosts]:
 
 
 def _ip(words: str, check: bool = True) -> None:
-    call("ip", *words.split(), check=check)
+    made = call("ip", *words.split())
+    assert made.returncode == 0 or not check, f"ip {words}: {made.stderr.strip()}"

@@ -24,11 +24,9 @@ def _dummies():
         def plugin() -> type:
             return type("Plugin", (), {"__doc__": "A plug-in."})
 
-        registry.compressor(
-            "rand_k", override=True, k=Count("1%"), mask=Choice("independent", "common")
-        )(plugin())
+        registry.compressor("any_k", k=Count("1%"), mask=Choice("independent", "common"))(plugin())
         two = {"first": Operator("top_k:k=25%"), "then": Operator()}
-        registry.compressor("two_shot", override=True, **two)(plugin())
+        registry.compressor("two_parts", **two)(plugin())
         registry.compressor(
             "all_sorts",
             count=Count("10%", words=("auto",)),
@@ -49,7 +47,7 @@ def operators(value):
         {
             "problem": "quadratic",
             "algorithm": "ef21",
-            "compressor": {"name": "two_shot", "first": value, "then": "natural"},
+            "compressor": {"name": "two_parts", "first": value, "then": "natural"},
         }
     )
     return [cell.compressor.params["first"] for cell in sweep.cells]
@@ -63,18 +61,18 @@ def operators(value):
         ({"name": "top_k", "k": 5}, "top_k:k=5"),
         ({"name": "top_k:k=1", "k": 5}, "top_k:k=5"),
         ("top_k:k=0.01", "top_k:k=1%"),
-        ("rand_k:mask=common,k=2", "rand_k:k=2,mask=common"),
-        ("rand_k:k=1%,mask=independent", "rand_k"),
+        ("any_k:mask=common,k=2", "any_k:k=2,mask=common"),
+        ("any_k:k=1%,mask=independent", "any_k"),
         ("natural", "natural"),
         ("((natural))", "natural"),
-        ("two_shot:then=(top_k:k=1)", "two_shot:then=(top_k:k=1)"),
+        ("two_parts:then=(top_k:k=1)", "two_parts:then=(top_k:k=1)"),
         (
-            {"name": "two_shot", "first": "top_k:k=0.25", "then": {"name": "rand_k", "k": "2%"}},
-            "two_shot:then=(rand_k:k=2%)",
+            {"name": "two_parts", "first": "top_k:k=0.25", "then": {"name": "any_k", "k": "2%"}},
+            "two_parts:then=(any_k:k=2%)",
         ),
         (
-            "two_shot:then=(two_shot:then=(rand_k:mask=common,k=3),first=natural)",
-            "two_shot:then=(two_shot:first=natural,then=(rand_k:k=3,mask=common))",
+            "two_parts:then=(two_parts:then=(any_k:mask=common,k=3),first=natural)",
+            "two_parts:then=(two_parts:first=natural,then=(any_k:k=3,mask=common))",
         ),
         ("all_sorts:number=3,text='a, (b'", 'all_sorts:number=3,text="a, (b"'),
         (
@@ -101,14 +99,17 @@ def test_one_canonical_text(value, canonical):
         ({"name": "top_k", "k": [1, 5]}, ["top_k:k=1", "top_k:k=5"]),
         ("top_k:k=1..3", ["top_k:k=1", "top_k:k=2", "top_k:k=3"]),
         ("top_k:k=[1,5]", ["top_k:k=1", "top_k:k=5"]),
-        ({"name": ["top_k", "rand_k"], "k": 2}, ["top_k:k=2", "rand_k:k=2"]),
+        ({"name": ["top_k", "any_k"], "k": 2}, ["top_k:k=2", "any_k:k=2"]),
         (
-            "two_shot:then=[(rand_k:k=2,mask=common),natural]",
-            ["two_shot:then=(rand_k:k=2,mask=common)", "two_shot:then=natural"],
+            "two_parts:then=[(any_k:k=2,mask=common),natural]",
+            ["two_parts:then=(any_k:k=2,mask=common)", "two_parts:then=natural"],
         ),
         (
-            {"name": "two_shot", "first": "natural", "then": {"name": "top_k", "k": "2^0..2^1"}},
-            ["two_shot:first=natural,then=(top_k:k=1)", "two_shot:first=natural,then=(top_k:k=2)"],
+            {"name": "two_parts", "first": "natural", "then": {"name": "top_k", "k": "2^0..2^1"}},
+            [
+                "two_parts:first=natural,then=(top_k:k=1)",
+                "two_parts:first=natural,then=(top_k:k=2)",
+            ],
         ),
         (["top_k:k=1", {"name": "top_k", "k": 1.0}], ["top_k:k=1"]),
     ],
@@ -131,11 +132,11 @@ def test_axes_inside_spread(value, many):
         ("none", "compressor.first", "unknown compressor"),
         ([["natural"]], "compressor.first[0]", "a list inside a list"),
         ([], "compressor.first", "empty list"),
-        ("two_shot:then=(top_k:k=-1)", "compressor.first.then.k", "out of range"),
-        ("two_shot:then=(top_k:k=1", "compressor.first.then", "do not match"),
+        ("two_parts:then=(top_k:k=-1)", "compressor.first.then.k", "out of range"),
+        ("two_parts:then=(top_k:k=1", "compressor.first.then", "do not match"),
         ("(top_k:k=1),then=x", "compressor.first", "do not match"),
-        ("two_shot:then=(top_k:k=1)x", "compressor.first.then", "do not match"),
-        ("two_shot:then=" * 9999 + "natural", "compressor.first", "too deeply"),
+        ("two_parts:then=(top_k:k=1)x", "compressor.first.then", "do not match"),
+        ("two_parts:then=" * 9999 + "natural", "compressor.first", "too deeply"),
         ("(" * 300 + ")" * 300, "compressor.first", "at most"),
         ({"name": "top_k:k", "k": 1}, "compressor.first", "not key=value"),
     ],
@@ -145,7 +146,7 @@ def test_errors_name_the_key_path(value, where, said):
         {
             "problem": "quadratic",
             "algorithm": "ef21",
-            "compressor": {"name": "two_shot", "first": value, "then": "natural"},
+            "compressor": {"name": "two_parts", "first": value, "then": "natural"},
         }
     )
     assert any(at.startswith(where) and said in text for at, text in complaints.items()), complaints
@@ -154,10 +155,10 @@ def test_errors_name_the_key_path(value, where, said):
 def test_equal_operators_have_equal_ids():
     texts = ["top_k:k=25%", "{name: top_k, k: 0.25}", "'(top_k:k=25.0%)'"]
     sweeps = [
-        load(BASE.replace("{name: top_k, k: 1}", f"{{name: two_shot, first: {t}, then: natural}}"))
+        load(BASE.replace("{name: top_k, k: 1}", f"{{name: two_parts, first: {t}, then: natural}}"))
         for t in [*texts, "top_k:k=24%"]
     ]
-    default_left_out = load(BASE.replace("{name: top_k, k: 1}", "{name: two_shot, then: natural}"))
+    default_left_out = load(BASE.replace("{name: top_k, k: 1}", "{name: two_parts, then: natural}"))
     result = [s.cells[0].id for s in [default_left_out, *sweeps]]
     assert len(set(result[:-1])) == 1
     assert result[-1] != result[0]
@@ -167,7 +168,7 @@ def test_equal_operators_have_equal_ids():
 
 def test_overrides_and_exclusions_reach_inside():
     text = BASE.replace(
-        "{name: top_k, k: 1}", "{name: two_shot, first: 'top_k:k=1', then: natural}"
+        "{name: top_k, k: 1}", "{name: two_parts, first: 'top_k:k=1', then: natural}"
     )
     (cell,) = load(text, sets=["compressor.first.k=7"]).cells
     assert cell.compressor.params["first"] == "top_k:k=7"
@@ -182,19 +183,17 @@ def test_an_operator_may_be_optional_or_required():
     assert operators("all_sorts") == ["all_sorts"]
     assert default(registry.lookup("compressor", "all_sorts").params["maybe"]) is None
     with pytest.raises(InputError, match="then: required"):
-        sections.section("compressor", "two_shot")
+        sections.section("compressor", "two_parts")
 
 
 def test_a_new_default_is_seen_at_once():
-    entry = registry.lookup("compressor", "rand_k")
-    assert operators("rand_k:k=3") == ["rand_k:k=3"]
-    registry.compressor("rand_k", override=True, k=Count(3))(
-        type("Plugin", (), {"__doc__": "Another."})
-    )
+    entry = registry.lookup("compressor", "any_k")
+    assert operators("any_k:k=3") == ["any_k:k=3"]
+    registry.compressor("any_k", k=Count(3))(type("Plugin", (), {"__doc__": "Another."}))
     try:
-        assert operators("rand_k:k=3") == ["rand_k"]
+        assert operators("any_k:k=3") == ["any_k"]
     finally:
-        registry.compressor("rand_k", override=True, **entry.params)(entry.target)
+        registry.compressor("any_k", **entry.params)(entry.target)
 
 
 OPERATORS = st.recursive(
@@ -212,7 +211,7 @@ OPERATORS = st.recursive(
         maybe=st.none(),
     ),
     lambda inner: st.builds(
-        lambda a, b: Section("two_shot", {"first": sections.spell(a), "then": sections.spell(b)}),
+        lambda a, b: Section("two_parts", {"first": sections.spell(a), "then": sections.spell(b)}),
         inner,
         inner,
     ),
