@@ -216,6 +216,22 @@ def test_steps_of_two_theories_are_two_candidates():
     assert list(result["cells"]) == [2, 2]
 
 
+def test_a_default_that_one_alone_has_is_not_named():
+    """Adam has parameters that SGD has not: the name of the optimizer says enough."""
+    local = [{"steps": 2}, {"steps": 2, "optimizer": "adamw", "step_size": 0.1}]
+    late = {"steps": 2, "optimizer": "adamw", "step_size": 0.1, "beta2": 0.9}
+    asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10}
+    cells_of = spec.load({**asked, "algorithm": "gd", "local": [*local, late]}).cells
+    cells = make([{"g": [1.0], "algorithm": "gd", "compressor": None, "k": None}] * 3)[1]
+    cells["config"] = [json.dumps(c.config()) for c in cells_of]
+    cells["group"] = [c.group for c in cells_of]
+    two, three = describe(cells.iloc[:2])["method"], describe(cells)["method"]
+    assert two.tolist() == ["GD (local.optimizer=sgd)", "GD (local.optimizer=adamw)"]
+    assert three.tolist()[1:] == [
+        f"GD (local.optimizer=adamw, local.beta2={b})" for b in (0.999, 0.9)
+    ]
+
+
 SCHEDULES = [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
 
 

@@ -524,3 +524,4 @@ def test_nothing_is_claimed_where_nothing_is_proved():
     assert kappa(Robust("krum", byzantine=1), 5) is None
     assert kappa(Robust("median", byzantine=1, bucket=2), 9) is None
     assert kappa(Robust("median", byzantine=2, tolerate=1), 9) is None
+    assert kappa(Robust("trimmed_mean", byzantine=2), 4) is None  # half of them: no rule can tell

@@ -175,7 +175,7 @@ def kappa(robust: Robust, n: int) -> float | None:
     same, coordinate by coordinate. mean: 0 if f = 0. Of buckets and krum nothing is proved here.
     """
     f = robust.tolerated(n)
-    if robust.bucket > 1 or robust.rule == "krum" or f < robust.attackers(n):
+    if robust.bucket > 1 or robust.rule == "krum" or not robust.attackers(n) <= f < n / 2:
         return None
     if robust.rule == "mean":
         return None if f else 0.0

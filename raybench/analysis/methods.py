@@ -184,17 +184,30 @@ def _word(column: str, value: object) -> str:
 
 
 def _extras(cells: pd.DataFrame, config: pd.DataFrame) -> list[str]:
-    """Name the parameters that tell methods apart: several values at one K, one within a group."""
+    """Name the parameters that tell methods apart: several values at one K, one within a group.
+
+    A parameter that some of them do not have, as beta2 of Adam beside SGD, is named where no other of its part does.
+    """
     keys = [c for c in config if c.startswith(_METHOD_KEYS) and c not in _NOT_METHOD]
     if not keys or not len(cells):
         return [""] * len(cells)
     group = cells["group"]
     place = [cells["facet"], cells["algorithm"]]
     place += [cells["compressor"].fillna(""), cells["k"].fillna(-1)]
+    where = pd.concat(place, axis=1)
     text = config[keys].map(lambda v: "" if v is None else repr(v))
     fixed = text.groupby(group).nunique().max() <= 1
     told = text.groupby(place).nunique().max() > 1
-    chosen = [k for k in keys if fixed[k] and told[k]]
+    both = text.where(text != "").groupby(place).nunique().max() > 1
+    chosen: list[str] = []
+    for key in sorted((k for k in keys if fixed[k] and told[k]), key=lambda k: not both[k]):
+        near = [k for k in chosen if k.partition(".")[0] == key.partition(".")[0]]
+        ways, more = (
+            len(text[some].join(where).drop_duplicates()) for some in (near, [*near, key])
+        )
+        if both[key] or more > ways:
+            chosen.append(key)
+    chosen.sort(key=keys.index)
     return [
         ", ".join(f"{_key(c)}={_number(row[c])}" for c in chosen if _known(row[c]))
         for row in config[chosen].to_dict("records")
