@@ -280,6 +280,9 @@ def test_the_sample_that_is_wrong_is_named(given, says):
     [
         (("(x[:, 1] > 0).long()", "3 * (x[:, 1] > 0).long()"), "has the label 3, and"),
         (("Linear(20,", "Linear(19,"), "does not take inputs of float32 (20,), as of sample 0"),
+        (("Linear(20,", "LazyLinear("), "the parameter 0.weight has no shape before data"),
+        (("torch.nn.ReLU()", "torch.nn.LSTM(32, 32)"), "does not take inputs"),
+        (("torch.nn.Linear(32, 3))", "torch.nn.LSTM(32, 3))"), "its forward returns tuple"),
         (("y = (", "y = 0.5 * ("), "a sample has 3 outputs and 1 targets"),
         (("def model():", "def model(\n"), "my.py, line 5: SyntaxError"),
         (("x = torch.randn(", "x = torch.rnd("), "my.py:data, line 9: AttributeError"),

@@ -297,9 +297,13 @@ def load_weights(model: nn.Module, path: str) -> None:
 def trainable(model: nn.Module, freeze: tuple[str, ...]) -> dict[str, nn.Parameter]:
     """Return the parameters that are the variable, by name: those that no pattern of ``freeze`` names.
 
-    Raises InputError for a pattern that names none, and if nothing is left.
+    Raises InputError for a pattern that names none, for a parameter that has no shape yet, and if nothing is left.
     """
     every = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    lazy = [name for name, parameter in every.items() if nn.parameter.is_lazy(parameter)]
+    if lazy:
+        what = f"the parameter {lazy[0]} has no shape before data has passed"
+        raise InputError.of(KEY, what, "give its layer its sizes, or call it once in your function")
     frozen = matching(every, freeze, "problem.freeze")
     left = {n: p for n, p in every.items() if n not in frozen}
     if not left:

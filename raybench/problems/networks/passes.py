@@ -362,7 +362,7 @@ def with_streams(model: nn.Module) -> nn.Module:
 
 
 def check_repeatable(model: nn.Module, inputs: Tensor) -> None:
-    """Raise InputError where the model gives two outputs for one input: it draws numbers of its own."""
+    """Raise InputError where the model gives two outputs for one input, or none that is a tensor."""
     state = torch.random.get_rng_state()
     try:
         with torch.no_grad():
@@ -370,6 +370,9 @@ def check_repeatable(model: nn.Module, inputs: Tensor) -> None:
         drew = not torch.equal(torch.random.get_rng_state(), state)
     finally:
         torch.random.set_rng_state(state)
+    if not all(isinstance(output, Tensor) for output in outputs):
+        what = f"its forward returns {type(outputs[0]).__name__}"
+        raise InputError.of("problem.model", what, "a tensor: wrap it, and return the scores alone")
     if drew or not torch.equal(*outputs):
-        what = "its forward draws random numbers, so that a sample is not the same twice"
+        what = "its forward draws random numbers or counts calls: a sample is not the same twice"
         raise InputError.of("problem.model", what, "use nn.Dropout layers, which draw from streams")
