@@ -69,13 +69,13 @@ def _seconds(
 ) -> np.ndarray:
     """Return the clock (B, T) of T rows: rounds and calls in each of their rounds (T,), bytes of such a round (B, T)."""
     clock, out = Rounds(clients), np.zeros(up.shape)
-    told = np.zeros(len(up))
+    broadcast = np.zeros(len(up))
     for t, (count, each) in enumerate(zip(rounds, calls, strict=True)):
         for _ in range(int(count)):
             for _ in range(int(each)):
                 clock.compute(slice(None), None, size)
-            told = told + down[:, t]
-            clock.end(np.repeat(up[:, t, None], clients.n, 1), told)
+            broadcast = broadcast + down[:, t]
+            clock.end(np.repeat(up[:, t, None], clients.n, 1), broadcast)
         out[:, t] = clock.columns(len(up))[CLOCK]
     return out
 

@@ -161,11 +161,11 @@ class InFolder:
 
     def columns(self, names: Sequence[str]) -> Ordered:
         """Return some columns of numbers, of every row."""
-        asked = tuple(sorted(set(names)))
-        if self._few is None or self._few[0] != asked:
+        extra = tuple(sorted(set(names)))
+        if self._few is None or self._few[0] != extra:
             self._few = None  # first, so that both are never held
-            blocks = self.results.blocks(asked, None if self.whole else set(self.cells["cell"]))
-            self._few = asked, Ordered(pd.Index(self.results.cells["cell"]), blocks)
+            blocks = self.results.blocks(extra, None if self.whole else set(self.cells["cell"]))
+            self._few = extra, Ordered(pd.Index(self.results.cells["cell"]), blocks)
         return self._few[1]
 
     def of(self, cells: Collection[str], names: Sequence[str]) -> pd.DataFrame:

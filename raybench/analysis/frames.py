@@ -115,17 +115,17 @@ class Frames:
     @property
     def chosen_on(self) -> list[str]:
         """On which seeds steps were chosen, and on which they are reported, where these differ."""
-        said = f"K and steps: chosen on seeds {', '.join(map(str, self.tuning_seeds))}"
+        text = f"K and steps: chosen on seeds {', '.join(map(str, self.tuning_seeds))}"
         more = "results: of the other seeds, where a method has some"
-        return [f"{said}; {more}"] if self.tuning_seeds else []
+        return [f"{text}; {more}"] if self.tuning_seeds else []
 
     @property
     def goals(self) -> float | Mapping[str, float]:
         """The target that was asked for, or those that are kept and, of other facets, ``own_targets``."""
         if isinstance(self.asked, float):
             return self.asked
-        kept = {} if self.asked == "auto" else {f: goal.value for f, goal in self.kept.items()}
-        return {**self.own_targets, **kept}
+        targets = {} if self.asked == "auto" else {f: goal.value for f, goal in self.kept.items()}
+        return {**self.own_targets, **targets}
 
     @cached_property
     def own_targets(self) -> Mapping[str, float]:
@@ -143,8 +143,8 @@ class Frames:
     def to_come(self) -> list[str]:
         """A line on the cells of the sweep that have not ended, none where all have."""
         every = self.missing + len(self.cells)
-        said = f"{self.missing:,} of {every:,} cells of this sweep have not ended: what is said here is of the others"
-        return [said] if self.missing else []
+        text = f"{self.missing:,} of {every:,} cells of this sweep have not ended: what is said here is of the others"
+        return [text] if self.missing else []
 
     @property
     def absent(self) -> list[str]:
@@ -152,35 +152,37 @@ class Frames:
         lone = self.left_out == 1
         cells, are = ("cell", "is") if lone else ("cells", "are")
         them = "it as a row of its own" if lone else "them as rows of their own"
-        said = f"{cells} of earlier versions of this sweep {are} left out; --all shows {them}"
-        return [*self.to_come, *([f"{self.left_out:,} {said}"] if self.left_out else [])]
+        text = f"{cells} of earlier versions of this sweep {are} left out; --all shows {them}"
+        return [*self.to_come, *([f"{self.left_out:,} {text}"] if self.left_out else [])]
 
     @property
     def tuning(self) -> list[str]:
         """How steps were tuned, where that was not by running the whole grid."""
-        search, cells, said = self.sweep.get("search"), self.cells, []
+        search, cells, lines = self.sweep.get("search"), self.cells, []
         if self.grid and isinstance(search, Mapping) and search.get("step_size") == "refine":
-            tried = cells[cells["status"] != "skipped"].groupby("method")["group"]
+            tries = cells[cells["status"] != "skipped"].groupby("method")["group"]
             every = cells.drop_duplicates("group").groupby("method")["group"]
             of = every.apply(lambda groups: sum(self.grid.get(g, 0) for g in groups))
-            said.append(f"steps: refined around the best, tried {_shares(tried.count(), of)}")
+            lines.append(f"steps: refined around the best, tried {_shares(tries.count(), of)}")
         pruned = cells.groupby("method")["status"].apply(lambda s: int((s == "pruned").sum()))
         if pruned.sum():
             ran = cells[cells["status"] != "skipped"].groupby("method")["status"].count()
-            said.append(f"halving: pruned {_shares(pruned, ran)}")
-        return said
+            lines.append(f"halving: pruned {_shares(pruned, ran)}")
+        return lines
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know besides the accounting: of simulated seconds, and of cells that are left out."""
         if self.link is None:
             return self.absent
-        said = unmeasured(self.curves)
+        lines = unmeasured(self.curves)
         timed = int(self.cells["config"].str.contains(ON_A_CLOCK, regex=False).sum())
         if timed:
             head = f"{timed:,} of {len(self.cells):,} cells ran on a clock"
-            said.append(f"{head}: here their rounds count as synchronous; --x clock has their time")
-        return [*said, *self.absent]
+            lines.append(
+                f"{head}: here their rounds count as synchronous; --x clock has their time"
+            )
+        return [*lines, *self.absent]
 
     @property
     def cost(self) -> str:
@@ -197,8 +199,8 @@ class Frames:
 def _shares(part: pd.Series, whole: pd.Series) -> str:
     """Return ``14 of 40 cells`` in all, and by method where there are several, but few."""
     each = [f"{method} {part.get(method, 0):,} of {n:,}" for method, n in whole.items()]
-    said = f"{part.sum():,} of {whole.sum():,} cells"
-    return f"{said} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else said
+    text = f"{part.sum():,} of {whole.sum():,} cells"
+    return f"{text} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else text
 
 
 Source = str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame]
@@ -237,7 +239,7 @@ def frames(
     more["asked"] = target if target is None or target == "auto" else float(target)
     more |= {"texts": reader.sweep_texts(folder), "grid": reader.grid(folder)}
     only = None if every else reader.planned(folder)
-    asked = parse(accounting if accounting is not None else sweep.get("accounting"))
+    rule = parse(accounting if accounting is not None else sweep.get("accounting"))
     if accounting is None and link is None and clock is None:
         stored = reader.Results(folder, only)
         more["left_out"] = stored.left_out
@@ -249,8 +251,8 @@ def frames(
             metric = main_metric(stored_curves.columns(METRICS))
         if metric not in cells:
             cells = with_final(cells, stored_curves.columns([metric]), metric)
-        kept = _kept(folder, cells, metric)
-        results = Frames(stored_curves, cells, metric, accounting=str(asked), kept=kept, **more)
+        targets = _kept(folder, cells, metric)
+        results = Frames(stored_curves, cells, metric, accounting=str(rule), kept=targets, **more)
         return choosing_on(results, tuning_seeds)
     curves, cells = reader.frames(folder, accounting)
     more["missing"] = len(reader.missing(folder, cells["cell"]))
@@ -260,7 +262,7 @@ def frames(
     if clock is not None:
         curves, more["paid"] = with_clock(curves, cells, clock), CLOCK
     results = framed(
-        curves, cells, accounting=str(asked), link=network, link_text=link or "", **more
+        curves, cells, accounting=str(rule), link=network, link_text=link or "", **more
     )
     results = replace(results, kept=_kept(folder, results.cells, results.metric))
     return choosing_on(results, tuning_seeds)
@@ -314,12 +316,12 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
 def chosen(results: Frames, where: Where) -> Frames:
     """Return frames with those cells alone whose columns have one of the values given."""
     keep = pd.Series(True, index=results.cells.index)
-    for name, asked in where.items():
+    for name, values in where.items():
         if name not in results.cells:
             there = sorted(map(str, results.cells))
             raise InputError.of("where", f"unknown column {name!r}", nearest(name, there))
-        several = isinstance(asked, Collection) and not isinstance(asked, str)
-        keep &= results.cells[name].isin(list(asked) if several else [asked])  # type: ignore[call-overload]
+        several = isinstance(values, Collection) and not isinstance(values, str)
+        keep &= results.cells[name].isin(list(values) if several else [values])  # type: ignore[call-overload]
     cells = results.cells[keep].reset_index(drop=True)
     return replace(results, cells=cells, held=results.held.part(cells), _tuned={})
 
@@ -393,25 +395,25 @@ def read_targets(files: Files) -> dict[tuple[str, str], Kept]:
     data = files.read(TARGETS)
     if data is None:
         return {}
-    kept = {}
+    targets = {}
     try:
         for row in json.loads(data)["targets"]:
             target = Kept(str(row["metric"]), float(row["value"]), str(row["since"]))
-            kept[str(row["problem"]), target.metric] = target
+            targets[str(row["problem"]), target.metric] = target
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fix = "remove it: targets are then fixed anew"
         raise InputError.of(f"{files.name}/{TARGETS}", "is not as it was written", fix) from error
-    if not all(math.isfinite(target.value) for target in kept.values()):
+    if not all(math.isfinite(target.value) for target in targets.values()):
         what = "holds a target that is no number"
         raise InputError.of(f"{files.name}/{TARGETS}", what, "remove it")
-    return kept
+    return targets
 
 
 def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
     """Return the targets that a folder keeps, by facet."""
-    kept = read_targets(reader.open_results(folder))
-    keys = problems_of(cells) if kept else {}
-    return {f: kept[key, metric] for f, key in keys.items() if (key, metric) in kept}
+    targets = read_targets(reader.open_results(folder))
+    keys = problems_of(cells) if targets else {}
+    return {f: targets[key, metric] for f, key in keys.items() if (key, metric) in targets}
 
 
 def keep_targets(results: Frames) -> Frames:
@@ -419,15 +421,15 @@ def keep_targets(results: Frames) -> Frames:
     if set(results.cells["facet"]) <= set(results.kept):
         return results
     files, metric = reader.open_results(results.folder), results.metric
-    kept, keys = read_targets(files), problems_of(results.cells)
+    targets, keys = read_targets(files), problems_of(results.cells)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     fresh = {
         (keys[facet], metric): Kept(metric, goal, now)
         for facet, goal in results.own_targets.items()
-        if (keys[facet], metric) not in kept and math.isfinite(goal)
+        if (keys[facet], metric) not in targets and math.isfinite(goal)
     }
     if fresh:
-        rows = [{"problem": key, **vars(row)} for (key, _), row in {**kept, **fresh}.items()]
+        rows = [{"problem": key, **vars(row)} for (key, _), row in {**targets, **fresh}.items()]
         files.write(TARGETS, json.dumps({"targets": rows}, indent=1).encode())
     return replace(results, kept=_kept(results.folder, results.cells, metric), _tuned={})
 
@@ -531,8 +533,8 @@ def clock_to_target(results: Frames, best: pd.DataFrame, by: str) -> np.ndarray 
         target: first_crossing(rows, target, CLOCK, results.metric, settled=True)
         for target in best["target"].dropna().unique()
     }
-    shown = cells[results.reporting(by) & cells["status"].isin(["ok", "failed"])]
-    behind = shown.groupby(["facet", "series", "step"])["cell"].apply(list).to_dict()
+    measured = cells[results.reporting(by) & cells["status"].isin(["ok", "failed"])]
+    behind = measured.groupby(["facet", "series", "step"])["cell"].apply(list).to_dict()
     keys = zip(best["facet"], best["series"], best["step"], strict=True)
     mine = zip(keys, best["target"], best["eligible"], strict=True)
     return np.array(

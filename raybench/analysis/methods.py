@@ -42,8 +42,8 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     config = pd.factorize(short)[0][place]
     asked = cells["group"].fillna(cells["label"])
     group = asked.fillna(cells["cell"])
-    told = ["algorithm", "compressor", "k", "dataset", "clients", "problem"]
-    same = cells[told].assign(config=config, group=group)
+    identity = ["algorithm", "compressor", "k", "dataset", "clients", "problem"]
+    same = cells[identity].assign(config=config, group=group)
     number = same.groupby(list(same), sort=False, dropna=False).ngroup().to_numpy()
     first = np.unique(number, return_index=True)[1]
     heads = same.iloc[first].assign(config=short[place[first]], asked=asked.iloc[first])
@@ -109,11 +109,11 @@ def _versions(
             lambda row: ", ".join(_differs(c, row[c]) for c in row.index), axis=1
         )
         words = words if differ else pd.Series("", index=texts.index, dtype=object)
-        told = named.loc[rows].assign(words=words, group=heads["group"], begun=begun)
-        place = [told[name] for name in ("facet", "series", "words")]
-        if told["group"][alike[rows]].groupby([p[alike[rows]] for p in place]).nunique().max() > 1:
-            told["begun"] = told.groupby([*place, told["group"]])["begun"].transform("min")
-            order = told.sort_values(["begun", "group"]).groupby(["facet", "series", "words"])
+        table = named.loc[rows].assign(words=words, group=heads["group"], begun=begun)
+        place = [table[name] for name in ("facet", "series", "words")]
+        if table["group"][alike[rows]].groupby([p[alike[rows]] for p in place]).nunique().max() > 1:
+            table["begun"] = table.groupby([*place, table["group"]])["begun"].transform("min")
+            order = table.sort_values(["begun", "group"]).groupby(["facet", "series", "words"])
             version = 1 + order["group"].transform(lambda part: pd.factorize(part)[0])
             words = (words + ", version ").str.removeprefix(", ") + version.astype(str)
         results[rows] = (results[rows] + ", " + words).str.removeprefix(", ")
@@ -197,10 +197,10 @@ def _extras(cells: pd.DataFrame, config: pd.DataFrame) -> list[str]:
     where = pd.concat(place, axis=1)
     text = config[keys].map(lambda v: "" if v is None else repr(v))
     fixed = text.groupby(group).nunique().max() <= 1
-    told = text.groupby(place).nunique().max() > 1
+    several = text.groupby(place).nunique().max() > 1
     both = text.where(text != "").groupby(place).nunique().max() > 1
     chosen: list[str] = []
-    for key in sorted((k for k in keys if fixed[k] and told[k]), key=lambda k: not both[k]):
+    for key in sorted((k for k in keys if fixed[k] and several[k]), key=lambda k: not both[k]):
         near = [k for k in chosen if k.partition(".")[0] == key.partition(".")[0]]
         ways, more = (
             len(text[some].join(where).drop_duplicates()) for some in (near, [*near, key])
@@ -255,8 +255,8 @@ def _title(kind: Kind, name: object, plugins: object = None) -> str:
     """
     if not isinstance(name, str) or not name:
         return ""
-    stated = {(p["kind"], p["name"]): p.get("title") for p in json.loads(str(plugins or "[]"))}
-    title = stated.get((kind, name)) or registry.title(kind, name)
+    titles = {(p["kind"], p["name"]): p.get("title") for p in json.loads(str(plugins or "[]"))}
+    title = titles.get((kind, name)) or registry.title(kind, name)
     if title is not None:
         return title
     if kind == "algorithm":
@@ -281,10 +281,10 @@ def k_words(cells: pd.DataFrame) -> pd.Series:
     with %, or a number below 1.
     """
     texts = cells["config"].astype(object)
-    asked = {text: _asked(text) for text in texts.unique() if isinstance(text, str)}
+    requests = {text: _asked(text) for text in texts.unique() if isinstance(text, str)}
     results = []
     for text, k in zip(texts, cells["k"].astype(float), strict=True):
-        word, share = asked.get(text, ("", False)) if isinstance(text, str) else ("", False)
+        word, share = requests.get(text, ("", False)) if isinstance(text, str) else ("", False)
         results.append(word if share or k != k else f"{k:.0f}")
     return pd.Series(results, index=cells.index, dtype=object)
 

@@ -245,8 +245,8 @@ def _grids(
             index=["series", "step"], columns="seed", values="cost", aggfunc="median", dropna=False
         )
         table = table.reindex(pd.MultiIndex.from_frame(order[["series", "step"]]))
-        shown = paid.loc[paid["apart"], "seed"] if paid["apart"].any() else paid["seed"]
-        part = table[sorted(shown.unique())]
+        seeds = paid.loc[paid["apart"], "seed"] if paid["apart"].any() else paid["seed"]
+        part = table[sorted(seeds.unique())]
         # a candidate that ran with fewer seeds than others has on the rest its median
         for usual in (part.median(axis=1), table.median(axis=1)):
             part = part.apply(lambda seed, usual=usual: seed.fillna(usual))
@@ -393,8 +393,8 @@ def _values(asked: pd.DataFrame, name: str) -> str:
 
 def _apart(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
     names = sorted({*first, *second})
-    seen = [{n: set(part[n]) if n in part else {""} for n in names} for part in (first, second)]
-    return [n for n in names if not seen[0][n] & seen[1][n]]
+    values = [{n: set(part[n]) if n in part else {""} for n in names} for part in (first, second)]
+    return [n for n in names if not values[0][n] & values[1][n]]
 
 
 def _keyed(first: Frames, second: Frames, by: str) -> list[pd.DataFrame]:
@@ -403,11 +403,11 @@ def _keyed(first: Frames, second: Frames, by: str) -> list[pd.DataFrame]:
     key: what cells have in common that are compared; unit: the groups of a side that are one; side: what such a
     side has of the keys in which the sides differ, where it has several.
     """
-    asked = [_asked(source.cells) for source in (first, second)]
-    apart = _apart(asked[0][0], asked[1][0])
-    shared_names = sorted({*asked[0][0], *asked[1][0]} - set(apart))
+    requests = [_asked(source.cells) for source in (first, second)]
+    apart = _apart(requests[0][0], requests[1][0])
+    shared_names = sorted({*requests[0][0], *requests[1][0]} - set(apart))
     shared_names = [n for n in shared_names if by != "method" or n != "compressor.k"]
-    several = [n for n in apart if any(n in few and few[n].nunique() > 1 for few, _ in asked)]
+    several = [n for n in apart if any(n in few and few[n].nunique() > 1 for few, _ in requests)]
     heads = [name.rpartition(".")[2] + " " if len(several) > 1 else "" for name in several]
 
     def texts(
@@ -420,7 +420,7 @@ def _keyed(first: Frames, second: Frames, by: str) -> list[pd.DataFrame]:
         return ", ".join(h + (v.strip("'") or "-") for h, v in zip(heads, row, strict=True))
 
     sides = []
-    for source, (few, place) in zip((first, second), asked, strict=True):
+    for source, (few, place) in zip((first, second), requests, strict=True):
         cells = source.cells
         step = cells["step_multiple"].map("x{:.12g}".format)
         step = step.where(cells["step_multiple"].notna(), cells["step_size"].map("{:.12g}".format))

@@ -114,8 +114,8 @@ def _hows(curves: pd.DataFrame, cells: pd.DataFrame | None) -> np.ndarray:
     """Return per row the collective of its compressor, or ``gossip``."""
     graphs: set[str] = set()
     if cells is not None:
-        told = [(c, t) for c, t in zip(cells["cell"], cells["config"]) if isinstance(t, str)]
-        graphs = {cell for cell, text in told if json.loads(text).get("graph") is not None}
+        pairs = [(c, t) for c, t in zip(cells["cell"], cells["config"]) if isinstance(t, str)]
+        graphs = {cell for cell, text in pairs if json.loads(text).get("graph") is not None}
     how = pd.Series(GATHER, index=curves.index, dtype=object)
     if "compressor_params" in curves:
         texts = curves["compressor_params"]
@@ -142,12 +142,12 @@ def unmeasured(curves: pd.DataFrame) -> list[str]:
     """Return what a reader of simulated seconds should know: what was not measured, in how many cells."""
     columns = [c for c in ("bytes_up", *PARTS) if c in curves]
     ended = curves.groupby("cell", sort=False)[columns].max()
-    said, every = [], f"{len(ended):,} cells"
+    lines, every = [], f"{len(ended):,} cells"
     if "bytes_up" in ended and (none := int(ended["bytes_up"].isna().sum())):
-        said.append(f"{none:,} of {every} did not count bytes: they have no simulated seconds")
+        lines.append(f"{none:,} of {every} did not count bytes: they have no simulated seconds")
     for name, word in zip(PARTS, ("gradients", "compressors"), strict=True):
         none = int(ended[name].isna().sum()) if name in ended else len(ended)
         if none:
             what = f"the seconds of {word} were not measured in {none:,} of {every}"
-            said.append(f"{what}: there they count as none")
-    return said
+            lines.append(f"{what}: there they count as none")
+    return lines

@@ -230,5 +230,5 @@ def _apart(cells: pd.DataFrame, over: str) -> pd.Series:
             words = [word for word in words if word != name and not word.startswith("dim=")]
         return ", ".join(words)
 
-    told = [text(f, d) for f, d in zip(cells["facet"], cells["dataset"], strict=True)]
-    return pd.Series(told, index=cells.index, dtype=object)
+    places = [text(f, d) for f, d in zip(cells["facet"], cells["dataset"], strict=True)]
+    return pd.Series(places, index=cells.index, dtype=object)

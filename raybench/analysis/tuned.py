@@ -63,10 +63,10 @@ def default_target(
     seeds = value.dropna().groupby([ended[n] for n in names])
     middle = seeds.quantile(0.5, interpolation="higher").replace(np.inf, np.nan)
     best = middle.groupby(names[:2]).min().dropna().sort_values()
-    wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
-    if wanted and "gd" in best.index.get_level_values("algorithm"):
-        wanted.insert(0, max(wanted[0], float(best.loc["gd"].iloc[0])))
-    for result in wanted:
+    ranks = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
+    if ranks and "gd" in best.index.get_level_values("algorithm"):
+        ranks.insert(0, max(ranks[0], float(best.loc["gd"].iloc[0])))
+    for result in ranks:
         target = _round_up(float(result), y)
         if target < start:
             return target
@@ -125,9 +125,9 @@ def candidates(
     finals = list(dict.fromkeys([y, "loss", "accuracy", x, "bits_up", "seconds", "rounds"]))
     paid = cost.astype(float).fillna(np.inf).to_numpy()
     # a cell that failed has not come down to the target
-    lost = np.repeat(np.arange(len(table)), counts["failed"])
-    every_cost = np.concatenate([paid, np.full(len(lost), np.inf)])
-    costs = _intervals(every_cost, np.concatenate([places, lost]), len(table))
+    failures = np.repeat(np.arange(len(table)), counts["failed"])
+    every_cost = np.concatenate([paid, np.full(len(failures), np.inf)])
+    costs = _intervals(every_cost, np.concatenate([places, failures]), len(table))
     table = table.assign(
         step_size=cells["step_size"].groupby(number).mean(),
         seeds=counts["ok"] + counts["failed"],

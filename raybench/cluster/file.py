@@ -156,9 +156,9 @@ def _checked(file: Path) -> dict[str, Any]:
     try:
         # as JSON, where a day is a text, and so is .nan, which the schema would let pass
         text = json.dumps(yaml.safe_load(file.read_text()), default=str)
-        given: Any = json.loads(text, parse_constant=str)
-        jsonschema.validate(given, FILE, format_checker=jsonschema.FormatChecker())
-        config: dict[str, Any] = prepare_config(given)
+        document: Any = json.loads(text, parse_constant=str)
+        jsonschema.validate(document, FILE, format_checker=jsonschema.FormatChecker())
+        config: dict[str, Any] = prepare_config(document)
         validate_config(config)
     except jsonschema.ValidationError as error:
         at = ".".join(map(str, error.absolute_path)) or "the file"
@@ -171,7 +171,7 @@ def _checked(file: Path) -> dict[str, Any]:
     except Exception as error:  # of YAML, and whatever Ray raises, of many classes
         what = f"{file} is not what `ray up` takes"
         raise InputError.of("--cluster", what, " ".join(str(error).split())) from error
-    if "head_start_ray_commands" not in given:
+    if "head_start_ray_commands" not in document:
         # Ray's own show its dashboard to everybody, but jobs are submitted on the head itself
         lines = config["head_start_ray_commands"]
         config["head_start_ray_commands"] = [line.replace("0.0.0.0", "127.0.0.1") for line in lines]
@@ -194,14 +194,14 @@ def _nodes(config: Mapping[str, Any], region: str, hosts: Sequence[str]) -> tupl
     cpus, gpus = metadata.get("cpus", {}), metadata.get("gpus", {})
 
     def kind(name: str) -> NodeType:
-        said = types[name]
-        machine = str(_at(said, f"node_config.{machine_at}") or name)
-        size, price = said["resources"], here.get(machine, {})
-        spot = str(_at(said, f"node_config.{spot_at}")).lower() == "spot"
+        node_type = types[name]
+        machine = str(_at(node_type, f"node_config.{machine_at}") or name)
+        size, price = node_type["resources"], here.get(machine, {})
+        spot = str(_at(node_type, f"node_config.{spot_at}")).lower() == "spot"
         listed = price.get("list", math.inf)
         usual = price.get("spot", listed) if spot else listed
-        most = 1 if name == head else min(config["max_workers"], said["max_workers"])
-        fewest = 1 if name == head else min(most, said["min_workers"])
+        most = 1 if name == head else min(config["max_workers"], node_type["max_workers"])
+        fewest = 1 if name == head else min(most, node_type["min_workers"])
         cpu = size.get("CPU", cpus.get(machine, math.inf))
         gpu = size.get("GPU", gpus.get(machine, 0.0))
         return NodeType(name, most, cpu, gpu, usual, listed, machine, spot, fewest)
@@ -271,12 +271,12 @@ def offer(
     plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
     admit(plan, store.folder)
     options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
-    tried = estimate(plan.batches, options)
+    costs = estimate(plan.batches, options)
     work = {batch.name: plan.work(batch) for batch in plan.batches}
-    more = sum(work.values()) / max(sum(work[name] for name in tried), 1e-30) * plan.ahead
-    low, high = (more * sum(e.seconds * e.spread[i] for e in tried.values()) for i in (0, 1))
-    asked = plan.sweep.resources
-    return plan, price(cluster, (low, high), len(plan.batches), asked, max_hours, max_cost)
+    more = sum(work.values()) / max(sum(work[name] for name in costs), 1e-30) * plan.ahead
+    low, high = (more * sum(e.seconds * e.spread[i] for e in costs.values()) for i in (0, 1))
+    request = plan.sweep.resources
+    return plan, price(cluster, (low, high), len(plan.batches), request, max_hours, max_cost)
 
 
 def price(
@@ -296,18 +296,18 @@ def price(
     cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
     holds: dict[NodeType, float] = {}  # how many workers
     for node in cluster.nodes:
-        held = min(node.cpus / cpus, node.gpus / gpus if gpus else math.inf)
-        holds[node] = held if math.isinf(held) else math.floor(held + 1e-9)
+        fit = min(node.cpus / cpus, node.gpus / gpus if gpus else math.inf)
+        holds[node] = fit if math.isinf(fit) else math.floor(fit + 1e-9)
     # Ray prefers nodes without GPUs for work without them, so time and cost are expected of those
-    fits = {node: 0 if node.gpus and not gpus else held for node, held in holds.items()}
-    places = sum(held * node.most for node, held in fits.items())
+    fits = {node: 0 if node.gpus and not gpus else fit for node, fit in holds.items()}
+    places = sum(fit * node.most for node, fit in fits.items())
     if places < asked.workers:
         each = f"{asked.workers} workers of {cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
         what = f"all nodes of {cluster.path.name} hold {places:g} of {each}"
         raise InputError.of("resources", what, "ask for less, or name larger nodes, or more")
     slots = None if math.isinf(places) else int(places // asked.workers)
     # what is started whether it is of use or not costs as much
-    counts = {node: node.most if held else node.fewest for node, held in fits.items()}
+    counts = {node: node.most if fit else node.fewest for node, fit in fits.items()}
     usual = sum(node.price * count for node, count in counts.items() if count)
     listed = _dearest(cluster, holds)
     start = 0.02 if cluster.hosts else START_HOURS

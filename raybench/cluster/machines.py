@@ -213,8 +213,8 @@ def _tell_provider(cluster: ClusterFile, node: dict[str, Any], deadline: float) 
                 import boto3
 
                 client = boto3.client("ssm", region_name=cluster.region)
-                said = client.get_parameter(Name=parameter)
-                node["ImageId"] = str(said["Parameter"]["Value"])
+                answer = client.get_parameter(Name=parameter)
+                node["ImageId"] = str(answer["Parameter"]["Value"])
             except Exception as error:  # no client, or whatever it raises, of many classes
                 fix = "is boto3 here, does `aws sts get-caller-identity` work? or name an ami-..."
                 raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
@@ -244,10 +244,10 @@ def ray(verb: str, folder: Path) -> Any:
             stdout=out, stderr=out, stdin=subprocess.DEVNULL, env={**os.environ, **QUIET, **token}, check=False,
             preexec_fn=die,
         )  # fmt: skip
-    said = (folder / SAID).read_bytes()[began:].decode(errors="replace")
+    text = (folder / SAID).read_bytes()[began:].decode(errors="replace")
     if done.returncode:
-        raise RuntimeError(f"ray {verb}: {told(said)}\n    all of it: {folder / SAID}")
-    return json.loads(said.rsplit("raybench:", 1)[1].splitlines()[0])
+        raise RuntimeError(f"ray {verb}: {told(text)}\n    all of it: {folder / SAID}")
+    return json.loads(text.rsplit("raybench:", 1)[1].splitlines()[0])
 
 
 def told(log: str) -> str:
@@ -321,10 +321,10 @@ class Host:
         if done.returncode in well:
             return done.stdout
         lines = f"{done.stdout}\n{done.stderr}".splitlines()
-        said = [line.strip() for line in lines if line.strip()]
+        answer = [line.strip() for line in lines if line.strip()]
         # what rsync says last is that it ends
-        said = [line for line in said if not line.startswith("rsync")] or said
-        text = f"{self.address}: {said[-1] if said else f'exit code {done.returncode}'}"
+        answer = [line for line in answer if not line.startswith("rsync")] or answer
+        text = f"{self.address}: {answer[-1] if answer else f'exit code {done.returncode}'}"
         # of ssh and of rsync where the connection broke or never was; below 0: ssh itself was killed
         silent = done.returncode in {12, 30, 35, 255} or done.returncode < 0
         raise (Unreachable if silent else RuntimeError)(text)
@@ -378,14 +378,14 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
         f"--compare-dest={results.absolute()}", "--exclude=.*", "--exclude=lock*", f"--rsync-path={look}",
         *(f"{host.login}:{path}" for path in there), f"{spare}/",
     )  # fmt: skip
-    told = {}
+    answers = {}
     for name in (PROGRESS, ENDED):
         with suppress(OSError, ValueError):
-            told[name] = json.loads((spare / name).read_text())
+            answers[name] = json.loads((spare / name).read_text())
     for part in ORDER if out else ():
         for file in sorted(spare.glob(f"{part}/*")):
             if file.is_file():
                 (results / part).mkdir(exist_ok=True)
                 file.replace(results / part / file.name)
     shutil.rmtree(spare, ignore_errors=True)
-    return told.get(PROGRESS, {}), told.get(ENDED)
+    return answers.get(PROGRESS, {}), answers.get(ENDED)

@@ -53,16 +53,16 @@ def order(
         owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
         facts |= {"owner": owner, "deadline": time.time() + cost.most_hours * 3600}
         (launch.folder / GIVEN).write_bytes(cluster.path.read_bytes())
-    kept = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
+    remote = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
     job = f"raybench-{facts['id']}-{int(time.time())}"
-    out = remote_out or f"{kept}/results"
+    out = remote_out or f"{remote}/results"
     lease = "push" if cluster.hosts or remote_out else "hold"
     command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
-    words = [f"{kept}/{job}", lease, *command, out, *flags]
+    words = [f"{remote}/{job}", lease, *command, out, *flags]
     machines.gather(launch.folder / STAGE, sweep, words)
     Store(launch.results).claim(sweep.text)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
-    facts |= {"name": sweep.name, "job": job, "kept": kept, "out": "" if remote_out else out}
+    facts |= {"name": sweep.name, "job": job, "kept": remote, "out": "" if remote_out else out}
     facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
@@ -129,11 +129,11 @@ class Steps:
             send(head, self.launch.results, self.order["out"])
         ask = f"{LEASE} push; {machines.token(self.cluster)}; {self.cluster.python} {SUBMIT} "
         ask += f"--submission-id {job} -- bash {there}/job.sh 2>&1; echo rc=$?"
-        until, said = time.monotonic() + DASHBOARD_SECONDS, ""
-        while not said.endswith("rc=0") and "already exists" not in said:  # which is the same job
+        until, text = time.monotonic() + DASHBOARD_SECONDS, ""
+        while not text.endswith("rc=0") and "already exists" not in text:  # which is the same job
             if time.monotonic() > until:  # the dashboard of a new head comes up last
-                raise RuntimeError(f"the sweep could not be submitted: {said[-300:]}")
-            said = head.run(ask, timeout=180).strip()
+                raise RuntimeError(f"the sweep could not be submitted: {text[-300:]}")
+            text = head.run(ask, timeout=180).strip()
         self.launch.reach("submitted")
         tell(f"submitted as {job}")
 
@@ -149,17 +149,17 @@ class Steps:
             return int(over["code"])
         head, deadline = self.head(), float(self.order["deadline"])
         last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
-        said: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         code: int | None = None
-        heard = time.monotonic()
+        answer_at = time.monotonic()
         with View(self.order["name"], 0, math.inf) as view:  # until the head says how much there is
             while code is None and time.time() < last:
                 remark = ""
                 try:
-                    said, code = fetch(head, self.launch.results, self.job, self.order["out"])
-                    heard = time.monotonic()
+                    facts, code = fetch(head, self.launch.results, self.job, self.order["out"])
+                    answer_at = time.monotonic()
                 except Unreachable:
-                    silence = time.monotonic() - heard
+                    silence = time.monotonic() - answer_at
                     if silence > 10:
                         remark = f"the head is silent for {silence:.0f} s"
                     if silence > ASK_PROVIDER:
@@ -168,12 +168,12 @@ class Steps:
                     remark = str(error)  # a full disk here does not end the sweep there
                     with suppress(Unreachable, ValueError):  # of a sweep that has not ended
                         code = int(head.run(f"cat {self.job}/{ENDED}", timeout=30, check=False))
-                if said and not self.launch.reached("running"):
+                if facts and not self.launch.reached("running"):
                     self.launch.reach("running")
-                if said:
-                    view.cells, view.rounds = said["cells"], said["rounds"]
-                    view.began = time.monotonic() - said["seconds"]  # when the driver did
-                    view.update(Progress(**said["now"]), remark or said["stage"], said["silent"])
+                if facts:
+                    view.cells, view.rounds = facts["cells"], facts["rounds"]
+                    view.began = time.monotonic() - facts["seconds"]  # when the driver did
+                    view.update(Progress(**facts["now"]), remark or facts["stage"], facts["silent"])
                 if code is None:
                     time.sleep(LOOK_EVERY)
         if code is None:

@@ -75,5 +75,5 @@ def nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.55)
     if near:
         return f"did you mean {near[0]}?"
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"allowed: {shown}" if names else ""
+    listing = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"allowed: {listing}" if names else ""

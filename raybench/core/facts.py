@@ -149,10 +149,10 @@ class AlgorithmFacts(Facts):
             yield fact, "contradicts decentralised", "without a server nothing is sent down"
         if self.own is not None and self.up is not None:
             yield "own", "contradicts up", "say up=None: the sweep's compressor is not used"
-        held = [name for name, param in params.items() if param.kind == "operator"]
+        names = [name for name, param in params.items() if param.kind == "operator"]
         for name in self.operators:
-            if name not in held:
-                fix = nearest(name, held) or f"declare {name}=Operator('rand_k:k=10%')"
+            if name not in names:
+                fix = nearest(name, names) or f"declare {name}=Operator('rand_k:k=10%')"
                 yield "operators", f"{name!r} is no parameter that is a compressor", fix
         automatic = [name for name, param in params.items() if "auto" in param.words]
         for name in self.auto:
@@ -269,8 +269,8 @@ def check_names(kind: str, name: str, target: object, params: Mapping[str, Param
     for part in target.__mro__[:-1]:
         fields = {*vars(part).get("__params__", {}), *getattr(part, "__dataclass_fields__", {})}
         typed = inspect.get_annotations(part) if part is root else {}
-        taken = {*vars(part), *typed} - fields - {*leaves}
-        hidden |= {param: part.__name__ for param in params if param in taken - hidden.keys()}
+        names = {*vars(part), *typed} - fields - {*leaves}
+        hidden |= {param: part.__name__ for param in params if param in names - hidden.keys()}
     if hidden:
         what = [f"parameter {param!r} hides {part}.{param}" for param, part in hidden.items()]
         raise InputError([Complaint(f"{kind} {name}", w, "give it another name") for w in what])

@@ -243,17 +243,17 @@ def numbers(target: object, given: Mapping[str, object], ours: str) -> dict[str,
     if isinstance(target, type):
         parts = target.__mro__[:-1]
         theirs = [part for part in parts if part.__module__.partition(".")[0] == ours]
-        taken = {name for part in theirs for name in (*vars(part), *inspect.get_annotations(part))}
+        names = {name for part in theirs for name in (*vars(part), *inspect.get_annotations(part))}
         for part in (part for part in parts if part not in theirs):
             kinds = inspect.get_annotations(part).items()
             typed = {
                 n for n, kind in kinds if not n.startswith("_") and "ClassVar" not in str(kind)
             }
-            plain |= {n: v for n, v in vars(part).items() if n in typed - taken and bare(v)}
+            plain |= {n: v for n, v in vars(part).items() if n in typed - names and bare(v)}
     function = vars(target).get("__init__") if isinstance(target, type) else target
     if inspect.isfunction(function):
         every = inspect.signature(function).parameters.items()
-        held = {_plain(name): parameter.default for name, parameter in every}
-        plain |= {name: v for name, v in held.items() if bare(v)}
+        defaults = {_plain(name): parameter.default for name, parameter in every}
+        plain |= {name: v for name, v in defaults.items() if bare(v)}
     declarations = {*given, *getattr(target, "__params__", {})}
     return {name: value for name, value in plain.items() if name not in declarations}

@@ -156,10 +156,10 @@ def stopping_on_sigterm() -> Iterator[None]:
     if not (main and ours):
         yield
         return
-    heard: list[int] = []
+    signals: list[int] = []
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+        signals.append(number)
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
@@ -167,7 +167,7 @@ def stopping_on_sigterm() -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
-        if heard:
+        if signals:
             raise Terminated from stop
         raise
     finally:
@@ -241,9 +241,9 @@ def disk_trouble(error: OSError) -> str | None:
     if error.errno not in DISK_TROUBLE:
         return None
     where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
-    said = error.strerror or os.strerror(error.errno)
+    text = error.strerror or os.strerror(error.errno)
     return (
-        f"{where}{said}\n    {DISK_TROUBLE[error.errno]}: what is committed stays, and the same command "
+        f"{where}{text}\n    {DISK_TROUBLE[error.errno]}: what is committed stays, and the same command "
         "goes on"
     )
 

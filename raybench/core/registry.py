@@ -102,8 +102,8 @@ def _register(kind: str, name: str, version: str, given: dict[str, object]) -> C
         declarations = params.declared(target, as_record=kind == "compressor")
         declarations |= {key: value for key, value in given.items() if isinstance(value, Param)}
         facts.check_names(kind, name, target, declarations)
-        said = {key: value for key, value in given.items() if not isinstance(value, Param)}
-        record = facts.facts_of(kind, name, said, declarations)
+        statements = {key: value for key, value in given.items() if not isinstance(value, Param)}
+        record = facts.facts_of(kind, name, statements, declarations)
         target.__params__ = declarations  # type: ignore[attr-defined]  # what is built on this one inherits them
         _entries[kind, name] = Entry(kind, name, target, declarations, record, version, _source)
         return target
@@ -200,8 +200,8 @@ def declared(kind: str) -> Mapping[str, str]:
     files = (
         f for place in spec.submodule_search_locations or () for f in Path(place).rglob("*.py")
     )
-    stated = re.compile(r'^@\w+\(\s*"(\w+)"(?:,\s*title="([^"]+)")?', re.MULTILINE)
-    every = (row for file in files for row in stated.findall(file.read_text("utf-8")))
+    pattern = re.compile(r'^@\w+\(\s*"(\w+)"(?:,\s*title="([^"]+)")?', re.MULTILINE)
+    every = (row for file in files for row in pattern.findall(file.read_text("utf-8")))
     return dict(sorted(every, key=lambda row: bool(row[1])))  # one with a title counts most
 
 

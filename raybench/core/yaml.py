@@ -147,8 +147,8 @@ def plain(value: object, where: str = "") -> Any:
         if isinstance(item, Mapping):
             for key in item:
                 if not isinstance(key, str):
-                    shown = repr(key)[:40]
-                    wrong.append(Complaint(at or where, f"key {shown} is not text", "quote it?"))
+                    spelling = repr(key)[:40]
+                    wrong.append(Complaint(at or where, f"key {spelling} is not text", "quote it?"))
             keys = [key for key in item if isinstance(key, str)]
             return {str(k): walk(item[k], f"{at}.{k}" if at else k, depth + 1) for k in keys}
         if isinstance(item, (str, bool, int, float)) or item is None:

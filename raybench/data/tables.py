@@ -79,12 +79,12 @@ class Dataset:
                 raise data_error(what, fix, key)
             return np.where(self.labels == classes[0], -1.0, 1.0)
         kind: type = str if self.labels.dtype.kind == "U" else float
-        wanted = [str(p) if kind is str else p for p in self.positive]
-        unknown = [p for p in wanted if p not in classes.tolist()]
-        if unknown or not wanted:
+        positives = [str(p) if kind is str else p for p in self.positive]
+        unknown = [p for p in positives if p not in classes.tolist()]
+        if unknown or not positives:
             what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
             raise data_error(what, f"the labels are {shown(classes)}", key)
-        chosen: np.ndarray = np.asarray(wanted, kind)
+        chosen: np.ndarray = np.asarray(positives, kind)
         if np.isin(classes, chosen).all():
             raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
         return np.where(np.isin(self.labels, chosen), 1.0, -1.0)
@@ -143,9 +143,9 @@ def of_frame(
         raise data_error(f"{where} has two columns {twice!r}", "give each a name of its own")
     if not len(frame):
         raise data_error(f"{where} has columns and no rows", "give it rows")
-    asked = _label(names, where, label)
-    if client is not None and _there(names, client, where, CLIENT_KEY) == asked:
-        what = f"column {asked!r} of {where} is the label, and cannot tell the client as well"
+    target = _label(names, where, label)
+    if client is not None and _there(names, client, where, CLIENT_KEY) == target:
+        what = f"column {target!r} of {where} is the label, and cannot tell the client as well"
         raise data_error(what, "name another with label", CLIENT_KEY)
     frame = frame.reset_index(drop=True)
     for name in names:
@@ -154,7 +154,7 @@ def of_frame(
             what = f"column {name!r} of {where} lacks a value in row {missing[0] + first}"
             more = f" ({len(missing):,} rows in all)" if len(missing) > 1 else ""
             raise data_error(what + more, "fill it, or leave the row or the column out")
-    values = {name: frame[name] for name in names if name not in (asked, client)}
+    values = {name: frame[name] for name in names if name not in (target, client)}
     if not values:
         raise data_error(f"{where} has no column of features", "a row is a label and numbers")
     wide = sum(len(v.cat.categories) if v.dtype == "category" else 1 for v in values.values())
@@ -163,16 +163,16 @@ def of_frame(
     parts, heads = [], []
     for name, column in values.items():
         if column.dtype == "category":
-            shown = pd.get_dummies(column, dtype=float)
-            heads += [f"{name}={category}" for category in shown.columns]
-            parts.append(shown.to_numpy())
+            dummies = pd.get_dummies(column, dtype=float)
+            heads += [f"{name}={category}" for category in dummies.columns]
+            parts.append(dummies.to_numpy())
         else:
             heads.append(name)
             parts.append(_numbers(column, name, where, first)[:, None])
-    labels = _plain(frame[asked])
+    labels = _plain(frame[target])
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise data_error(
-            f"column {asked!r} of {where} holds a label that is not finite", "clean it first"
+            f"column {target!r} of {where} holds a label that is not finite", "clean it first"
         )
     clients = None if client is None else _plain(frame[client])
     return Dataset(where, np.hstack(parts), labels, clients, tuple(heads))
@@ -207,8 +207,8 @@ def _numbers(column: Any, name: str, where: str, first: int) -> np.ndarray:
         )
         row = 0 if numbers is None else int(np.flatnonzero(numbers.isna().to_numpy())[:1].sum())
         kind = "text" if isinstance(column.iloc[row], str) else f"{column.dtype}"
-        shown = str(column.iloc[row])[:30]
-        what = f"column {name!r} of {where} holds {kind}, {shown!r} in row {row + first}"
+        entry = str(column.iloc[row])[:30]
+        what = f"column {name!r} of {where} holds {kind}, {entry!r} in row {row + first}"
         fix = (
             f"label: {name} if it is the label, split: {{column: {name}}} if it tells the client; "
         )
@@ -389,9 +389,9 @@ def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> Inpu
         line = raw.decode("utf-8", "replace").split("#")[0].strip()
         what = _wrong(line, d)
         if what:
-            shown = cut(line, 80)
+            excerpt = cut(line, 80)
             fix = "a line is: label index:value index:value ... (indices rise from 1)"
-            return data_error(f"{where}, line {number}: {what}: {shown!r}", fix)
+            return data_error(f"{where}, line {number}: {what}: {excerpt!r}", fix)
     return data_error(f"{where}: {error}", LIBSVM_FIX)
 
 

@@ -80,11 +80,11 @@ def _file_of(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
         return path.absolute(), path.name
     if (file := find("text", text)) is not None:
         return file, text
-    put = f"put {text}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
+    remedy = f"put {text}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
     if text in TEXTS:
-        raise data_error(f"no file of the text {text}", put)
+        raise data_error(f"no file of the text {text}", remedy)
     names = {name.split(".txt")[0] for name in there_in("text") if ".txt" in name}
-    fix = f"{nearest(text, names.union(TEXTS))}; or give a path, or {put}"
+    fix = f"{nearest(text, names.union(TEXTS))}; or give a path, or {remedy}"
     raise data_error(f"unknown text {text!r}", fix)
 
 

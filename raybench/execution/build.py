@@ -85,8 +85,8 @@ def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
     if base.name != "per_tensor":
         plain = {name: value for name, value in base.params.items() if name != "collective"}
         base = grained(Section(base.name, plain), "tensor")
-    told = {} if how == GATHER else {"collective": how}
-    return Section("per_tensor", {**base.params, "groups": cell.groups, **told})
+    options = {} if how == GATHER else {"collective": how}
+    return Section("per_tensor", {**base.params, "groups": cell.groups, **options})
 
 
 def dims_of(problem: Problem, params: Mapping[str, Any]) -> Dims:
@@ -101,8 +101,8 @@ def dims_of(problem: Problem, params: Mapping[str, Any]) -> Dims:
 @lru_cache(maxsize=64)  # all cells of a plan ask for the same few compressors
 def graph_of(section: Section | None, n: int) -> Mixing:
     """Return the graph of n clients that a graph section names, a ring by default."""
-    asked = section or Section("ring", {})
-    return mixing(asked.name, n, asked.params)
+    graph = section or Section("ring", {})
+    return mixing(graph.name, n, graph.params)
 
 
 def relays(section: Section | None) -> bool:
@@ -123,12 +123,12 @@ def mixing(name: str, n: int, params: Mapping[str, object] | None = None) -> Mix
     need_memory(8 * n**2, f"mixing weights of {n:,} x {n:,} clients", fewer, "graph")
     import networkx as nx  # takes half a second to import, and few methods need it
 
-    given = dict(params or {})
-    graph = _graph(nx, name, n, given)
+    values = dict(params or {})
+    graph = _graph(nx, name, n, values)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     degrees = torch.tensor([graph.degree[i] for i in range(n)], dtype=torch.float64)
     W = torch.zeros(n, n, dtype=torch.float64)
-    same = given.get("weights", "metropolis") == "laplacian"
+    same = values.get("weights", "metropolis") == "laplacian"
     for i, j in graph.edges:
         largest = degrees.max() if same else max(degrees[i], degrees[j])
         W[i, j] = W[j, i] = 1 / (1 + largest)
@@ -184,9 +184,9 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     if type(a).batch is None and "batch" not in first.params:
         a.batch = problem.batch
     for part, kind in PARTS.items():
-        given = getattr(first.cell, part)
-        if given is not None:
-            setattr(a, part, kind(**given))
+        setting = getattr(first.cell, part)
+        if setting is not None:
+            setattr(a, part, kind(**setting))
     if a.robust is not None and a.robust.idle(problem.n):
         a.robust = None
     return a

@@ -65,7 +65,7 @@ class Need:
 def need_of(plan: Plan) -> Need:
     """Return what the missing cells of a plan need at least."""
     largest, server, disk = Need(), 0.0, 0.0
-    held = cache(_held)  # batches share problems
+    memory_of = cache(_held)  # batches share problems
     tensors: dict[tuple[str, int], float] = {}  # and shapes
     places: dict[Section, int] = {}
     for batch in plan.batches:
@@ -81,7 +81,7 @@ def need_of(plan: Plan) -> Need:
         kind = first.shape(), count
         if kind not in tensors:
             tensors[kind] = apart + _tensors(batch, trained)
-        need = Need(held(problem), tensors[kind], apart, MEMORY_PER_ROW * rows)
+        need = Need(memory_of(problem), tensors[kind], apart, MEMORY_PER_ROW * rows)
         server = max(server, apart)
         largest = max(largest, need, key=lambda need: need.memory)
         disk += DISK_PER_ROW * rows

@@ -91,21 +91,21 @@ def execute(
             run = Run(batch, problem, options, transport)
             if parts:
                 run.load(of_rank(parts, transport.rank, transport.size, run.problem.clients))
-            rounds, chunk, lap, saved = 0, FIRST_CHUNK, began, began
+            rounds, chunk, lap, last_save = 0, FIRST_CHUNK, began, began
             while not run.advance(chunk):
                 ran, rounds = (run.t - rounds) * len(run.index), run.t
                 progress.add(Progress(rounds=ran, best=_best(batch, run)))
                 if timeout and transport.agree(perf_counter() - began > timeout):
                     raise TimeoutError(f"not done after {timeout:g} s (timeout)")
                 share = slice_seconds / max(perf_counter() - lap, 1e-9)
-                due = keeper is not None and perf_counter() - saved > keeper.every
+                due = keeper is not None and perf_counter() - last_save > keeper.every
                 chunk, due = transport.agree((max(1, int(chunk * min(share, 4.0))), due))
                 if keeper and due:
                     state = _savable(run)
                     keeping = True
                     if state is not None:
                         keeper.save(batch, run.t, state)
-                    keeping, saved = False, perf_counter()
+                    keeping, last_save = False, perf_counter()
                 yield progress
                 lap = perf_counter()
             curves, cells = run.tables(host)

@@ -442,9 +442,9 @@ class BufferedOracle(Oracle):
             if clients is not None:
                 there = clients.view(*new.shape[:2], *[1] * (new.ndim - 2))
                 new = torch.where(there, new, self.buffers[name][cells])
-            kept = self.buffers[name].clone()
-            kept[cells] = new
-            self.buffers[name] = kept
+            copy = self.buffers[name].clone()
+            copy[cells] = new
+            self.buffers[name] = copy
         if self._buffered.shares_buffers:
             for name, buffer in self.buffers.items():
                 mean = self.wire.mean(buffer, some)[:, None].expand_as(buffer)
@@ -475,8 +475,8 @@ class BufferedOracle(Oracle):
     def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know, the buffers among it."""
         state = super().state(points)
-        held = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return {**state, "buffers": {**held, **state["buffers"]}}
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return {**state, "buffers": {**copies, **state["buffers"]}}
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""

@@ -179,11 +179,11 @@ def make_plan(
                 broken.add(cell.problem)
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
-    kept, notes = merged(cells, done)
-    notes += thumbs(kept)
+    ready, notes = merged(cells, done)
+    notes += thumbs(ready)
     facts, most = {}, {}
     by_problem: dict[Section, list[Resolved]] = {}
-    for resolved in kept:
+    for resolved in ready:
         by_problem.setdefault(resolved.cell.problem, []).append(resolved)
     for section, members in by_problem.items():
         problem = problem_of(section)
@@ -208,7 +208,7 @@ def make_plan(
         notes=(*sweep.notes, *notes),
         facts=facts,
         statuses=done,
-        grid=tuple(kept),
+        grid=tuple(ready),
         most=most,
         again=frozenset(i for i, s in done.items() if retry_failed and s == "failed"),
     )
@@ -219,15 +219,15 @@ def _complaints(error: InputError | MemoryError) -> list[Complaint]:
     """Return what is wrong with a problem, which may not have told before how much it needs."""
     if isinstance(error, InputError):
         return error.complaints
-    said = str(error).rstrip(".") or "there is not enough"
-    return [Complaint("problem", f"out of memory: {said}", "a smaller problem, or fewer clients")]
+    reason = str(error).rstrip(".") or "there is not enough"
+    return [Complaint("problem", f"out of memory: {reason}", "a smaller problem, or fewer clients")]
 
 
 def thumbs(cells: list[Resolved]) -> list[str]:
     """Return a note that names the methods whose steps are multiples of a rule of thumb, if there are any."""
-    asked = [c for c in cells if c.cell.step.kind == "theory" and c.basis == "rule of thumb"]
-    names = ", ".join(sorted({c.cell.algorithm.name for c in asked}))
-    return [f"steps of {names}: multiples of a rule of thumb, no theorem"] if asked else []
+    guesses = [c for c in cells if c.cell.step.kind == "theory" and c.basis == "rule of thumb"]
+    names = ", ".join(sorted({c.cell.algorithm.name for c in guesses}))
+    return [f"steps of {names}: multiples of a rule of thumb, no theorem"] if guesses else []
 
 
 def wide_batches(cells: Iterable[Resolved]) -> list[str]:
@@ -258,17 +258,17 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
     groups: dict[tuple[str, float, int], list[Resolved]] = {}
     for cell in cells:
         groups.setdefault((cell.form.run, cell.step_size, cell.cell.seed), []).append(cell)
-    kept: list[Resolved] = []
+    unique: list[Resolved] = []
     lost: dict[tuple[str, str], int] = {}
     for same in groups.values():
         first = next((c for c in same if c.id in done), same[0])
-        kept.append(first)
+        unique.append(first)
         for other in same:
             if other is not first:
                 pair = (other.label, first.label)
                 lost[pair] = lost.get(pair, 0) + 1
     notes = [f"{n} cells of {a} are the same as {b}: merged" for (a, b), n in lost.items()]
-    return kept, notes
+    return unique, notes
 
 
 def as_booked(sweep: Sweep, folder: str | os.PathLike[str]) -> Sweep:
@@ -276,12 +276,12 @@ def as_booked(sweep: Sweep, folder: str | os.PathLike[str]) -> Sweep:
 
     A folder keeps the accounting that its first curves were booked by, so that its bits compare.
     """
-    kept = reader.accounting_of(folder, sweep.accounting)
-    if kept == sweep.accounting:
+    stored = reader.accounting_of(folder, sweep.accounting)
+    if stored == sweep.accounting:
         return sweep
     note = (
-        f"{folder} was begun with the accounting {kept} and keeps it, so that its bits compare: "
+        f"{folder} was begun with the accounting {stored} and keeps it, so that its bits compare: "
         f"raybench table {folder} --accounting HOW shows them by another"
     )
-    text = identity.with_accounting(sweep.text, kept)
-    return replace(sweep, accounting=kept, text=text, notes=(*sweep.notes, note))
+    text = identity.with_accounting(sweep.text, stored)
+    return replace(sweep, accounting=stored, text=text, notes=(*sweep.notes, note))

@@ -105,11 +105,11 @@ def label_of(cell: Cell) -> str:
         entry = registry.lookup("compressor", cell.downlink.name)
         parts.append(f"down {describe(cell.downlink, entry)}")
     for name, params in _PARTS.items():
-        given = getattr(cell, name)
-        if given is not None:
-            changed = {k: v for k, v in given.items() if v != default(params[k])}
-            shown = " ".join(f"{k}={v}" for k, v in changed.items())
-            parts.append(f"{name} {shown}".strip())
+        section = getattr(cell, name)
+        if section is not None:
+            changed = {k: v for k, v in section.items() if v != default(params[k])}
+            changes = " ".join(f"{k}={v}" for k, v in changed.items())
+            parts.append(f"{name} {changes}".strip())
     step = cell.step
     parts += [f"{step.schedule} step"] if step.schedule != "constant" else []
     parts += [f"warm-up {step.warmup}"] if step.warmup else []

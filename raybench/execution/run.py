@@ -153,15 +153,15 @@ class Run:
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
         each = self.options.record.clock
-        wanted = t in self._wanted
-        net.oracle.loss_wanted = wanted or each is not None
+        due = t in self._wanted
+        net.oracle.loss_wanted = due or each is not None
         before = net.oracle.spared, *net.clock.parts
         began = perf_counter()
         work(net, self.s, self.c)
         net.end_round()
         if each is not None and net.timing is not None:  # the last cell decides for all
             ticks = int(net.timing.columns(net.B)["clock_seconds"].min() // each)
-            wanted, self._ticks = wanted or ticks > self._ticks, ticks
+            due, self._ticks = due or ticks > self._ticks, ticks
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
@@ -172,7 +172,7 @@ class Run:
         self.t = t
         if self.average is not None:
             self.average.add(self.a.point(net, self.s, self.c))
-        if wanted:
+        if due:
             self._record(t)
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
@@ -257,8 +257,8 @@ class Run:
         if gradient is None:
             gradient = not network or not OF_GRADIENTS.isdisjoint(self.first.stop)
         if loss is None:
-            asked = self.first.f_star is not None or not OF_LOSSES.isdisjoint(self.first.stop)
-            loss = gradient or asked or not network or not network.tested
+            needed = self.first.f_star is not None or not OF_LOSSES.isdisjoint(self.first.stop)
+            loss = gradient or needed or not network or not network.tested
         what = what if gradient else what - OF_GRADIENTS
         return what if loss else what - OF_LOSSES
 
@@ -428,10 +428,10 @@ class Average:
 
     def select(self, cells: Tensor) -> Average:
         """Return the averages of some cells."""
-        kept = Average(torch.zeros(0))
-        kept.keep, kept.total = self.keep[cells], self.total[cells]
-        kept.value = None if self.value is None else self.value[cells]
-        return kept
+        rest = Average(torch.zeros(0))
+        rest.keep, rest.total = self.keep[cells], self.total[cells]
+        rest.value = None if self.value is None else self.value[cells]
+        return rest
 
     def state(self) -> dict[str, Tensor | None]:
         """Return what the average remembers."""

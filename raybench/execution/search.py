@@ -91,23 +91,23 @@ def stage_of(
     tested = {group: coarse(len(ladder.sizes), start) for group, ladder in steps.items()}
     number, before = 1, frozenset[str]()
     while True:
-        tried = frozenset(
-            cell for group, own in tested.items() for i in own for cell in steps[group].cells[i]
+        names = frozenset(
+            cell for group, ids in tested.items() for i in ids for cell in steps[group].cells[i]
         )
-        new = tried - before
+        new = names - before
         if not new <= ended.keys():
-            return Stage(number, tried, new)
-        if all(len(own) == len(steps[group].sizes) for group, own in tested.items()):
-            return Stage(number, tried, frozenset())
-        sizes = best({cell: ended[cell] for cell in tried})
-        more = {group: set(own) for group, own in tested.items()}
-        for group, own in tested.items():
+            return Stage(number, names, new)
+        if all(len(ids) == len(steps[group].sizes) for group, ids in tested.items()):
+            return Stage(number, names, frozenset())
+        sizes = best({cell: ended[cell] for cell in names})
+        more = {group: set(ids) for group, ids in tested.items()}
+        for group, ids in tested.items():
             for size in sizes.get(group, ()):
-                more[group].update(around(own, steps[group].nearest(size, own)))
-        if not any(len(more[group]) > len(own) for group, own in tested.items()):
-            return Stage(number, tried, frozenset())
+                more[group].update(around(ids, steps[group].nearest(size, ids)))
+        if not any(len(more[group]) > len(ids) for group, ids in tested.items()):
+            return Stage(number, names, frozenset())
         tested = {group: sorted(places) for group, places in more.items()}
-        number, before = number + 1, tried
+        number, before = number + 1, names
 
 
 def foreseen(steps: Mapping[str, Ladder], start: int) -> tuple[int, int]:

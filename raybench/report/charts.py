@@ -51,7 +51,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
     count = int(table["instances"].iloc[0])
     goals = sorted({float(t) for t in results.tuned("method")["target"].dropna()})
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ the target of its problem"
-    said = (
+    text = (
         f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed"
     )
     return Figure(
@@ -64,7 +64,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
         data=data,
         looks=looks_of_methods(results.cells, methods, every),
         panels=[""],
-        band="; ".join([said, *filled(chosen(results, {"method": list(methods)}), "method")]),
+        band="; ".join([text, *filled(chosen(results, {"method": list(methods)}), "method")]),
         log_x=end > 4,
         x_from=1.0,
         log_y=False,
@@ -97,7 +97,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     goals = table["target"].dropna().unique()
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
     tail = words.percent((1 - DRAWS) / 2)
-    said = [
+    lines = [
         f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",
         f"missed in half of the draws or more: {', '.join(never)}" if never else "",
     ]
@@ -111,7 +111,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
         data=data[[*BEHIND]],
         looks=style,
         panels=sorted(table["facet"].unique()),
-        band="; ".join(filter(None, said)),
+        band="; ".join(filter(None, lines)),
         y_unit=size,
         log_x=bool(grids.max() > MOST_EVEN),
         y_to=top,
@@ -184,14 +184,14 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
 def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
     """Return what the chart shows and assumes."""
     latency = words.seconds(network.link.latency)
-    said = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and compressors as measured, "
-    said += "each client on a machine of its own; K and step are the best at each bandwidth; "
-    said += "dots: no method is faster"
+    text = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and compressors as measured, "
+    text += "each client on a machine of its own; K and step are the best at each bandwidth; "
+    text += "dots: no method is faster"
     if not plain.any():
-        said += "; no method with dense messages reaches the target"
+        text += "; no method with dense messages reaches the target"
     spread = words.band(int(n) for n in table["seeds"])
-    said = f"{said}; {spread}" if spread else said
-    return said + "; bands that end at the top go on to infinity" * bool(
+    text = f"{text}; {spread}" if spread else text
+    return text + "; bands that end at the top go on to infinity" * bool(
         np.isinf(table["high"]).any()
     )
 
@@ -233,8 +233,8 @@ def audit_figure(results: Audit) -> Canvas:
         _matrix(axis, table.loc[facet], ranks.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
     count = len(results.readings.drop_duplicates([*FACTORS]))
-    said = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"
-    canvas.supxlabel(said, fontsize=7.5)
+    text = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"
+    canvas.supxlabel(text, fontsize=7.5)
     return canvas
 
 

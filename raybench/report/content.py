@@ -119,8 +119,8 @@ def told(figure: Figure, results: Frames) -> Figure:
             if words.known(target) and (panel == facet or panel.endswith(f", {facet}") or not facet)
         }
     # in a figure of steps nothing is tuned
-    said = [] if figure.steps else results.chosen_on
-    return replace(figure, band="; ".join(filter(None, [figure.band, *said])), goals=goals)
+    lines = [] if figure.steps else results.chosen_on
+    return replace(figure, band="; ".join(filter(None, [figure.band, *lines])), goals=goals)
 
 
 def place_of(folder: str, name: str, out: str | os.PathLike[str] | None = None) -> Path:
@@ -307,8 +307,8 @@ def curve(
 
 def simulated_for(link: Network | None, band: str) -> str:
     """Return what a figure of simulated seconds says below: for which network, and what its bands are."""
-    said = f"simulated for {link}, each client on a machine of its own"
-    return f"{said}; {band}" if band else said
+    text = f"simulated for {link}, each client on a machine of its own"
+    return f"{text}; {band}" if band else text
 
 
 def _band(data: pd.DataFrame) -> str:
@@ -358,8 +358,8 @@ def _by_k(results: Frames, best: pd.DataFrame) -> Figure:
     """Return the figure of the metric against bits with a panel per problem and method, a line per K."""
     y = results.metric
     rows = rows_of(results, best, ["bits_up", y])
-    asked = results.cells.set_index("cell")[[]].assign(k=k_words(results.cells).to_numpy())["k"]
-    ks = rows["cell"].map(asked)
+    counts = results.cells.set_index("cell")[[]].assign(k=k_words(results.cells).to_numpy())["k"]
+    ks = rows["cell"].map(counts)
     panel = [f"{m}, {f}" if f else m for m, f in zip(rows["method"], rows["facet"], strict=True)]
     rows = rows.assign(facet=panel, series="K = " + ks)
     style = {
@@ -394,13 +394,13 @@ def final_by_step(
         results.cells["status"] == "pruned"
     )
     cut = f"{words.count(int(pruned.sum()), 'pruned cell')} not drawn" if pruned.any() else ""
-    said = "Step size / theoretical step size"
+    label = "Step size / theoretical step size"
     return Figure(
         name=f"{y}_vs_step",
         x=axis,
         y=y,
         title=f"Final {words.column(y)} against the step",
-        x_label=said if axis == "step_multiple" else "Step size",
+        x_label=label if axis == "step_multiple" else "Step size",
         y_label=words.axis(y).replace("x^t", "x^T"),
         data=data,
         looks=plain,

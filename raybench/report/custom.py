@@ -259,7 +259,7 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     size, name = unit(float(data["y"].min())) if data["y"].notna().any() else (1.0, "bit")
     never = sorted(set(data["series"]) - set(data.loc[data["y"].notna(), "series"]))
     data = data[~data["series"].isin(never)]
-    said = [
+    details = [
         words.band(int(n) for n in data["seeds"]),
         f"not reached by {', '.join(never)}" if never else "",
     ]
@@ -273,7 +273,7 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
         data=data[[*BEHIND]],
         looks=looks_of_methods(lines, set(lines["method"]), every),
         panels=sorted(lines["facet"].unique()),
-        band="; ".join(filter(None, said)),
+        band="; ".join(filter(None, details)),
         y_unit=size,
         log_x=True,
         x_from=float(data["x"].min()) / 1.2 if len(data) else 1.0,

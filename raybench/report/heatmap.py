@@ -162,8 +162,8 @@ def _panel(axis: Axes, cells: pd.DataFrame, unit: float) -> None:
     for row, column in np.argwhere(reached):
         value = grid[row, column]
         ink = "white" if norm(value) < 0.6 else "black"
-        said = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
-        axis.text(column, row, said, size=6, color=ink, **middle)
+        number = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+        axis.text(column, row, number, size=6, color=ink, **middle)
     for k, value in cells.loc[cells["best"], ["k", "value"]].itertuples(index=False):
         corner = (values.index(value) - 0.5, ks.index(k) - 0.5)
         axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=1.6))

@@ -63,12 +63,12 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
                 trace["marker"] = {"size": [6 if point else 0 for point in lone]}
             traces.append({**trace, "line": line, "hovertemplate": hover})
         if name in hit:
-            gone = part[part["diverged"] > 0]
+            ends = part[part["diverged"] > 0]
             line = {"color": look.colour, "width": 2}
-            text = [f"{d} of {c} diverged" for d, c in zip(gone["diverged"], gone["cells"])]
+            text = [f"{d} of {c} diverged" for d, c in zip(ends["diverged"], ends["cells"])]
             above.append(
                 spoken
-                | {"x": _plain(gone["x"]), "y": [(hit.index(name) + 0.5) / len(hit)] * len(gone)}
+                | {"x": _plain(ends["x"]), "y": [(hit.index(name) + 0.5) / len(hit)] * len(ends)}
                 | {"yaxis": "y2", "mode": "markers", "showlegend": not finite, "text": text}
                 | {"marker": {"symbol": "x-thin", "size": 7, "line": line}}
                 | {"hovertemplate": "%{x:.4g}: %{text}<extra>%{fullData.name}</extra>"}
@@ -100,8 +100,8 @@ def _layout(figure: Figure, panel: str) -> dict[str, Any]:
                 "ticktext": [spell(10.0**k) for k in powers],
             }
     if not len(values):
-        said = {"text": "no cell ended ok", "x": 0.5, "y": 0.4, "showarrow": False}
-        layout["annotations"] = [{**said, "xref": "paper", "yref": "paper"}]
+        note = {"text": "no cell ended ok", "x": 0.5, "y": 0.4, "showarrow": False}
+        layout["annotations"] = [{**note, "xref": "paper", "yref": "paper"}]
         y |= {"showticklabels": False, "showgrid": False, "range": [0, 1]}
     elif figure.log_y:  # all panels get one range, so that they can be compared
         y |= _logarithmic(values.min(), values.max())
@@ -110,8 +110,8 @@ def _layout(figure: Figure, panel: str) -> dict[str, Any]:
         across = {"xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
         layout["shapes"] = [{"type": "line", **across, "line": {"color": "#777777", "width": 1}}]
         at_goal = {"y": math.log10(goal) if figure.log_y else goal, "yanchor": "bottom"}
-        said = {"text": "target", "x": 0, "xref": "paper", "xanchor": "left", "showarrow": False}
-        layout["annotations"] = [{**said, **at_goal, "font": {"size": 11, "color": "#777777"}}]
+        note = {"text": "target", "x": 0, "xref": "paper", "xanchor": "left", "showarrow": False}
+        layout["annotations"] = [{**note, **at_goal, "font": {"size": 11, "color": "#777777"}}]
     if figure.steps and figure.data["diverged"].sum():
         y["domain"] = [0, 0.8]
         layout["yaxis2"] = SECOND_AXIS

@@ -161,14 +161,16 @@ def _reasons(cells: pd.DataFrame) -> list[dict[str, object]]:
     results = []
     for status, column in (("failed", "error"), ("skipped", "reason"), ("pruned", "reason")):
         part = cells[cells["status"] == status]
-        said = part[column].fillna(part["reason"]).fillna("no reason given")
-        for text, amount in Counter(said).most_common(MOST_REASONS):
-            which = sorted(part.loc[said == text, "series"].unique())
-            shown = ", ".join(which[:6]) + (f" and {len(which) - 6} more" if len(which) > 6 else "")
+        reasons = part[column].fillna(part["reason"]).fillna("no reason given")
+        for text, amount in Counter(reasons).most_common(MOST_REASONS):
+            which = sorted(part.loc[reasons == text, "series"].unique())
+            listing = ", ".join(which[:6]) + (
+                f" and {len(which) - 6} more" if len(which) > 6 else ""
+            )
             line, whole = last_line(text), str(text).strip()[-MOST_LETTERS:]
             whole = "" if whole == line else whole
             results.append(
-                {"status": status, "text": line, "whole": whole, "count": amount, "which": shown}
+                {"status": status, "text": line, "whole": whole, "count": amount, "which": listing}
             )
     return results
 
@@ -253,11 +255,11 @@ def cell_table(results: Frames) -> tuple[list[Column], list[str], int]:
     add("Step", pd.Series(steps), rows["step_multiple"].fillna(rows["step_size"]))
     add("Seed", rows["seed"].map(words.whole), rows["seed"])
     count = cells["ending"].value_counts()
-    options = [(e, f"{said} ({count[e]})") for e, said in ENDINGS.items() if e in count]
+    options = [(e, f"{text} ({count[e]})") for e, text in ENDINGS.items() if e in count]
     add("Status", rows["status"], options=options, keys=rows["ending"].tolist())
     if set(count.index) != {"ok"}:
-        said = _reason(rows).where(rows["grew"] == "", rows["grew"])
-        add("What happened", said)
+        reasons = _reason(rows).where(rows["grew"] == "", rows["grew"])
+        add("What happened", reasons)
     amount("Rounds", "rounds", words.whole)
     for name in ("grad_norm_sq", "loss", "test_loss", "accuracy"):
         title = words.COLUMNS[name]
@@ -271,10 +273,10 @@ def cell_table(results: Frames) -> tuple[list[Column], list[str], int]:
 
 def _reason(cells: pd.DataFrame) -> pd.Series:
     """Return why each cell ended as it did, one line, empty where there is nothing to say."""
-    said = cells["reason"].where(
+    reasons = cells["reason"].where(
         (cells["status"] != "failed") | cells["error"].isna(), cells["error"]
     )
-    return said.astype(object).where(said.notna(), "").map(last_line)
+    return reasons.astype(object).where(reasons.notna(), "").map(last_line)
 
 
 def last_line(text: object) -> str:

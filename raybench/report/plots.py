@@ -186,8 +186,8 @@ def draw(
         entries = []
         width += columns * widest / LETTERS_PER_INCH if size is None else 0.0
     per_line = max(1, int(width / max(1.75, widest / LETTERS_PER_INCH + 0.6)))
-    said = fill(words.sentence(figure.band).replace(" %", "\u00a0%"), int(width * LETTERS_PER_INCH))
-    below = 0.17 * (math.ceil(len(entries) / per_line) + len(said.splitlines()))
+    text = fill(words.sentence(figure.band).replace(" %", "\u00a0%"), int(width * LETTERS_PER_INCH))
+    below = 0.17 * (math.ceil(len(entries) / per_line) + len(text.splitlines()))
     below += 0.08 if below else 0.0
     each = min(0.75 * width / columns, 2.9 if columns == 1 else 2.2)
     height = each * rows + 0.2 * rows * any(panels) + below
@@ -207,7 +207,7 @@ def draw(
         axis.set_visible(False)
     if figure.steps and figure.data["diverged"].sum():
         _diverged(axes[: len(panels)], figure, names)
-    if entries or said:
+    if entries or text:
         lone = figure.data.groupby(["series", "panel"]).size().groupby("series").max() == 1
         lines = [
             Line2D([], [], color=look.colour, marker="o", ls="", ms=3.2)
@@ -217,7 +217,7 @@ def draw(
             for look in [figure.looks[n]]
         ]
         texts, columns = [figure.looks[n].label for n in entries], min(per_line, len(entries))
-        canvas.legend(lines, texts, ncols=max(1, columns), title=said or None, **LEGEND)
+        canvas.legend(lines, texts, ncols=max(1, columns), title=text or None, **LEGEND)
     if labelled:
         at_ends(canvas, list(axes), figure)
     if len(names) == 1 and panels == [""]:
@@ -256,8 +256,8 @@ def _panel(axis: Axes, figure: Figure, name: str) -> None:
         place["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6}
         axis.text(0.012, goal / figure.y_unit, "target", fontsize=7, color="#555555", **place)
     if not np.isfinite(rows["y"]).any():
-        said = "every cell diverged" if figure.steps else "no cell ended ok"
-        axis.text(0.5, 0.5, said, transform=axis.transAxes, ha="center", color="#777777")
+        message = "every cell diverged" if figure.steps else "no cell ended ok"
+        axis.text(0.5, 0.5, message, transform=axis.transAxes, ha="center", color="#777777")
 
 
 def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
@@ -316,8 +316,8 @@ def _log_ticks(side: Axis, values: np.ndarray) -> None:
 
 def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
     """Mark the steps at which cells diverged in a strip above the data, a row per series."""
-    gone = figure.data[figure.data["diverged"] > 0]
-    hit = [name for name in names if name in set(gone["series"])]
+    ends = figure.data[figure.data["diverged"] > 0]
+    hit = [name for name in names if name in set(ends["series"])]
     strip = 0.05 * len(hit) + 0.03  # share of the panel's height
     first = axes[0]
     if len(first.get_yticks()):
@@ -331,13 +331,13 @@ def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
         axis.add_patch(shade).set_zorder(0)
         place = {"transform": axis.get_xaxis_transform(), "clip_on": False}
         for j, name in enumerate(hit):
-            rows = gone[(gone["series"] == name) & (gone["panel"] == panel)]
+            rows = ends[(ends["series"] == name) & (ends["panel"] == panel)]
             height = np.full(len(rows), 1 - 0.04 - 0.05 * j)
             colour = figure.looks[name].colour
             axis.plot(rows["x"], height, "x", ms=3.6, mew=1.1, color=colour, **place)
         if axis is axes[-1]:
-            said = {"transform": axis.transAxes, "va": "center", "fontsize": 7, "color": "#555555"}
-            axis.text(1.015, 1 - strip / 2, "diverged", **said)
+            style = {"transform": axis.transAxes, "va": "center", "fontsize": 7, "color": "#555555"}
+            axis.text(1.015, 1 - strip / 2, "diverged", **style)
 
 
 # -- names at the ends of lines, in place of a legend --------------------------------------------
@@ -360,11 +360,11 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
         low, high = axis.get_ylim()
         scale = axis.transScale.transform
         bottom, top = scale((1, low))[1], scale((1, high))[1]
-        wanted = np.array(
+        heights = np.array(
             [(scale((1, y))[1] - bottom) / (top - bottom) for y in ends["y"].clip(low, high)]
         )
         gap = APART * size / 72 * canvas.dpi / axis.get_window_extent().height
-        for row, at, height in zip(ends.itertuples(), spread(wanted, gap), wanted, strict=True):
+        for row, at, height in zip(ends.itertuples(), spread(heights, gap), heights, strict=True):
             look = figure.looks[row.series]
             dark = tuple(0.8 * part for part in mpl.colors.to_rgb(look.colour))
             end = (row.x, height)

@@ -101,12 +101,12 @@ def filled(results: Frames, by: str) -> list[str]:
     seeds = ran.groupby(["facet", by])["seed"].nunique().unstack(fill_value=0)
     absent = seeds.columns[(seeds == 0).any()]
     few = seeds.columns[((seeds > 0) & seeds.lt(seeds.max(axis=1), axis=0)).any()]
-    said = []
+    lines = []
     if len(absent):
-        said.append(f"Not run on every problem, and there behind all: {_listed(absent)}")
+        lines.append(f"Not run on every problem, and there behind all: {_listed(absent)}")
     if len(few):
-        said.append(f"Run with fewer seeds, its median standing for the others: {_listed(few)}")
-    return said
+        lines.append(f"Run with fewer seeds, its median standing for the others: {_listed(few)}")
+    return lines
 
 
 # After some trials of each method's grid ----------------------------------------------------------------
@@ -122,20 +122,22 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
     x = axis(x or results.cost, results, "x")
     table = trials(results, by=by, x=x)
-    shown = table[table["trials"] == np.minimum(count, table["grid"])]
+    reached = table[table["trials"] == np.minimum(count, table["grid"])]
     order = ["facet", "cost", "reach"]
-    shown = shown.sort_values(
+    reached = reached.sort_values(
         order, ascending=[True, True, False], kind="stable", ignore_index=True
     )
     whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
-    shown["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(shown[["facet", by]])).to_numpy()
-    rows = shown.to_dict("records")
-    sections = shown.groupby("facet", sort=False).ngroup().tolist()
+    reached["whole_grid"] = whole.reindex(
+        pd.MultiIndex.from_frame(reached[["facet", by]])
+    ).to_numpy()
+    rows = reached.to_dict("records")
+    sections = reached.groupby("facet", sort=False).ngroup().tolist()
     fields = _trial_fields(rows, by, x, count)
-    if shown["facet"].nunique() > 1:
+    if reached["facet"].nunique() > 1:
         fields.insert(0, column(rows, "facet", "Problem", left=True))
-    notes = _trial_notes(results, shown, by, x, count)
-    return Sheet(fields=fields, sections=sections, data=shown, notes=notes)
+    notes = _trial_notes(results, reached, by, x, count)
+    return Sheet(fields=fields, sections=sections, data=reached, notes=notes)
 
 
 def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
@@ -201,8 +203,8 @@ def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: i
     if shown["facet"].nunique() > 1:
         place = shown["cost"].groupby(shown["facet"]).rank(method="average")
         mean = place.groupby(shown[by]).mean().sort_values()
-        said = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
-        notes.append(f"Mean place over {words.count(shown['facet'].nunique(), 'problem')}: {said}")
+        text = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
+        notes.append(f"Mean place over {words.count(shown['facet'].nunique(), 'problem')}: {text}")
     notes += [words.sentence(note) for note in results.tuning]
     if results.tuning:
         notes.append(
@@ -271,10 +273,10 @@ def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
         if frames.folder
     ]
     apart = differences(first, second)
-    said = [f"{key} {a} → {b}" for key, (a, b) in list(apart.items())[:SHOWN]]
+    lines = [f"{key} {a} → {b}" for key, (a, b) in list(apart.items())[:SHOWN]]
     more = f", and {len(apart) - SHOWN} more keys" if len(apart) > SHOWN else ""
-    if said:
-        notes.append(f"They differ in {'; '.join(said)}{more}")
+    if lines:
+        notes.append(f"They differ in {'; '.join(lines)}{more}")
     goal = words.targets(zip(table["facet"], table["target"]))
     notes.append(f"Cost: median over seeds, to {words.COLUMNS[first.metric]} ≤ {goal}")
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
@@ -310,10 +312,10 @@ def audit_lines(results: Audit) -> list[str]:
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
         for row in moved.head(MOST_FLIPS_TOLD).itertuples():
             better, worse = words.bits(row.cost_better), words.bits(row.cost_worse)
-            said = (
+            text = (
                 f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)}"
             )
-            lines.append(f"{said} ({row.flipped} of {row.decided} readings{_others(row)})")
+            lines.append(f"{text} ({row.flipped} of {row.decided} readings{_others(row)})")
         if (more := len(moved) - MOST_FLIPS_TOLD) > 0:
             lines.append(f"{more} more orders that some readings turn round: see the CSV")
         firm = pairs[pairs["flipped"] == 0]
@@ -325,8 +327,8 @@ def audit_lines(results: Audit) -> list[str]:
                 "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
             )
     if results.pairs.empty:
-        said = "none reaches the target, or there is one method alone"
-        lines += ["", f"no method is cheaper than another: {said}"]
+        text = "none reaches the target, or there is one method alone"
+        lines += ["", f"no method is cheaper than another: {text}"]
     return lines
 
 
@@ -341,12 +343,12 @@ def _short(rule: str) -> str:
 
 def _others(row: Any) -> str:
     """Return why the other readings do not tell two methods apart."""
-    said = {
+    counts = {
         "one has no such step": row.absent,
         "neither arrives": row.missed,
         "both are equal": row.equal,
     }
-    return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
+    return "".join(f"; in {n} more {what}" for what, n in counts.items() if n)
 
 
 def headline(results: Frames) -> list[str]:
@@ -354,22 +356,22 @@ def headline(results: Frames) -> list[str]:
     table, spell = closing_table(results), words.spelling(results.cost)[0]
     each = " per client" if results.cost == "bits_up" else ""
     least = LEAST.get(results.cost, f"with the least of {words.column(results.cost)}")
-    said = []
+    sentences = []
     for facet, part in table.groupby("facet", sort=False):
         first = part.iloc[0]
         where = f"{facet}: " if facet else ""
         goal = f"{words.COLUMNS.get(results.metric, results.metric)} ≤ {first['target']:g}"
         cost = first[f"{results.paid_in}_to_target"]
         if not words.known(first["target"]) or not math.isfinite(cost):
-            said.append(f"{where}no method reaches its target.")
+            sentences.append(f"{where}no method reaches its target.")
             continue
         share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
         doubt = unsure(part, results.paid_in)
-        said.append(f"{head}: {spell(cost)}{each}{beside}{doubt and f'; but {doubt}'}.")
+        sentences.append(f"{head}: {spell(cost)}{each}{beside}{doubt and f'; but {doubt}'}.")
     so_far = [f"{words.sentence(line)}." for line in results.to_come]
-    return [*said[:MOST_SENTENCES], *so_far]
+    return [*sentences[:MOST_SENTENCES], *so_far]
 
 
 def unsure(part: pd.DataFrame, paid: str) -> str:
@@ -383,16 +385,16 @@ def unsure(part: pd.DataFrame, paid: str) -> str:
     ends = part[[f"{paid}_low", f"{paid}_high"]]
     low, high = (ends[end].fillna(part[f"{paid}_to_target"]) for end in ends)
     close = others[low.iloc[1:] <= high.iloc[0]]
-    said = [f"{missed} of its {seeds} seeds {'misses' if missed == 1 else 'miss'} it"] * (
+    doubts = [f"{missed} of its {seeds} seeds {'misses' if missed == 1 else 'miss'} it"] * (
         missed > 0
     )
     if seeds == 1:
-        said.append("that is of one seed")
+        doubts.append("that is of one seed")
     if len(close):
         over = "" if seeds == 1 else f" over {seeds} seeds"
         what = "it lies in the interval" if seeds == 1 else f"its interval{over} overlaps with that"
-        said.append(f"{what} of {_listed(close['method'])}")
-    return " and ".join(said)
+        doubts.append(f"{what} of {_listed(close['method'])}")
+    return " and ".join(doubts)
 
 
 def doubted(results: Frames, firm: str) -> str:

@@ -89,7 +89,7 @@ class Sheet:
             if len(places) < 2 or not finite:
                 continue
             least = min(finite, key=lambda i: sign * column.numbers[i])
-            shown = f"{column.numbers[least]:.{column.digits}g}"
+            number = f"{column.numbers[least]:.{column.digits}g}"
             for i in finite:
-                marks[i] = f"{column.numbers[i]:.{column.digits}g}" == shown
+                marks[i] = f"{column.numbers[i]:.{column.digits}g}" == number
         return marks

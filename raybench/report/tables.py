@@ -55,12 +55,12 @@ def closing(
     """
     results = open_frames(source, **asked)
     table = closing_table(results, by=by)
-    shown = wanted(names, table) if names else usual(results, table, by)
+    columns = wanted(names, table) if names else usual(results, table, by)
     grown = [words.GREW_NOTE] if any(grown_rows(results, table)) else []
     keys = ["facet", "k"] if by == "k" else ["facet"]
     sections = table.groupby(keys, sort=False, dropna=False).ngroup().tolist()
     return Sheet(
-        fields=spelled(results, table, shown),
+        fields=spelled(results, table, columns),
         sections=sections,
         data=table[raw(names)] if names else table,
         notes=results.chosen_on
@@ -93,8 +93,8 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     if not spread:
         notes.append(paid)
     else:
-        said = "median over seeds; in brackets an interval that holds the true median"
-        notes.append(f"{paid}, {said} with probability {spread}")
+        text = "median over seeds; in brackets an interval that holds the true median"
+        notes.append(f"{paid}, {text} with probability {spread}")
         ends = [words.COLUMNS[value]] + ["accuracy"] * bool(table["accuracy"].notna().any())
         notes.append(f"{' and '.join(ends)} at the end: median over seeds")
     notes += map(words.sentence, results.notes)
@@ -121,20 +121,20 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
         return []
     goals = {facet: results.kept[facet] for facet in of.index if facet in results.kept}
     values = pd.Series({facet: target.value for facet, target in goals.items()}, dtype=float)
-    said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
+    text = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
-        said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
+        text += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = values[values != of.reindex(values.index)]
         fixed = f"; the target that was fixed is {words.targets(values.items())}"
-        return [said + fixed * (len(moved) > 0)]
+        return [text + fixed * (len(moved) > 0)]
     if not goals:
-        return [f"{said}, from what the folder holds"]
+        return [f"{text}, from what the folder holds"]
     dates = sorted({target.since[:10] for target in goals.values()})
-    said += f", fixed on {' and '.join(dates)}" if len(goals) == len(of) else ""
+    text += f", fixed on {' and '.join(dates)}" if len(goals) == len(of) else ""
     now = pd.Series(results.own_targets, dtype=float).reindex(values.index)
     moved = now[(now != values) & now.notna()]
     more = f"Target from what the folder holds now: {words.targets(now.items())} (--target auto)"
-    return [said, more] if len(moved) else [said]
+    return [text, more] if len(moved) else [text]
 
 
 def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:

@@ -163,11 +163,11 @@ def band(seeds: Iterable[int]) -> str:
     seeds: as for ``intervals``. Lines of one seed have no band, which is said too.
     """
     counts = {int(n) for n in seeds}
-    said = [
+    lines = [
         f"{_ends(n)}, pointwise coverage {percent(ranks(n)[1])}" for n in sorted(counts - {0, 1})
     ]
     alone = ["a single seed"] if 1 in counts else []
-    return "; ".join([f"median and {'; '.join(said)}"] * bool(said) + alone)
+    return "; ".join([f"median and {'; '.join(lines)}"] * bool(lines) + alone)
 
 
 def _ends(count: int) -> str:

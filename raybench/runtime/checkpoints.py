@@ -85,8 +85,8 @@ class Checkpoints:
                     self.files.clear(rel)
 
     def _key(self, batch: Batch) -> str:
-        said = f"{batch.name} {raybench_version()} {self.options!r}"
-        return xxhash.xxh3_64_hexdigest(said.encode())
+        key = f"{batch.name} {raybench_version()} {self.options!r}"
+        return xxhash.xxh3_64_hexdigest(key.encode())
 
     def _all(self, key: str) -> list[tuple[int, str]]:
         """Return the round and the folder of every checkpoint of a batch, complete or not."""

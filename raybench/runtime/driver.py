@@ -248,12 +248,14 @@ def _account(
     """
     done = store.done()
     host = {**rows.host_facts(), "mode": mode_of(plan)}
-    lost = [(cell, batch) for batch in plan.batches for cell in batch.cells if cell.id not in done]
-    for cell, batch in lost:
-        tried = attempts.get(cell.id, 0)
-        times = f"{tried} time{'' if tried == 1 else 's'}"
-        how = f"its worker ended {times}" if tried else "no worker lived to begin it"
+    unfinished = [
+        (cell, batch) for batch in plan.batches for cell in batch.cells if cell.id not in done
+    ]
+    for cell, batch in unfinished:
+        count = attempts.get(cell.id, 0)
+        times = f"{count} time{'' if count == 1 else 's'}"
+        how = f"its worker ended {times}" if count else "no worker lived to begin it"
         error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
-        attempt = replace(batch, attempts=tried - 1)
+        attempt = replace(batch, attempts=count - 1)
         store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))
-    return done | {cell.id: "failed" for cell, _ in lost}
+    return done | {cell.id: "failed" for cell, _ in unfinished}

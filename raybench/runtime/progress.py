@@ -94,11 +94,11 @@ class View:
             return
         self._last_told = time.monotonic()
         names = ("name", "cells", "rounds", "before", "stage", "silent")
-        said = {name: getattr(self, name) for name in names}
-        said |= {"seconds": time.monotonic() - self.began, "now": vars(self.now)}
+        facts = {name: getattr(self, name) for name in names}
+        facts |= {"seconds": time.monotonic() - self.began, "now": vars(self.now)}
         with suppress(OSError):  # a full disk: what commits results tells of it
             fresh = Path(f"{place}.new")
-            fresh.write_text(json.dumps(said, default=float))
+            fresh.write_text(json.dumps(facts, default=float))
             fresh.replace(place)
 
     def _share(self) -> float:

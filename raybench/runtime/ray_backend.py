@@ -188,8 +188,10 @@ def _as_stopped() -> Iterator[None]:
     try:
         yield
     except (RayError, TuneError) as error:
-        told = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
-        what = told[-1] if told else type(error).__name__
+        lines = [
+            line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()
+        ]
+        what = lines[-1] if lines else type(error).__name__
         raise SweepStopped(f"Ray has stopped: {what}: the same command goes on") from error
 
 
@@ -204,9 +206,9 @@ def _progress_shown(
     over = threading.Event()
 
     def follow() -> None:
-        heard, answered = time.monotonic(), False
+        last, answered = time.monotonic(), False
         while not over.wait(0.5):
-            silence = time.monotonic() - heard
+            silence = time.monotonic() - last
             # its first worker may take minutes to start, on a machine that reads torch for the first time
             if silence > SILENCE and answered and not over.is_set():
                 end = "Ctrl-C ends the sweep, and again Ctrl-C without waiting for Ray"
@@ -215,7 +217,7 @@ def _progress_shown(
                 news: News = ray.get(queue.news.remote(), timeout=5)
             except Exception:  # the session is ending, and results are in the store already
                 continue
-            heard, answered = time.monotonic(), True
+            last, answered = time.monotonic(), True
             if news.attempts != attempts:
                 attempts.take(news.attempts)
                 with suppress(OSError):  # a full disk: what commits results tells of it

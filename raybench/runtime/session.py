@@ -71,10 +71,10 @@ def _variables(address: str | None) -> dict[str, str]:
     """
     global _loaded_here
     _loaded_here = _loaded_here or "ray" not in sys.modules
-    wanted = {**RAY_ENVIRONMENT, **ENVIRONMENT}
+    variables = {**RAY_ENVIRONMENT, **ENVIRONMENT}
     if not _loaded_here or address not in (None, "local"):
-        del wanted["RAY_AUTH_MODE"]
-    return wanted
+        del variables["RAY_AUTH_MODE"]
+    return variables
 
 
 @contextmanager
@@ -98,18 +98,18 @@ def deferring_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        if heard:
+        if signals:
             # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
             signal.alarm(0)
-        if heard and callable(before):
+        if signals and callable(before):
             before(signal.SIGTERM, None)  # raised once more it would count as a second signal
-        elif heard:
+        elif signals:
             signal.raise_signal(signal.SIGTERM)
 
 

@@ -88,8 +88,8 @@ def store_method(shared: Shared, method: str) -> Callable[..., Any]:
 
     if shared.writer is not None:
         return lambda *given: ray.get(getattr(shared.writer, method).remote(*given))
-    put: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
-    return put
+    write: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
+    return write
 
 
 def committed(shared: Shared) -> set[str]:

@@ -58,7 +58,9 @@ class Accounting:
             (code in INDEX_BITS, "index_bits", f"unknown {code!r}", nearest(str(code), INDEX_BITS)),
             (isinstance(flag, bool), "count_init", f"{flag!r}", "allowed: true, false"),
         )
-        wrong = [Complaint(f"accounting.{key}", *said) for holds, key, *said in table if not holds]
+        wrong = [
+            Complaint(f"accounting.{key}", *words) for holds, key, *words in table if not holds
+        ]
         if wrong:
             raise InputError(wrong)
 

@@ -121,8 +121,8 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
     for files, commits, some, book in zip(sources, logs, ids, books, strict=True):
         parts = log.each_curves(files, commits, CURVES.names, lambda table: table)
         every = pa.concat_tables([CURVES.empty_table(), *(p.cast(CURVES) for p in parts)])
-        wanted = pa.array(sorted(some), pa.string())
-        pair = [t.filter(pc.is_in(t["cell"], wanted)) for t in (every, commits.cells())]
+        among = pa.array(sorted(some), pa.string())
+        pair = [t.filter(pc.is_in(t["cell"], among)) for t in (every, commits.cells())]
         part = (pair[0], pair[1]) if book == how else _rebooked(pair[0], pair[1], how)
         curves.append(part[0])
         cells.append(part[1])

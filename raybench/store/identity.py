@@ -64,8 +64,8 @@ def problem_differs(old: object, new: object) -> list[Complaint]:
     for key in sorted({*before, *now}):
         a, b = _axis(before.get(key)), _axis(now.get(key))
         if not (a <= b or b <= a):
-            said = f"{_spell(before, key)} there, {_spell(now, key)} here"
-            wrong.append(Complaint(f"problem.{key}", said))
+            difference = f"{_spell(before, key)} there, {_spell(now, key)} here"
+            wrong.append(Complaint(f"problem.{key}", difference))
     return wrong
 
 

@@ -112,10 +112,10 @@ def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
     """Return the seal of a cells file and its reader. Raises Unsound."""
     file = parquet(data)
     facts = file.metadata.metadata or {}
-    stated = facts.get(DIGEST.encode(), b"")
-    at = data.rfind(stated)
-    blanked = data[:at] + BLANK + data[at + len(stated) :]
-    if len(stated) != len(BLANK) or digest(blanked) != stated.decode():
+    hexdigest = facts.get(DIGEST.encode(), b"")
+    at = data.rfind(hexdigest)
+    blanked = data[:at] + BLANK + data[at + len(hexdigest) :]
+    if len(hexdigest) != len(BLANK) or digest(blanked) != hexdigest.decode():
         raise Unsound(DAMAGED, "its bytes are not those that were written")
     try:
         seal = Seal(**json.loads(facts[SEAL.encode()]))
@@ -407,10 +407,10 @@ def doubles(log: Log) -> list[Finding]:
 def _strays(files: Files, log: Log) -> Iterator[Finding]:
     """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
     committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
-    told = {f.rel.replace("curves/", "cells/") for f in log.findings}
+    places = {f.rel.replace("curves/", "cells/") for f in log.findings}
     for folder in ("cells", "curves"):
         for name in files.names(folder):
             if not _is_shard(name):
                 yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
-            elif folder == "curves" and name not in committed and f"cells/{name}" not in told:
+            elif folder == "curves" and name not in committed and f"cells/{name}" not in places:
                 yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")

@@ -110,8 +110,8 @@ class Results:
         names = [n for n in CELLS.names if n != "constants"]
         self.log = checked(self.files, columns=names)
         every = cells_frame(self.log.cells())
-        wanted = every if only is None else every[every["cell"].isin(only)]
-        self.cells = wanted.reset_index(drop=True)
+        rows = every if only is None else every[every["cell"].isin(only)]
+        self.cells = rows.reset_index(drop=True)
         self.left_out = len(every) - len(self.cells)
         self._places = {cell: j for j, cell in enumerate(self.cells["cell"])}
         shards = self._with(self._places) if self.left_out else self.log.shards
@@ -156,10 +156,10 @@ class Results:
 
     def some(self, cells: Collection[str], names: Sequence[str]) -> pd.DataFrame:
         """Return the ids of cells and columns of numbers of the rows of some cells, by id and round."""
-        wanted = list(dict.fromkeys(["cell", "round", *names]))
+        columns = list(dict.fromkeys(["cell", "round", *names]))
         parts = self.blocks(["round", *names], cells)
-        empty = {name: np.empty(0, np.int32 if name == "cell" else float) for name in wanted}
-        whole = {name: np.concatenate([empty[name], *(p[name] for p in parts)]) for name in wanted}
+        empty = {name: np.empty(0, np.int32 if name == "cell" else float) for name in columns}
+        whole = {name: np.concatenate([empty[name], *(p[name] for p in parts)]) for name in columns}
         ids = self.cells["cell"].array
         rank = np.argsort(ids.argsort())[whole["cell"]]
         order = np.lexsort((whole["round"], rank))
@@ -182,8 +182,8 @@ class Results:
 
     def _with(self, cells: Collection[str]) -> list[Shard]:
         """Return the shards in which some cells stand."""
-        asked = set(cells)
-        return [s for s in self.log.shards if not asked.isdisjoint(s.cells["cell"].to_pylist())]
+        ids = set(cells)
+        return [s for s in self.log.shards if not ids.isdisjoint(s.cells["cell"].to_pylist())]
 
 
 def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:

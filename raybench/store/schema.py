@@ -155,5 +155,5 @@ def stamped(schema: pa.Schema) -> pa.Schema:
 
 def version_of(schema: pa.Schema) -> int:
     """Return the schema version that a file bears, 0 where it bears none."""
-    said = (schema.metadata or {}).get(VERSION_KEY, b"")
-    return int(said) if said.isdigit() else 0
+    version = (schema.metadata or {}).get(VERSION_KEY, b"")
+    return int(version) if version.isdigit() else 0

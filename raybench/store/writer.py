@@ -268,9 +268,9 @@ class Store:
         """Take cells out of the shards they stand in, so that they may run again; the others stay."""
         if not cells:
             return
-        gone = pa.array(sorted(cells), pa.string())
+        ids = pa.array(sorted(cells), pa.string())
         for shard in self.look().shards:
-            if not pc.any(pc.is_in(shard.cells["cell"], gone)).as_py():
+            if not pc.any(pc.is_in(shard.cells["cell"], ids)).as_py():
                 continue
             places = {"cells": CELLS, "curves": CURVES}
             left: dict[str, pa.Table] = {}
@@ -278,7 +278,7 @@ class Store:
                 data = self.files.read(f"{folder}/{shard.name}.parquet")
                 if data is not None:
                     table = log.rows(log.parquet(data), schema)
-                    left[folder] = table.filter(pc.invert(pc.is_in(table["cell"], gone)))
+                    left[folder] = table.filter(pc.invert(pc.is_in(table["cell"], ids)))
             if left["cells"]:
                 curves = encode(left["curves"]) if left.get("curves") else None
                 self.put(shard.name, curves, self.seal(shard.name, curves, left["cells"]))

@@ -157,8 +157,8 @@ def gradients_are_left_alone(m: Method) -> None:
     vars(run.net.oracle)["grad_and_loss"] = keeping(run.net.oracle.grad_and_loss)
     for _ in range(ROUNDS):
         run.advance(1)
-        for grads, kept, version in handed:
-            changed = grads._version != version or not same_bits(grads, kept)
+        for grads, memory, version in handed:
+            changed = grads._version != version or not same_bits(grads, memory)
             assert not changed, f"the method has written to a gradient by the end of round {run.t}"
         handed.clear()
 
@@ -167,14 +167,14 @@ def gradients_are_left_alone(m: Method) -> None:
 def messages_hold_no_more_than_their_bytes(m: Method) -> None:
     """Packed and unpacked, what it sends decodes to the same; kinds of its own do so in another process."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
-    kept: list[Message] = []
+    messages: list[Message] = []
     for name in ("up", "all_gather", "mix", "broadcast", "down_each"):
-        setattr(run.net, name, _keeping(getattr(run.net, name), kept))
+        setattr(run.net, name, _keeping(getattr(run.net, name), messages))
     run.advance(3)
-    for message in kept:
+    for message in messages:
         same = same_bits(unpack(message.pack()).decode(), message.decode())
         assert same, f"a {message.kind} message is changed by packing"
-    assert_bytes_suffice(kept)
+    assert_bytes_suffice(messages)
 
 
 def _keeping(call: Callable[[Message], Any], kept: list[Message]) -> Callable[[Message], Any]:
@@ -274,15 +274,15 @@ def goes_on_from_its_state(m: Method) -> None:
     """
     run = finished(m.batch(trial.MULTIPLES, trial.SEEDS))
     whole, ranks = trial.ending(run), min(MOST_RANKS, run.net.n)
-    saved = trial.interrupted(m)
-    anew = trial.in_another_process(m, saved)
+    checkpoint = trial.interrupted(m)
+    anew = trial.in_another_process(m, checkpoint)
     assert whole.keys() == anew.keys(), f"columns {sorted(whole.keys() ^ anew.keys())}"
     for name, want in whole.items():
         same = torch.equal(anew[name].nan_to_num(), want.nan_to_num())
         assert same, f"{name} differs once the run was interrupted and continued"
     if m.entry.facts.clock:
         return
-    shared = on_virtual_ranks(ranks, lambda t: trial.recorded(trial.continued(m, saved, t)))
+    shared = on_virtual_ranks(ranks, lambda t: trial.recorded(trial.continued(m, checkpoint, t)))
     for rank, state in enumerate(shared):
         for name, got in state.items():
             what = f"{name}, continued on rank {rank} of {ranks}, differs"
@@ -323,8 +323,8 @@ def methods(
     down = {"name": entry.facts.down.usual, "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
     pairs += [(params, operators[0]) for params in sets[1:]]
-    tried = [Method(entry.name, params, q, problem, down) for params, q in pairs]
-    return [m for j, m in enumerate(tried) if j == 0 or _fits(m)]
+    pairings = [Method(entry.name, params, q, problem, down) for params, q in pairs]
+    return [m for j, m in enumerate(pairings) if j == 0 or _fits(m)]
 
 
 def _small(entry: Entry, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,9 +190,9 @@ def _off_the_mean(op: Compressor, m: Moments, omega: float, unseen: float) -> st
     """
     size, ends = float(m.x.norm()), m.largest * ROUNDING
     rare = (50 / m.count if m.count > 1 else 0.0) * m.largest + ends
-    wanted = {"C(x)": (m.mean, m.x, rare)} if not unseen else {}  # else some were never drawn
-    wanted["<C(x), x>/||x||"] = (m.along, m.x.norm()[None], rare + unseen * size)
-    for what, ((mean, error), want, allowed) in wanted.items():
+    means = {"C(x)": (m.mean, m.x, rare)} if not unseen else {}  # else some were never drawn
+    means["<C(x), x>/||x||"] = (m.along, m.x.norm()[None], rare + unseen * size)
+    for what, ((mean, error), want, allowed) in means.items():
         beyond = (mean - want).abs() - SIGMAS * error - allowed
         worst = int(beyond.argmax())
         if not beyond[worst] <= 0:
@@ -247,7 +247,7 @@ def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
 
     No more than there are where the claims are not in doubt: the error is far enough below its bound.
     """
-    wanted = m.count
+    draws = m.count
     for error in [] if op.deterministic else _errors(op, d, m):
         gap = TELLS / (1 + TELLS) * error.size
         if (
@@ -259,8 +259,8 @@ def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
             a = (SIGMAS + POWER) * error.error * math.sqrt(m.count)
             b = UNSEEN_EVENTS * error.bound
             root = (a + math.sqrt(a * a + 4 * gap * b)) / (2 * gap)
-            wanted = max(wanted, math.ceil(root**2))
-    return wanted
+            draws = max(draws, math.ceil(root**2))
+    return draws
 
 
 def _above(error: _Error, allowed: float) -> str:
@@ -293,14 +293,14 @@ def _outside(op: Compressor, d: int, name: str, m: Moments, unseen: float) -> st
 
 
 def _count(op: Compressor, x: torch.Tensor) -> int:
-    wanted = min(max(COORDINATES // x.numel(), FEWEST_DRAWS), MOST_DRAWS)
-    if wanted <= DRAWS_TO_GUESS_TIME:
-        return wanted
+    amount = min(max(COORDINATES // x.numel(), FEWEST_DRAWS), MOST_DRAWS)
+    if amount <= DRAWS_TO_GUESS_TIME:
+        return amount
     draws(op, x, DRAWS_TO_GUESS_TIME)  # the first call may compile
     begin = perf_counter()
     draws(op, x, DRAWS_TO_GUESS_TIME)
     affordable = int(DRAWS_TO_GUESS_TIME * PATIENCE / (perf_counter() - begin))
-    return min(wanted, max(affordable, FEWEST_DRAWS))
+    return min(amount, max(affordable, FEWEST_DRAWS))
 
 
 def _bias(m: Moments) -> tuple[float, float]:

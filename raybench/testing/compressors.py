@@ -74,10 +74,10 @@ class Subject:
         op, vectors = self.op, families(self.d)
         count = 1 if op.deterministic else self.samples
         estimates = {name: moments(op, x, count, self.seed) for name, x in vectors.items()}
-        wanted = {name: draws_wanted(op, self.d, m) for name, m in estimates.items()}
+        draws = {name: draws_wanted(op, self.d, m) for name, m in estimates.items()}
         left = MORE_SAMPLES
-        for name in sorted((n for n in wanted if wanted[n] > count), key=wanted.__getitem__):
-            more = min(wanted[name], MOST_SAMPLES)
+        for name in sorted((n for n in draws if draws[n] > count), key=draws.__getitem__):
+            more = min(draws[name], MOST_SAMPLES)
             if more <= left:
                 left -= more
                 estimates[name] = moments(op, vectors[name], more, self.seed)

@@ -115,19 +115,19 @@ class Heard:
         return self._down_each(self._as_said(message))
 
     def _as_said(self, message: Message) -> Message:
-        said = self._said(message)
-        if said is not message:
+        answer = self._said(message)
+        if answer is not message:
             vars(message).clear()
-            vars(message).update(vars(said))
+            vars(message).update(vars(answer))
         return message
 
     def model(self, x: Tensor) -> Tensor:
         """Broadcast the model x, overwritten with that of the first run."""
         if self.net.aggregate:  # everyone has what the server has
             return self._model(x)
-        said = self._said(x)
-        if said is not x:
-            x.copy_(said)
+        answer = self._said(x)
+        if answer is not x:
+            x.copy_(answer)
         return self._model(x)
 
     def choices(self, x: Tensor, symbols: int) -> Tensor:

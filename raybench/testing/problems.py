@@ -60,8 +60,8 @@ class Objective:
         step = 1e-2 * self.scale
         for turn in range(20):
             size = v.norm(dim=-1, keepdim=True)
-            lost = gaussian(*x.shape, seed=42 + turn).to(x)  # where the gradient is constant
-            v = torch.nn.functional.normalize(torch.where(size > 0, v / size, lost), dim=-1)
+            noise = gaussian(*x.shape, seed=42 + turn).to(x)  # where the gradient is constant
+            v = torch.nn.functional.normalize(torch.where(size > 0, v / size, noise), dim=-1)
             y = x + step * v
             if turn % 5 == 4:
                 yield x, y

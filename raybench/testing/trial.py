@@ -89,7 +89,7 @@ class Method:
 
     def config(self, step: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Return the sweep file of one cell."""
-        given = {
+        options = {
             "problem": dict(self.problem or problem_for(self.entry)),
             "algorithm": {"name": self.name, **self.params},
             "compressor": self.compressor,
@@ -101,7 +101,7 @@ class Method:
             **({"clock": CLOCK} if self.entry.facts.clock else {}),
             **self.more,
         }
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in options.items() if value is not None}
 
     def cell(self, multiple: float = 1.0, seed: int = 0) -> Resolved:
         """Return one cell; raises InputError where its parameters are wrong or do not fit."""

@@ -53,12 +53,12 @@ def average(message: Message, n: int, transport: Transport, clock: Clock) -> tup
     if isinstance(message, CasesMessage):
         pairs = [average(part, n, transport, clock) for part in message.parts]
         value = message.in_order([mean for mean, _ in pairs]) * message.scale
-        return value, replace(message, parts=[told for _, told in pairs])
+        return value, replace(message, parts=[answer for _, answer in pairs])
     if isinstance(message, PartsMessage):
-        told: Message = _by_parts(message, n, transport, clock)
+        answer: Message = _by_parts(message, n, transport, clock)
     else:
-        told = _added(message, n, transport)
-    return told.decode(), told
+        answer = _added(message, n, transport)
+    return answer.decode(), answer
 
 
 def _added(message: Message, n: int, transport: Transport) -> Message:

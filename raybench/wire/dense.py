@@ -99,8 +99,8 @@ class FactorsMessage(Message):
             out.copy_((left @ right).flatten(-2)[..., : self.d])
             return
         shapes = left.shape[-2:], right.shape[-2:], out.shape[-1:]
-        given = zip((left, right, out), shapes, strict=True)
-        arrays = [x.reshape(-1, *shape).contiguous().numpy() for x, shape in given]
+        operands = zip((left, right, out), shapes, strict=True)
+        arrays = [x.reshape(-1, *shape).contiguous().numpy() for x, shape in operands]
         rows = left.shape[:-1].numel()
         run_shared(lambda a, b: _thin_product(*arrays, a, b), rows, 2.0 * out.numel())
 

@@ -242,8 +242,8 @@ class Wire(Draws):
         """Average messages on the way: their mean over all clients (B, d), which everyone is sent."""
         with self.clock.on("communicate"):
             self.ledger.book_up(collectives.of_everyone(message, self.n, self.transport))
-            mean, told = collectives.average(message, self.n, self.transport, self.clock)
-            self.broadcast(told)
+            mean, answer = collectives.average(message, self.n, self.transport, self.clock)
+            self.broadcast(answer)
         return mean
 
     def broadcast(self, message: Message) -> None:
