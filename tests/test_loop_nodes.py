@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd, spread, vector
+from torch import nn
 from torch.distributed import get_rank as rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -255,6 +256,41 @@ def test_fragments_are_exchanged_in_turn():
         assert counts == [4] * fragments
         assert [f.count for f in opt._local] == [i * 3 // fragments for i in range(fragments)]
     assert ends[0].bytes_up == pytest.approx(ends[1].bytes_up, rel=0.01)
+
+
+def narrow(mesh: Any) -> Any:
+    """Return a model of which the second rank of a node holds no part of the first layer."""
+    torch.manual_seed(0)
+    return fully_shard(nn.Sequential(nn.Linear(60, 1), nn.Linear(1, 30)).double(), mesh=mesh)
+
+
+@on_ranks(4)
+def test_fragments_hold_the_same_tensors_on_every_rank_of_a_node():
+    """Though some ranks hold no part of a small one; more fragments than all ranks hold parts of are refused by all."""
+    mesh = node_group()
+    more: dict[str, Any] = {"node": mesh.get_group(), "algorithm": "ef14"}
+    model = narrow(mesh)
+    names = dict(model.named_parameters())
+    opt = rt.CompressedOptimizer(
+        sgd(model), TOP, local={**H, "fragments": 2}, named_parameters=names.items(), **more
+    )
+    fragments = [[name for name, _ in fragment.flat.layout] for fragment in opt._local]
+    first = [["0.weight", "0.bias", "1.weight"], ["1.bias"]]
+    second = [["1.weight"], ["1.bias"]]
+    assert everyone(fragments) == [first, second] * 2
+    for t in range(4):
+        opt.zero_grad()
+        inputs = torch.full((2, 60), float(rank() + t), dtype=torch.float64)
+        model(inputs).square().sum().backward()
+        opt.step()
+    with opt.shared_point():
+        x = full(model)
+    assert all(torch.equal(x, other) for other in everyone(x))
+    with pytest.raises(InputError, match="fragments: 3 of 2 parameters"):
+        rt.CompressedOptimizer(sgd(narrow(mesh)), TOP, local={**H, "fragments": 3}, **more)
+    nothing = fully_shard(nn.Linear(60, 1).double(), mesh=mesh)
+    with pytest.raises(InputError, match="no parameter has a part on every rank"):
+        rt.CompressedOptimizer(sgd(nothing), TOP, local=H, **more)
 
 
 def test_nodes_and_late_exchanges_keep_no_process_group_alive(tmp_path):

@@ -66,9 +66,9 @@ class Plan:
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
-    def of_part(self, named: Iterable[tuple[str, Tensor]]) -> Plan:
-        """Return the plan with the groups that have tensors among these parameters."""
-        names = [name for name, _ in named]
+    def of_part(self, layout: Layout) -> Plan:
+        """Return the plan with the groups that have tensors in this layout."""
+        names = [name for name, _ in layout]
         groups = [(p, op) for p, op in self.groups if any(fnmatchcase(name, p) for name in names)]
         return replace(self, groups=tuple(groups))
 

@@ -192,7 +192,8 @@ class Part:
 
     def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
         self.flat = Flat(named)
-        self.exchange = hook.new(hook.plan.of_part(named), self.flat.layout, self.flat.vector)
+        plan = hook.plan.of_part(self.flat.layout)
+        self.exchange = hook.new(plan, self.flat.layout, self.flat.vector)
         self.arrived = 0
         self.u: list[Tensor] = []  # the directions, none until they were exchanged
 

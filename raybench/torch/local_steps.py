@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.torch import saved
 from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, group_apart, timeout_of
+from raybench.torch.replicas import Replica, group_apart, local, timeout_of
 from raybench.wire.transport import Distributed
 
 YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
@@ -60,6 +60,16 @@ class Node:
             between = dist.new_group(list(place), **more)
             if isinstance(between, dist.ProcessGroup):  # this rank is in it
                 self.between = Distributed(between)
+
+    def everywhere(self, params: Sequence[Tensor]) -> list[bool]:
+        """Return which parameters each rank of the node holds a part of. Raises InputError where it is none."""
+        parts = [float(local(p).numel() > 0) for p in params]
+        counts = self.within.all_reduce([torch.tensor(parts, device=params[0].device)])[0]
+        held = (counts == self.within.size).tolist()
+        if not any(held):
+            what = "no parameter has a part on every rank"
+            raise InputError.of("node", what, "fewer ranks, or DistributedDataParallel")
+        return held
 
     @property
     def leads(self) -> bool:
@@ -290,24 +300,31 @@ class LocalSteps:
         self.flat.move(self.x if resized or state["y"] is None else state["y"])
 
 
-def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[tuple[str, Tensor]]]:
-    """Return the parameters in ``count`` groups of about equal size, in order.
+def fragments_of(
+    named: Iterable[tuple[str, Tensor]], count: int, node: Node | None
+) -> list[list[tuple[str, Tensor]]]:
+    """Return the parameters to train in ``count`` groups of about equal size, in order, the same ones on all ranks.
 
-    Raises InputError where there are fewer parameters.
+    Each has a parameter of which every rank of a node holds a part. Raises InputError where there are fewer of those.
     """
     trained = [(name, p) for name, p in named if p.requires_grad]
-    if type(count) is not int or not 1 <= count <= len(trained):
-        what = f"{count!r} of {len(trained)} parameters"
-        raise InputError.of("local.fragments", what, f"an integer from 1 to {len(trained)}")
-    total, before = sum(p.numel() for _, p in trained), 0
+    held = [True] * len(trained)
+    if node is not None and trained:
+        held = node.everywhere([p for _, p in trained])
+    left = sum(held)
+    if type(count) is not int or not 1 <= count <= max(left, 1):
+        what = f"{count!r} of {left} parameters"
+        raise InputError.of("local.fragments", what, f"an integer from 1 to {left}")
+    total, before, filled = sum(p.numel() for _, p in trained), 0, False
     out: list[list[tuple[str, Tensor]]] = [[]]
-    for i, (name, p) in enumerate(trained):
-        left = len(trained) - i  # each of the groups that are to come needs a parameter
+    for (name, p), here in zip(trained, held, strict=True):
+        # each of the groups that are to come needs a parameter
         full = before * count >= total * len(out) or left == count - len(out)
-        if out[-1] and full and len(out) < count:
+        if filled and full and len(out) < count:
             out.append([])
+            filled = False
         out[-1].append((name, p))
-        before += p.numel()
+        before, left, filled = before + p.numel(), left - here, filled or here
     return out
 
 
@@ -316,6 +333,7 @@ def local_steps(
     entry: registry.Entry[AlgorithmFacts],
     numbers: Mapping[str, Any],
     loop: Mapping[str, Any],
+    fragments: Sequence[Sequence[tuple[str, Tensor]]],
     whole: Flat,
     replica: Replica,
     node: Node | None,
@@ -326,8 +344,6 @@ def local_steps(
     numbers: the method's parameters. loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
     exchange, where there is no node. Raises InputError where they do not fit.
     """
-    named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
-    groups = fragments_of(named, (loop["local"] or {}).get("fragments", 1))
     device = torch.device("cpu") if loop["offload"] else whole.vector.device
     late = bool(loop["delay"] or (loop["local"] or {}).get("late"))
     thread = None
@@ -337,16 +353,18 @@ def local_steps(
             # it is never given back: other ranks may still be reading what this one has sent
             apart = Distributed(group_apart(group, device))
             replica = Replica(apart, zip(replica.names, replica.params, strict=True))
-    flats = [whole if len(groups) == 1 else Flat(fragment) for fragment in groups]
+    flats = [whole if len(fragments) == 1 else Flat(fragment) for fragment in fragments]
     plain = replace(plan, delay=None)
     exchanges = [
-        Exchange(plain.of_part(fragment), flat.layout, flat.vector.to(device), replica, local=True)
-        for flat, fragment in zip(flats, groups, strict=True)
+        Exchange(
+            plain.of_part(flat.layout), flat.layout, flat.vector.to(device), replica, local=True
+        )
+        for flat in flats
     ]
     schedule = Schedule.of(entry, numbers, loop, exchanges[0].presets)
     return [
         LocalSteps(
-            schedule, exchange, flat, device, i * schedule.steps // len(groups), node, thread
+            schedule, exchange, flat, device, i * schedule.steps // len(fragments), node, thread
         )
         for i, (exchange, flat) in enumerate(zip(exchanges, flats, strict=True))
     ]

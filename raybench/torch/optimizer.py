@@ -17,7 +17,7 @@ from raybench.compressors.base import Made
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, finite, named
-from raybench.torch.local_steps import LocalSteps, Node, local_steps
+from raybench.torch.local_steps import LocalSteps, Node, fragments_of, local_steps
 from raybench.torch.replicas import Replica, compare
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, packed, resume
@@ -109,6 +109,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
                     raise InputError.of(key, what, "local={'steps': H}, or leave it out")
             # with them each rank may step in its own way
             compare(transport, _numbers(optimizer), params)
+        fragments = fragments_of(params, (local or {}).get("fragments", 1), self._node)
         self._flat = Flat(params)
         self._replica = Replica(transport, params, others, every=check_every)
         self._steps = self._checked = self._skipped = self._evaluations = 0
@@ -116,7 +117,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         flat, plan, replica = self._flat, self._plan, self._replica
         self._local: list[LocalSteps] = []
         if is_local:
-            parts = (plan, entry, numbers, loop, flat, replica, self._node, group)
+            parts = (plan, entry, numbers, loop, fragments, flat, replica, self._node, group)
             self._local = local_steps(*parts)
             self._exchanges = [fragment.exchange for fragment in self._local]
             if check_every and (len(self._local) > 1 or self._local[0].schedule.late):
