@@ -252,7 +252,7 @@ def test_fragments_are_exchanged_in_turn():
         opt = rt.CompressedOptimizer(sgd(model), None, "gd", local={**H, "fragments": fragments})
         train(model, opt, range(STEPS))
         ends.append(opt.report())
-        counts = [len(exchange.rows) for exchange in opt._exchanges]
+        counts = [len(exchange.rows) for exchange in opt.exchanges]
         assert counts == [4] * fragments
         assert [f.count for f in opt._local] == [i * 3 // fragments for i in range(fragments)]
     assert ends[0].bytes_up == pytest.approx(ends[1].bytes_up, rel=0.01)

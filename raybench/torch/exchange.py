@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from time import perf_counter
 from typing import Any
 
@@ -19,14 +20,13 @@ from raybench.algorithms.parts import late
 from raybench.compressors.base import Applied, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
-from raybench.core.cells import PerCell, State, copied
+from raybench.core.cells import PerCell, State, copied, mapped
 from raybench.core.counts import Clock, Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
 from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
-from raybench.torch import saved
 from raybench.torch.replicas import Met, Replica, compare
 from raybench.torch.report import bits, row
 from raybench.wire import Message
@@ -66,16 +66,16 @@ class Plan:
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
+    @cached_property
+    def method(self) -> tuple[registry.Entry[AlgorithmFacts], dict[str, Any]]:
+        """The method's entry and its typed parameters. Raises InputError for a wrong name or parameter."""
+        return named_method(self.algorithm, self.params)
+
     def of_part(self, layout: Layout) -> Plan:
         """Return the plan with the groups that have tensors in this layout."""
         names = [name for name, _ in layout]
         groups = [(p, op) for p, op in self.groups if any(fnmatchcase(name, p) for name in names)]
         return replace(self, groups=tuple(groups))
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """What a report calls the method and its compressor."""
-        return self.algorithm, "" if self.compressor is None else str(self.compressor)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do.
@@ -145,8 +145,8 @@ def planned(
     named: Iterable[tuple[str, Tensor]],
     loop: Mapping[str, Any],
     others: Sequence[Transport] = (),
-) -> tuple[Plan, registry.Entry[AlgorithmFacts], dict[str, Any]]:
-    """Return the plan of a user's settings, its method's entry and its typed parameters.
+) -> Plan:
+    """Return the plan of a user's settings.
 
     asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
     does not hold. named: all parameters of the model. others: ranks that hold other parts of it. Raises InputError for
@@ -159,7 +159,7 @@ def planned(
     shared = {name: value for name, value in vars(plan).items() if name != "watch"}
     compare(transport, {**shared, **loop}, named, others)
     plan.check([name for name, p in named if p.requires_grad])
-    return plan, *named_method(name, params)
+    return plan
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -204,7 +204,7 @@ class Exchange:
         local: bool = False,
     ) -> None:
         self.plan, self.layout, self.local, self.replica = plan, layout, local, replica
-        entry, params = named_method(plan.algorithm, plan.params)
+        entry, params = plan.method
         self.delay = None if plan.delay is None else part("delay", plan.delay)
         transport = replica.transport
         n, rank = transport.size, transport.rank
@@ -240,11 +240,6 @@ class Exchange:
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
 
     @property
-    def in_steps(self) -> bool:
-        """Whether messages hold the step size, so that it must be known before they are sent."""
-        return self.a.in_steps
-
-    @property
     def alike(self) -> bool:
         """Whether all ranks remember the same: the method keeps nothing of one client's."""
         return not vars(self.c)
@@ -269,7 +264,11 @@ class Exchange:
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
         self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
         dense = self.steps < self.plan.start_after
-        u = self._mean(grad) if dense else self._direction(grad, gamma)
+        if dense:
+            self.wire.begin(self.steps)
+            u = self.wire.mean(grad[None, None])[0]
+        else:
+            u = self._direction(grad, gamma)
         self.steps += 1
         up = Counts(*(ledger.up[:, 0] - before[0]))
         down = Counts(*(ledger.down[:, 0] - before[1]))
@@ -296,9 +295,13 @@ class Exchange:
         self.rows.append(cost)
         return u
 
-    def waited(self, seconds: float) -> None:
-        """Note that the training loop waited no longer than this for the last exchange, which another thread did."""
-        self.rows[-1]["seconds_exposed"] = min(seconds, self.rows[-1]["seconds_exchanged"])
+    def wait(self, job: Future[Tensor | None]) -> Tensor | None:
+        """Return what the last exchange gives, which another thread does, and note how long the loop waits for it."""
+        began = perf_counter()
+        u = job.result()
+        waited = perf_counter() - began
+        self.rows[-1]["seconds_exposed"] = min(waited, self.rows[-1]["seconds_exchanged"])
+        return u
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""
@@ -316,10 +319,6 @@ class Exchange:
     def _shared(self) -> State:
         """Return what all ranks remember alike; x is always 0."""
         return State.of({name: value for name, value in self.s if name != "x"})
-
-    def _mean(self, grad: Tensor) -> Tensor:
-        self.wire.begin(self.steps)
-        return self.wire.mean(grad[None, None])[0]
 
     def _direction(self, grad: Tensor, gamma: float) -> Tensor:
         a, s, g = self.a, self.s, grad[None, None]
@@ -349,14 +348,11 @@ class Exchange:
 
     def state(self) -> dict[str, Any]:
         """Return what this rank remembers; tensors have the same shapes on every rank."""
-        s, c = self._shared().state(), self.c.state()
-        return {"steps": self.steps, "n": self.n, "rank": self.rank, "s": s, "c": c}
+        return {"steps": self.steps, "s": self._shared().state(), "c": self.c.state()}
 
-    def load(self, parts: list[Mapping[str, Any]]) -> None:
-        """Go on from what ranks have saved: this rank's part alone, or those of all ranks in rank order."""
-        state = saved.of_rank(parts, self.rank, self.n, self.a.errors)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state`` of this rank. Raises InputError where it is of another model."""
         self._begin()
-        device = self._like.device
         for target, values in ((self.s, state["s"]), (self.c, state["c"])):
             tensors = vars(target)
             for name, value in values.items():
@@ -364,5 +360,10 @@ class Exchange:
                 if isinstance(old, Tensor) and old.shape != value.shape:
                     what = f"{name} has shape {tuple(value.shape)}, here {tuple(old.shape)}"
                     raise InputError.of("state_dict", what, "the same model, in the same order")
-                tensors[name] = saved.on(value, device)
+                tensors[name] = on(value, self._like.device)
         self.steps = state["steps"]
+
+
+def on(value: Any, device: torch.device) -> Any:
+    """Return a value with its tensors on a device, with memory of their own."""
+    return mapped(value, lambda x: x.detach().to(device, copy=True))

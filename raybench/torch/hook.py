@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -24,8 +23,8 @@ from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat, finite
 from raybench.torch.replicas import Replica, group_apart
-from raybench.torch.report import Report, report
-from raybench.torch.saved import packed, resume
+from raybench.torch.report import Report
+from raybench.torch.saved import Compression
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
@@ -36,8 +35,8 @@ IDLE = (
 )
 
 
-class Attached:
-    """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order. scaler: the loop's.
+class Attached(Compression):
+    """Base of what ``attach`` returns. scaler: the loop's.
 
     An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. After a
     backward pass in which any rank's gradients were not finite those that all ranks get are infinite, so that a
@@ -51,18 +50,14 @@ class Attached:
         replica: Replica,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self.plan, self.replica, self.scaler = plan, replica, scaler
+        super().__init__(plan, replica)
+        self.scaler = scaler
         self.on = False  # until ``attach`` has made all of it
-        self.exchanges: list[Exchange] = []
-        self.rounds = 0  # backward passes whose gradients were exchanged, or skipped
-        self.skipped = 0  # of these
-        self.skipped_at = 0  # the newest of them
-        self.dense = 0  # bytes that all gradients so far are as they are
+        self.skipped_at = 0  # the newest round that was skipped
         self.done: list[Exchange] = []  # in this backward pass
         self._last: Report | None = None  # of a hook that is detached
         self._own = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
-        self._checked = 0  # the rounds at the last comparison of parameters
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
         def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -107,14 +102,12 @@ class Attached:
             skipped = self.replica.anywhere(not finite(parameters))
         for p in parameters if skipped else ():
             p.grad = None
-        if self.replica.every and self.rounds - self._checked >= self.replica.every:
-            self._checked = self.rounds
-            self.replica.check(self.rounds)
+        self.compare()
 
     def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
         exchange = Exchange(plan, layout, like, self.replica)
-        if exchange.in_steps:
+        if exchange.a.in_steps:
             what = f"{plan.algorithm} needs the step size, which a hook does not know"
             fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
             raise InputError.of("algorithm", what, fix)
@@ -165,26 +158,7 @@ class Attached:
         self._watch.remove()
 
     def report(self) -> Report:
-        """Return what the messages cost and did so far, until it was detached; ``print`` gives a line."""
-        if self._last is not None:
-            return self._last
-        rows, ranks = [e.rows for e in self.exchanges], self.replica.transport.size
-        return report(rows, ranks, self.plan.names, self.rounds, self.skipped, self.dense)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers; every rank saves its own, by torch.save or torch.distributed.checkpoint.
-
-        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
-        framework asks that would write rank 0's alone.
-        """
-        return packed(self.plan.algorithm, self.exchanges, self.replica)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
-
-        Raises InputError where it does not fit.
-        """
-        resume(state_dict, self.plan.algorithm, self.exchanges, self.replica)
+        return super().report() if self._last is None else self._last
 
 
 class Part:
@@ -299,9 +273,7 @@ class Hook(Attached):
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
             for job, attached in jobs:
-                began = perf_counter()
-                job.result()
-                attached.exchange.waited(perf_counter() - began)
+                attached.exchange.wait(job)
         return future
 
     def _work(self, attached: Part) -> None:
@@ -468,7 +440,8 @@ def attach(
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
     loop = {"size": size, "scaler": type(scaler).__name__}
     plain = model.module if isinstance(model, DistributedDataParallel) else model
-    plan, entry, numbers = planned(asked, transport, plain.named_parameters(), loop, others)
+    plan = planned(asked, transport, plain.named_parameters(), loop, others)
+    entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")

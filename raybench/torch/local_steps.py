@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -16,12 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from raybench.algorithms.build import part
 from raybench.algorithms.parts import Outer, outer_step
-from raybench.core import registry
 from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
-from raybench.core.facts import AlgorithmFacts
-from raybench.torch import saved
-from raybench.torch.exchange import Exchange, Plan
+from raybench.torch.exchange import Exchange, Plan, on
 from raybench.torch.flat import Flat
 from raybench.torch.replicas import Replica, group_apart, local, timeout_of
 from raybench.wire.transport import Distributed
@@ -112,8 +108,7 @@ class Schedule:
     @classmethod
     def of(
         cls,
-        entry: registry.Entry[AlgorithmFacts],
-        numbers: Mapping[str, Any],
+        plan: Plan,
         loop: Mapping[str, Any],
         presets: tuple[Any, Any],
     ) -> Self:
@@ -121,6 +116,7 @@ class Schedule:
 
         Raises InputError where they do not fit a loop.
         """
+        entry, numbers = plan.method
         for name in YOURS & numbers.keys():
             if numbers[name] != entry.params[name].default:
                 what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
@@ -259,11 +255,8 @@ class LocalSteps:
         """Wait for the exchange that is going on."""
         if self.job is None:
             return
-        began = perf_counter()
         job, self.job = self.job, None
-        direction = job.result()
-        self.exchange.waited(perf_counter() - began)
-        self._take(direction)
+        self._take(self.exchange.wait(job))
 
     def _take(self, direction: Tensor | None) -> None:
         if self.sharded:
@@ -291,10 +284,10 @@ class LocalSteps:
 
     def load(self, state: Mapping[str, Any], resized: bool) -> None:
         """Go on from what ``state`` returned; with another number of ranks from the shared point."""
-        self.x = saved.on(state["x"], self.device)
-        values = {name: saved.on(value, self.device) for name, value in state["s"].items()}
+        self.x = on(state["x"], self.device)
+        values = {name: on(value, self.device) for name, value in state["s"].items()}
         self.s, self.job = State.of(values), None
-        self.late = [saved.on(direction, self.device) for direction in state["late"]]
+        self.late = [on(direction, self.device) for direction in state["late"]]
         self.count = self.start if resized else state["count"]
         self.sent = state["sent"]
         self.flat.move(self.x if resized or state["y"] is None else state["y"])
@@ -330,8 +323,6 @@ def fragments_of(
 
 def local_steps(
     plan: Plan,
-    entry: registry.Entry[AlgorithmFacts],
-    numbers: Mapping[str, Any],
     loop: Mapping[str, Any],
     fragments: Sequence[Sequence[tuple[str, Tensor]]],
     whole: Flat,
@@ -341,7 +332,7 @@ def local_steps(
 ) -> list[LocalSteps]:
     """Return the local steps of every fragment of the parameters, which every rank has to make.
 
-    numbers: the method's parameters. loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
+    loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
     exchange, where there is no node. Raises InputError where they do not fit.
     """
     device = torch.device("cpu") if loop["offload"] else whole.vector.device
@@ -351,8 +342,7 @@ def local_steps(
         thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
         if node is None and dist.is_initialized():
             # it is never given back: other ranks may still be reading what this one has sent
-            apart = Distributed(group_apart(group, device))
-            replica = Replica(apart, zip(replica.names, replica.params, strict=True))
+            replica.transport = Distributed(group_apart(group, device))
     flats = [whole if len(fragments) == 1 else Flat(fragment) for fragment in fragments]
     plain = replace(plan, delay=None)
     exchanges = [
@@ -361,7 +351,7 @@ def local_steps(
         )
         for flat in flats
     ]
-    schedule = Schedule.of(entry, numbers, loop, exchanges[0].presets)
+    schedule = Schedule.of(plan, loop, exchanges[0].presets)
     return [
         LocalSteps(
             schedule, exchange, flat, device, i * schedule.steps // len(fragments), node, thread
