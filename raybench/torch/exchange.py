@@ -40,15 +40,9 @@ SAVING = 2  # a tensor whose message is not smaller by this factor is sent as it
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with gradients, as a user has asked for it.
+    """What is done with gradients, as a user has asked for it: settings are those of ``CompressedOptimizer``.
 
-    algorithm, compressor, downlink: short forms such as ``top_k:k=1%``. granularity: one message of the
-    whole gradient, one of every tensor, or one of tensors together. min_numel: smaller tensors are sent
-    dense; None sends those dense whose messages would not be half as long, where tensors have messages
-    of their own. groups: (pattern, compressor) of tensors by name. start_after: steps at first in which
-    gradients are averaged as they are. seed: of random compressors. watch: steps between two
-    measurements of norms. check_every: between two comparisons of parameters, 0 for none. allow_unproven: compressors
-    that no theory of the method covers, too.
+    params: the method's parameters, as given; in ``algorithm`` stands its text.
     """
 
     algorithm: str = "ef21"
@@ -238,11 +232,6 @@ class Exchange:
         if self.local:  # each time anew: a preset says them in ``setup``
             self.a.local = self.a.outer = None
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
-
-    @property
-    def alike(self) -> bool:
-        """Whether all ranks remember the same: the method keeps nothing of one client's."""
-        return not vars(self.c)
 
     @torch.no_grad()
     def __call__(

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -242,8 +243,6 @@ class Hook(Attached):
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
             group = self.model_group()
             assert group is not None  # the model has it
             return allreduce_hook(group, bucket)
@@ -383,13 +382,6 @@ class ShardedHook(Attached):
             gradient.copy_(u.view_as(gradient))
 
 
-def shard_transports(model: nn.Module) -> list[Transport]:
-    """Return, for every axis of the meshes over which a model is sharded, the ranks along it."""
-    meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
-    groups = {id(g): g for mesh in meshes for g in mesh.get_all_groups()}
-    return [Distributed(group) for group in groups.values()]
-
-
 def attach(
     model: nn.Module,
     algorithm: str | Mapping[str, Any] = "ef21",
@@ -428,7 +420,9 @@ def attach(
         if group is None:
             what = "the ranks that hold the same shard are not known"
             raise InputError.of("group", what, "mesh['replicate'].get_group()")
-        transport, others = Distributed(group), shard_transports(model)
+        meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
+        shards = {id(g): g for mesh in meshes for g in mesh.get_all_groups()}
+        transport, others = Distributed(group), [Distributed(g) for g in shards.values()]
     elif isinstance(model, DistributedDataParallel):
         transport = Distributed(model.process_group)
     else:

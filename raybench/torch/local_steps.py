@@ -37,9 +37,7 @@ class Node:
     def __init__(self, group: dist.ProcessGroup, params: Sequence[Tensor], offload: bool) -> None:
         self.within = Distributed(group)
         mine = tuple(dist.get_process_group_ranks(group))
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, mine)
-        nodes = sorted(set(every))
+        nodes = sorted(set(Distributed().everyone(mine)))
         sizes = {len(node) for node in nodes}
         if len(sizes) > 1:
             what = f"nodes have {' and '.join(map(str, sorted(sizes)))} ranks"
@@ -52,10 +50,10 @@ class Node:
         more: dict[str, Any] = {"timeout": timeout_of(group, params[0].device)}
         if offload and torch.cuda.is_available():
             more["backend"] = "cpu:gloo,cuda:nccl"
-        for place in zip(*nodes, strict=True):  # every rank has to make all groups
-            between = dist.new_group(list(place), **more)
-            if isinstance(between, dist.ProcessGroup):  # this rank is in it
-                self.between = Distributed(between)
+        places = [list(place) for place in zip(*nodes, strict=True)]
+        between, _ = dist.new_subgroups_by_enumeration(places, **more)
+        assert isinstance(between, dist.ProcessGroup)
+        self.between = Distributed(between)
 
     def everywhere(self, params: Sequence[Tensor]) -> list[bool]:
         """Return which parameters each rank of the node holds a part of. Raises InputError where it is none."""

@@ -34,7 +34,8 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
     compressor: a compressor such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
     ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of the
     whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``). collective: ``gather``,
-    ``reduce`` or ``all_to_all``. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
+    ``reduce`` or ``all_to_all``. downlink: a compressor for what the server of ``ef21_bc`` or ``double_squeeze`` sends
+    back. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
     tensors are sent as they are; by default those whose messages would not be half as long, where tensors have messages
     of their own; 0 for none. start_after: steps at first that average gradients as they are. local: ``{"steps": H}``:
     ``optimizer`` does H steps on every rank by itself, and what they sum up to is exchanged; ``fragments``, ``late``
@@ -114,7 +115,9 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
         super().__init__(plan, Replica(transport, params, others, every=check_every))
         if self._node is not None and self._node.sharded:
             self.place = self._node.within.rank
-        self._agree_on_start()
+        if transport.size > 1:  # all begin where rank 0 does
+            x = flat.point() if transport.rank == 0 else torch.zeros_like(flat.vector)
+            flat.move(transport.all_reduce([x])[0])
         self._local: list[LocalSteps] = []
         if is_local:
             self._local = local_steps(plan, loop, fragments, flat, self.replica, self._node, group)
@@ -124,24 +127,13 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 raise InputError.of("check_every", what, "0")
         else:
             self.exchanges = [Exchange(plan, flat.layout, flat.vector, self.replica)]
-        self._check_step_size()
-
-    def _agree_on_start(self) -> None:
-        """Give every rank rank 0's parameters."""
-        transport, x = self.replica.transport, self._flat.point()
-        if transport.size > 1:
-            mine = x if transport.rank == 0 else torch.zeros_like(x)
-            self._flat.move(transport.all_reduce([mine])[0])
-
-    def _check_step_size(self) -> None:
-        if self._local or not self._exchange.a.in_steps:
-            return
-        if type(self.optimizer) is not torch.optim.SGD or any(
-            group["momentum"] or group["weight_decay"] for group in self.param_groups
-        ):
-            what = f"{self.plan.algorithm} keeps its memory in units of the step: plain SGD only"
-            fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
-            raise InputError.of("algorithm", what, fix)
+            plain = type(optimizer) is torch.optim.SGD and not any(
+                group["momentum"] or group["weight_decay"] for group in self.param_groups
+            )
+            if self._exchange.a.in_steps and not plain:
+                what = f"{plan.algorithm} keeps its memory in units of the step: plain SGD only"
+                fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
+                raise InputError.of("algorithm", what, fix)
 
     @property
     def _exchange(self) -> Exchange:

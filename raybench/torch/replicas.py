@@ -144,8 +144,14 @@ class Replica:
                 "own, to a file per rank or by torch.distributed.checkpoint."
             )
         ranks = [r for r, flag in enumerate(bad) if flag]
-        if steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any()):
-            self._say_same()
+        same = steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any())
+        if same and self.transport.rank == 0:
+            warnings.warn(
+                f"all {self.transport.size} ranks have the very same gradients. Either the model is in "
+                "DistributedDataParallel, which has averaged them already (take it out, or raybench.torch.attach for "
+                "CompressedOptimizer), or every rank trains on the same data.",
+                stacklevel=2,
+            )
         return Met(ranks, sum(losses) / len(losses))
 
     def _refuse_changes(self) -> None:
@@ -157,15 +163,6 @@ class Replica:
                 what = f"that of {name} has become {asks} on rank {rank}"
                 fix = "memories are of the parameters of the start: set it first, then wrap or attach anew"
                 raise InputError.of("requires_grad", what, fix)
-
-    def _say_same(self) -> None:
-        if self.transport.rank == 0:
-            warnings.warn(
-                f"all {self.transport.size} ranks have the very same gradients. Either the model is in "
-                "DistributedDataParallel, which has averaged them already (take it out, or raybench.torch.attach for "
-                "CompressedOptimizer), or every rank trains on the same data.",
-                stacklevel=2,
-            )
 
     def say_skipped(self, step: int, ranks: Sequence[int], alone: bool = False) -> None:
         """Warn of the first step that is skipped: on rank 0, and on the ranks that are to blame.

@@ -79,7 +79,7 @@ class Compression:
         answer of rank 0 alone, and the next exchange raises RuntimeError where not all ranks have asked.
         """
         more, transport = self.more(), self.replica.transport
-        alike = "local" not in more and all(exchange.alike for exchange in self.exchanges)
+        alike = "local" not in more and not any(vars(e.c) for e in self.exchanges)
         if not alike and transport.size > 1:
             asking = sys._getframe(1)
             framework = str(asking.f_globals.get("__name__", "")).partition(".")[0]
@@ -91,7 +91,8 @@ class Compression:
         about = {"rank": transport.rank, "n": transport.size, "alike": alike}
         states = [exchange.state() for exchange in self.exchanges]
         part = {"algorithm": self.plan.algorithm, **about, "exchanges": states, **more}
-        return {"raybench": {_name(): (part,)}}
+        # among all ranks: those of several groups may save into one checkpoint
+        return {"raybench": {f"rank {rank_here()}": (part,)}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
@@ -116,11 +117,6 @@ class Compression:
             mine = c[0] if parts[0]["n"] == n else share_of(c, rank, n, exchange.a.errors)
             exchange.load({**states[0], "c": mine})
         return parts
-
-
-def _name() -> str:
-    """Return what this rank's part is called: ranks of several groups may save into one checkpoint."""
-    return f"rank {rank_here()}"
 
 
 def opened(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -186,7 +182,7 @@ def parts_of(
     Raises InputError where they are another method's, or not there.
     """
     parts = opened(state)
-    mine = parts.get(_name())
+    mine = parts.get(f"rank {rank_here()}")
     for part in parts.values():
         if part["algorithm"] != algorithm:
             what = f"it is of {part['algorithm']}, this of {algorithm}"
