@@ -25,6 +25,7 @@ SAID = {
         "leaves momentum to your loop",
     ),
     "clipping of DGC": ({"algorithm": {"name": "dgc", "clip": 1.0}}, "leaves clip to your loop"),
+    "an inner step": ({"algorithm": "sparseloco:inner_step=0.1"}, "leaves inner_step to your loop"),
     "local steps": ({"algorithm": "local_sgd"}, "local work of its own"),
     "two points": ({"algorithm": "dasha_mvr", "compressor": "rand_k:k=1"}, "further points"),
     "constants": ({"algorithm": "ef21_w"}, "needs to know the problem"),
@@ -90,9 +91,8 @@ def test_every_estimator_runs_or_says_why_not():
         if facts.up is not None and facts.own is None:
             operator = "rand_k:k=20%" if facts.up == "unbiased" else "top_k:k=20%"
         model = network()
-        settings = (
-            {"local": {"steps": 2}} if "local" in getattr(entry.target, "presets", ()) else {}
-        )
+        local = "local" in getattr(entry.target, "presets", ())
+        settings = {"local": {"steps": 2}} if local else {}
         try:
             opt = rt.CompressedOptimizer(sgd(model, 0.05), operator, name, **settings)
         except InputError as error:

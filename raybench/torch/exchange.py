@@ -27,11 +27,10 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
 from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
-from raybench.torch.replicas import Met, Replica, compare
+from raybench.torch.replicas import Met, Replica
 from raybench.torch.report import bits, row
 from raybench.wire import Message
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
-from raybench.wire.transport import Transport
 from raybench.wire.wire import Vectors, Wire
 
 GRAINS = ("global", "tensor", "bucket")
@@ -133,26 +132,19 @@ def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any
     return algorithm["name"], {k: v for k, v in algorithm.items() if k != "name"}
 
 
-def planned(
-    asked: Mapping[str, Any],
-    transport: Transport,
-    named: Iterable[tuple[str, Tensor]],
-    loop: Mapping[str, Any],
-    others: Sequence[Transport] = (),
-) -> Plan:
+def planned(asked: Mapping[str, Any], replica: Replica, loop: Mapping[str, Any]) -> Plan:
     """Return the plan of a user's settings.
 
     asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
-    does not hold. named: all parameters of the model. others: ranks that hold other parts of it. Raises InputError for
-    wrong settings; where what ranks say differs, on all of them.
+    does not hold. Raises InputError for wrong settings; where what ranks say differs, on all of them.
     """
     name, params = method_given(asked["algorithm"])
     settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
     method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
-    plan, named = Plan(**{**settings, **method}), list(named)
+    plan = Plan(**{**settings, **method})
     shared = {name: value for name, value in vars(plan).items() if name != "watch"}
-    compare(transport, {**shared, **loop}, named, others)
-    plan.check([name for name, p in named if p.requires_grad])
+    replica.compare({**shared, **loop})
+    plan.check([name for name, asks in zip(replica.names, replica.asked, strict=True) if asks])
     return plan
 
 
@@ -202,7 +194,7 @@ class Exchange:
         self.delay = None if plan.delay is None else part("delay", plan.delay)
         transport = replica.transport
         n, rank = transport.size, transport.rank
-        self.n, self.rank, self.met = n, rank, Met([], math.nan)
+        self.met = Met([], math.nan)
         self.clock = Clock()
         self.watching = False  # whether norms are measured in this step, which costs a pass
         self.error = math.nan  # how far its message is from what it stands for

@@ -204,16 +204,16 @@ class Hook(Attached):
         self,
         model: DistributedDataParallel,
         plan: Plan,
+        replica: Replica,
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        every = list(model.module.named_parameters())
-        named = [(n, p) for n, p in every if p.requires_grad]
+        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
-        replica = Replica(Distributed(group), every, every=plan.check_every)
+        replica.transport = Distributed(group)
         super().__init__(plan, model, replica, scaler)
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
@@ -434,7 +434,8 @@ def attach(
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
     loop = {"size": size, "scaler": type(scaler).__name__}
     plain = model.module if isinstance(model, DistributedDataParallel) else model
-    plan = planned(asked, transport, plain.named_parameters(), loop, others)
+    replica = Replica(transport, plain.named_parameters(), others, check_every)
+    plan = planned(asked, replica, loop)
     entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
@@ -445,11 +446,10 @@ def attach(
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        replica = Replica(transport, model.named_parameters(), others, check_every)
         hook = ShardedHook(model, plan, replica)
     else:
         assert isinstance(model, DistributedDataParallel)
-        hook = Hook(model, plan, size, overlap, scaler)
+        hook = Hook(model, plan, replica, size, overlap, scaler)
         if before is None:
             model.register_comm_hook(weakref.ref(model), _run)
     _attached[model] = hook

@@ -22,8 +22,6 @@ from raybench.torch.flat import Flat
 from raybench.torch.replicas import Replica, group_apart, local, timeout_of
 from raybench.wire.transport import Distributed
 
-YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
-
 
 class Node:
     """The ranks of one node, whose model is one replica: in DistributedDataParallel, or sharded over them by FSDP2.
@@ -104,21 +102,11 @@ class Schedule:
     rounds: int
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        loop: Mapping[str, Any],
-        presets: tuple[Any, Any],
-    ) -> Self:
+    def of(cls, loop: Mapping[str, Any], presets: tuple[Any, Any]) -> Self:
         """Return that of a loop's ``local``, ``outer`` and ``delay``, and a preset's where they say nothing.
 
         Raises InputError where they do not fit a loop.
         """
-        entry, numbers = plan.method
-        for name in YOURS & numbers.keys():
-            if numbers[name] != entry.params[name].default:
-                what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
-                raise InputError.of(f"algorithm.{name}", what, "set it there")
         preset, preset_outer = presets
         local = dict(loop["local"] or {})
         late, mix, _ = local.pop("late", 0), local.pop("mix", 0.5), local.pop("fragments", 1)
@@ -330,8 +318,8 @@ def local_steps(
 ) -> list[LocalSteps]:
     """Return the local steps of every fragment of the parameters, which every rank has to make.
 
-    loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
-    exchange, where there is no node. Raises InputError where they do not fit.
+    loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that exchange, where there is no node.
+    Raises InputError where they do not fit.
     """
     device = torch.device("cpu") if loop["offload"] else whole.vector.device
     late = bool(loop["delay"] or (loop["local"] or {}).get("late"))
@@ -349,7 +337,7 @@ def local_steps(
         )
         for flat in flats
     ]
-    schedule = Schedule.of(plan, loop, exchanges[0].presets)
+    schedule = Schedule.of(loop, exchanges[0].presets)
     return [
         LocalSteps(
             schedule, exchange, flat, device, i * schedule.steps // len(fragments), node, thread

@@ -18,7 +18,7 @@ from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, finite, named
 from raybench.torch.local_steps import LocalSteps, Node, fragments_of, local_steps
-from raybench.torch.replicas import Replica, compare
+from raybench.torch.replicas import Replica
 from raybench.torch.saved import Compression, mean_of
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
@@ -98,8 +98,9 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
             transport = self._node.between
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
-            compare(self._node.within, loop, params)
-        plan = planned(asked, transport, params, loop, others)
+            Replica(self._node.within, params).compare(loop)
+        replica = Replica(transport, params, others, every=check_every)
+        plan = planned(asked, replica, loop)
         entry, numbers = plan.method
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
@@ -109,10 +110,10 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                     what = "without local steps there is no point that moves after some of them"
                     raise InputError.of(key, what, "local={'steps': H}, or leave it out")
             # with them each rank may step in its own way
-            compare(transport, _numbers(optimizer), params)
+            replica.compare(_numbers(optimizer))
         fragments = fragments_of(params, (local or {}).get("fragments", 1), self._node)
         self._flat = flat = Flat(params)
-        super().__init__(plan, Replica(transport, params, others, every=check_every))
+        super().__init__(plan, replica)
         if self._node is not None and self._node.sharded:
             self.place = self._node.within.rank
         if transport.size > 1:  # all begin where rank 0 does
