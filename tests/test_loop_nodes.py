@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd, spread, vector
+from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd, spread, steps, vector
+from torch import nn
 from torch.distributed import get_rank as rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,13 +33,18 @@ def node_group() -> Any:
     return mesh["rank"]
 
 
+def layered(model: Any, mesh: Any) -> Any:
+    """Return a model that is sharded layer by layer."""
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def wrapped(way: str) -> tuple[Any, Any]:
     """Return a model in DistributedDataParallel or FSDP2 within its node, and the node's group."""
     mesh, model = node_group(), network()
     if way == "fsdp":
-        for layer in (model[0], model[2]):
-            fully_shard(layer, mesh=mesh)
-        return fully_shard(model, mesh=mesh), mesh.get_group()
+        return layered(model, mesh), mesh.get_group()
     return DistributedDataParallel(model, process_group=mesh.get_group()), mesh.get_group()
 
 
@@ -54,15 +60,8 @@ def run(way: str, compressor: Any, times: range = range(STEPS), **more: Any) -> 
     opt = rt.CompressedOptimizer(
         sgd(model), compressor, outer=OUTER, node=node, **{"algorithm": "ef14", "local": H, **more}
     )
-    train(model, opt, times)
+    steps(model, opt, rank(), times)
     return model, opt
-
-
-def train(model: Any, opt: Any, times: range) -> None:
-    for t in times:
-        opt.zero_grad()
-        loss(model, t, rank()).backward()
-        opt.step()
 
 
 def as_two_clients(compressor: Any, **more: Any) -> tuple[torch.Tensor, Any]:
@@ -115,8 +114,7 @@ def test_shards_of_a_node_are_exchanged_by_the_ranks_that_hold_them():
     sent = [r.bytes_up for r in everyone(opt.report())]
     assert sent[0] + sent[1] == pytest.approx(single.report().bytes_up, rel=0.02)
     model, opt = run("fsdp", TOP)
-    x = full(model)
-    assert all(torch.equal(x, other) for other in everyone(x))
+    x = equal_parameters(model)
     assert far(x, end) > 1e-6
     assert 0 < opt.report().bytes_up < sent[0] / 3
 
@@ -143,9 +141,7 @@ def test_a_nan_of_one_rank_leaves_no_node_behind(way):
     before = opt.report().skipped
     opt._local[0].count = H["steps"] - 1
     assert opt._local[0].after_step() is False
-    x = full(model)
-    assert bool(x.isfinite().all())
-    assert all(torch.equal(x, other) for other in everyone(x))
+    assert bool(equal_parameters(model).isfinite().all())
     assert opt.report().skipped == before
 
 
@@ -160,17 +156,15 @@ def test_nodes_go_on_from_what_they_saved(way, late, delay):
     more: dict[str, Any] = {"local": {**H, "fragments": 2, **late}, "offload": True, **delay}
     model, opt = run(way, TOP, range(7), **more)
     kept = deepcopy(model.state_dict()), opt.state_dict()
-    train(model, opt, range(7, STEPS))
+    steps(model, opt, rank(), range(7, STEPS))
     again, other = run(way, TOP, range(0), **more)
     again.load_state_dict(kept[0])
     other.load_state_dict(kept[1])
-    train(again, other, range(7, STEPS))
+    steps(again, other, rank(), range(7, STEPS))
     assert far(full(model), full(again)) == 0
     y = full(again)
     with other.shared_point():
-        x = full(again)
-        assert all(torch.equal(x, point) for point in everyone(x))
-        assert far(x, y) > 0
+        assert far(equal_parameters(again), y) > 0
     assert far(full(again), y) == 0
 
 
@@ -180,7 +174,8 @@ def test_other_nodes_go_on_from_what_all_have_saved():
     """Two nodes of two ranks, then four of one: all begin at the shared point, and x - mean e is what it was."""
     model, opt = run("ddp", TOP)
     x, states = full(model), everyone(opt.state_dict())
-    before = [part["exchanges"][0]["c"]["e"] for part in parts(states) if part["place"] == 0]
+    parts = opened(rt.whole(states)).values()
+    before = [part["exchanges"][0]["c"]["e"] for part in parts if part["place"] == 0]
     alone = dist.new_subgroups(group_size=1)[0]
     again = network(seed=7)
     more = rt.CompressedOptimizer(sgd(again), TOP, "ef14", local=H, outer=OUTER, node=alone)
@@ -188,7 +183,7 @@ def test_other_nodes_go_on_from_what_all_have_saved():
     assert far(full(again), x) == 0
     after = everyone(more._exchange.c.e)
     assert far(sum(after) / 4, sum(before) / 2) < 1e-15
-    train(again, more, range(STEPS, STEPS + 3))
+    steps(again, more, rank(), range(STEPS, STEPS + 3))
     assert spread(again) == 0
     assert far(full(again), x) > 0
 
@@ -206,11 +201,6 @@ def test_a_shard_goes_on_from_those_of_its_place():
         parts_of(state, "ef14", 0, 3, 2)
     with pytest.raises(InputError, match=r"parts of ranks \[0\] of 2"):
         rt.whole(states[:3])
-
-
-def parts(states: Any) -> list[Any]:
-    """Return what ranks have saved."""
-    return [part for state in states for (part,) in state["raybench"].values()]
 
 
 @pytest.mark.thorough
@@ -249,12 +239,34 @@ def test_fragments_are_exchanged_in_turn():
     for fragments in (1, 3):
         model = network()
         opt = rt.CompressedOptimizer(sgd(model), None, "gd", local={**H, "fragments": fragments})
-        train(model, opt, range(STEPS))
+        steps(model, opt, rank(), range(STEPS))
         ends.append(opt.report())
-        counts = [len(exchange.rows) for exchange in opt._exchanges]
+        counts = [len(exchange.rows) for exchange in opt.exchanges]
         assert counts == [4] * fragments
         assert [f.count for f in opt._local] == [i * 3 // fragments for i in range(fragments)]
     assert ends[0].bytes_up == pytest.approx(ends[1].bytes_up, rel=0.01)
+
+
+@on_ranks(4)
+def test_fragments_hold_the_same_tensors_on_every_rank_of_a_node():
+    """Though the second one holds no part of the first layer; more than all ranks hold parts of are refused by all."""
+    mesh = node_group()
+    more: dict[str, Any] = {"node": mesh.get_group(), "algorithm": "ef14"}
+    layers = nn.Linear(60, 1), nn.Linear(1, 30)
+    model = fully_shard(nn.Sequential(*layers).double(), mesh=mesh)
+    opt = rt.CompressedOptimizer(sgd(model), TOP, local={**H, "fragments": 2}, **more)
+    fragments = [[name for name, _ in fragment.flat.layout] for fragment in opt._local]
+    assert everyone(fragments) == [[["0.0", "0.1", "0.2"], ["0.3"]], [["0.2"], ["0.3"]]] * 2
+    for t in range(4):
+        model(torch.full((2, 60), float(rank() + t)).double()).square().sum().backward()
+        opt.step()
+    with opt.shared_point():
+        equal_parameters(model)
+    with pytest.raises(InputError, match="fragments: 3 of 2 parameters"):
+        rt.CompressedOptimizer(sgd(model), TOP, local={**H, "fragments": 3}, **more)
+    nothing = fully_shard(nn.Linear(60, 1), mesh=mesh)
+    with pytest.raises(InputError, match="no parameter has a part on every rank"):
+        rt.CompressedOptimizer(sgd(nothing), TOP, local=H, **more)
 
 
 def test_nodes_and_late_exchanges_keep_no_process_group_alive(tmp_path):
@@ -266,7 +278,7 @@ def test_nodes_and_late_exchanges_keep_no_process_group_alive(tmp_path):
         for more in ({}, {"node": node})
     ]
     for opt in opts:
-        train(model, opt, range(5))
+        steps(model, opt, rank(), range(5))
     groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
     assert len(groups) == 4  # all ranks, the node, and one for the exchanges of each
     del node
@@ -288,14 +300,12 @@ def sharded(replicas: int = 2) -> tuple[Any, Any]:
     """Return a model whose layers are sharded over two ranks, and the group of a shard's replicas."""
     mesh = init_device_mesh("cpu", (replicas, 2), mesh_dim_names=("replicate", "shard"))
     model = network(SINGLE)
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh["shard"])
-    return fully_shard(model, mesh=mesh["shard"]), mesh["replicate"].get_group()
+    return layered(model, mesh["shard"]), mesh["replicate"].get_group()
 
 
 def equal_parameters(model: Any) -> torch.Tensor:
     """Return all parameters, the same on every rank."""
-    x = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+    x = full(model)
     assert all(torch.equal(x, other) for other in everyone(x))
     return x
 
@@ -308,9 +318,7 @@ def run_sharded(algorithm: str, operator: Any, ends: int = TEN) -> Any:
     for t in range(TEN):
         if t == ends:
             hook.detach()
-        optimizer.zero_grad()
-        loss(model, t, rank(), SINGLE).backward()
-        optimizer.step()
+        steps(model, optimizer, rank(), [t], SINGLE)
     return equal_parameters(model), hook
 
 
@@ -374,9 +382,7 @@ def skips_a_nan(replicas: int) -> None:
             if t == 5 and not spoils:
                 continue
             bad[0] = spoils and t == 5 and rank() == dist.get_world_size() - 1
-            optimizer.zero_grad()
-            loss(model, t, rank(), SINGLE).backward()
-            optimizer.step()
+            steps(model, optimizer, rank(), [t], SINGLE)
         report = hook.report()
         assert [report.steps, report.skipped] == ([10, 1] if spoils else [9, 0])
         ends.append(equal_parameters(model))

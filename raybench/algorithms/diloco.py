@@ -25,6 +25,11 @@ BATCH = Integer("full", low=1, words=("full",), help="samples per client and loc
 DECAY = Number(0.0, low=0, help="decoupled weight decay of the local steps")
 MOMENTUM = Number(0.9, low=0, high=0.999, per_cell=True, help="of the outer optimizer")
 
+LEFT = {
+    "inner_step": "the lr of your optimizer, which does the local steps",
+    "weight_decay": "that of your optimizer, which does the local steps",
+}
+
 
 def inner(a: Algorithm, optimizer: str, steps: int | None = None) -> Local:
     """Return the local steps that a preset's parameters say, or so many of them."""
@@ -54,6 +59,7 @@ class DiLoCo(GD):
     """
 
     presets = ("local", "outer")
+    left_to_loops = LEFT
     optimizer = "adamw"
 
     def setup(a, wire, s, c):
@@ -109,6 +115,7 @@ class SparseLoCo(Estimator):
     """
 
     presets = ("local",)
+    left_to_loops = LEFT
     errors = ("e",)
 
     def setup(a, wire, s, c):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from time import perf_counter
 from typing import Any
 
@@ -19,19 +20,17 @@ from raybench.algorithms.parts import late
 from raybench.compressors.base import Applied, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
-from raybench.core.cells import PerCell, State, copied
+from raybench.core.cells import PerCell, State, copied, mapped
 from raybench.core.counts import Clock, Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
 from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
-from raybench.torch import saved
-from raybench.torch.replicas import Met, Replica, compare
+from raybench.torch.replicas import Met, Replica
 from raybench.torch.report import bits, row
 from raybench.wire import Message
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
-from raybench.wire.transport import Transport
 from raybench.wire.wire import Vectors, Wire
 
 GRAINS = ("global", "tensor", "bucket")
@@ -40,15 +39,9 @@ SAVING = 2  # a tensor whose message is not smaller by this factor is sent as it
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with gradients, as a user has asked for it.
+    """What is done with gradients, as a user has asked for it: settings are those of ``CompressedOptimizer``.
 
-    algorithm, compressor, downlink: short forms such as ``top_k:k=1%``. granularity: one message of the
-    whole gradient, one of every tensor, or one of tensors together. min_numel: smaller tensors are sent
-    dense; None sends those dense whose messages would not be half as long, where tensors have messages
-    of their own. groups: (pattern, compressor) of tensors by name. start_after: steps at first in which
-    gradients are averaged as they are. seed: of random compressors. watch: steps between two
-    measurements of norms. check_every: between two comparisons of parameters, 0 for none. allow_unproven: compressors
-    that no theory of the method covers, too.
+    params: the method's parameters, as given; in ``algorithm`` stands its text.
     """
 
     algorithm: str = "ef21"
@@ -66,16 +59,16 @@ class Plan:
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
-    def of_part(self, named: Iterable[tuple[str, Tensor]]) -> Plan:
-        """Return the plan with the groups that have tensors among these parameters."""
-        names = [name for name, _ in named]
+    @cached_property
+    def method(self) -> tuple[registry.Entry[AlgorithmFacts], dict[str, Any]]:
+        """The method's entry and its typed parameters. Raises InputError for a wrong name or parameter."""
+        return named_method(self.algorithm, self.params)
+
+    def of_part(self, layout: Layout) -> Plan:
+        """Return the plan with the groups that have tensors in this layout."""
+        names = [name for name, _ in layout]
         groups = [(p, op) for p, op in self.groups if any(fnmatchcase(name, p) for name in names)]
         return replace(self, groups=tuple(groups))
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """What a report calls the method and its compressor."""
-        return self.algorithm, "" if self.compressor is None else str(self.compressor)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do.
@@ -139,27 +132,20 @@ def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any
     return algorithm["name"], {k: v for k, v in algorithm.items() if k != "name"}
 
 
-def planned(
-    asked: Mapping[str, Any],
-    transport: Transport,
-    named: Iterable[tuple[str, Tensor]],
-    loop: Mapping[str, Any],
-    others: Sequence[Transport] = (),
-) -> tuple[Plan, registry.Entry[AlgorithmFacts], dict[str, Any]]:
-    """Return the plan of a user's settings, its method's entry and its typed parameters.
+def planned(asked: Mapping[str, Any], replica: Replica, loop: Mapping[str, Any]) -> Plan:
+    """Return the plan of a user's settings.
 
     asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
-    does not hold. named: all parameters of the model. others: ranks that hold other parts of it. Raises InputError for
-    wrong settings; where what ranks say differs, on all of them.
+    does not hold. Raises InputError for wrong settings; where what ranks say differs, on all of them.
     """
     name, params = method_given(asked["algorithm"])
     settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
     method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
-    plan, named = Plan(**{**settings, **method}), list(named)
+    plan = Plan(**{**settings, **method})
     shared = {name: value for name, value in vars(plan).items() if name != "watch"}
-    compare(transport, {**shared, **loop}, named, others)
-    plan.check([name for name, p in named if p.requires_grad])
-    return plan, *named_method(name, params)
+    replica.compare({**shared, **loop})
+    plan.check([name for name, asks in zip(replica.names, replica.asked, strict=True) if asks])
+    return plan
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -204,11 +190,11 @@ class Exchange:
         local: bool = False,
     ) -> None:
         self.plan, self.layout, self.local, self.replica = plan, layout, local, replica
-        entry, params = named_method(plan.algorithm, plan.params)
+        entry, params = plan.method
         self.delay = None if plan.delay is None else part("delay", plan.delay)
         transport = replica.transport
         n, rank = transport.size, transport.rank
-        self.n, self.rank, self.met = n, rank, Met([], math.nan)
+        self.met = Met([], math.nan)
         self.clock = Clock()
         self.watching = False  # whether norms are measured in this step, which costs a pass
         self.error = math.nan  # how far its message is from what it stands for
@@ -239,16 +225,6 @@ class Exchange:
             self.a.local = self.a.outer = None
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
 
-    @property
-    def in_steps(self) -> bool:
-        """Whether messages hold the step size, so that it must be known before they are sent."""
-        return self.a.in_steps
-
-    @property
-    def alike(self) -> bool:
-        """Whether all ranks remember the same: the method keeps nothing of one client's."""
-        return not vars(self.c)
-
     @torch.no_grad()
     def __call__(
         self, grad: Tensor, gamma: float = 1.0, loss: float = math.nan, undoable: bool = False
@@ -269,7 +245,11 @@ class Exchange:
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
         self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
         dense = self.steps < self.plan.start_after
-        u = self._mean(grad) if dense else self._direction(grad, gamma)
+        if dense:
+            self.wire.begin(self.steps)
+            u = self.wire.mean(grad[None, None])[0]
+        else:
+            u = self._direction(grad, gamma)
         self.steps += 1
         up = Counts(*(ledger.up[:, 0] - before[0]))
         down = Counts(*(ledger.down[:, 0] - before[1]))
@@ -296,9 +276,13 @@ class Exchange:
         self.rows.append(cost)
         return u
 
-    def waited(self, seconds: float) -> None:
-        """Note that the training loop waited no longer than this for the last exchange, which another thread did."""
-        self.rows[-1]["seconds_exposed"] = min(seconds, self.rows[-1]["seconds_exchanged"])
+    def wait(self, job: Future[Tensor | None]) -> Tensor | None:
+        """Return what the last exchange gives, which another thread does, and note how long the loop waits for it."""
+        began = perf_counter()
+        u = job.result()
+        waited = perf_counter() - began
+        self.rows[-1]["seconds_exposed"] = min(waited, self.rows[-1]["seconds_exchanged"])
+        return u
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""
@@ -316,10 +300,6 @@ class Exchange:
     def _shared(self) -> State:
         """Return what all ranks remember alike; x is always 0."""
         return State.of({name: value for name, value in self.s if name != "x"})
-
-    def _mean(self, grad: Tensor) -> Tensor:
-        self.wire.begin(self.steps)
-        return self.wire.mean(grad[None, None])[0]
 
     def _direction(self, grad: Tensor, gamma: float) -> Tensor:
         a, s, g = self.a, self.s, grad[None, None]
@@ -349,14 +329,11 @@ class Exchange:
 
     def state(self) -> dict[str, Any]:
         """Return what this rank remembers; tensors have the same shapes on every rank."""
-        s, c = self._shared().state(), self.c.state()
-        return {"steps": self.steps, "n": self.n, "rank": self.rank, "s": s, "c": c}
+        return {"steps": self.steps, "s": self._shared().state(), "c": self.c.state()}
 
-    def load(self, parts: list[Mapping[str, Any]]) -> None:
-        """Go on from what ranks have saved: this rank's part alone, or those of all ranks in rank order."""
-        state = saved.of_rank(parts, self.rank, self.n, self.a.errors)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state`` of this rank. Raises InputError where it is of another model."""
         self._begin()
-        device = self._like.device
         for target, values in ((self.s, state["s"]), (self.c, state["c"])):
             tensors = vars(target)
             for name, value in values.items():
@@ -364,5 +341,10 @@ class Exchange:
                 if isinstance(old, Tensor) and old.shape != value.shape:
                     what = f"{name} has shape {tuple(value.shape)}, here {tuple(old.shape)}"
                     raise InputError.of("state_dict", what, "the same model, in the same order")
-                tensors[name] = saved.on(value, device)
+                tensors[name] = on(value, self._like.device)
         self.steps = state["steps"]
+
+
+def on(value: Any, device: torch.device) -> Any:
+    """Return a value with its tensors on a device, with memory of their own."""
+    return mapped(value, lambda x: x.detach().to(device, copy=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,8 @@ def _parallel() -> bool:
 
 def _lightning() -> type:
     # whichever of the two packages of Lightning the user has imported
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-        from pytorch_lightning import Callback
-    else:
-        from lightning.pytorch import Callback
+    older = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    Callback: Any = import_module("pytorch_lightning" if older else "lightning.pytorch").Callback
 
     class LightningCallback(Callback):
         """A callback of Lightning's Trainer that exchanges gradients by a method, with ``strategy="ddp"``.

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -24,8 +24,8 @@ from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat, finite
 from raybench.torch.replicas import Replica, group_apart
-from raybench.torch.report import Report, report
-from raybench.torch.saved import packed, resume
+from raybench.torch.report import Report
+from raybench.torch.saved import Compression
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
@@ -36,8 +36,8 @@ IDLE = (
 )
 
 
-class Attached:
-    """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order. scaler: the loop's.
+class Attached(Compression):
+    """Base of what ``attach`` returns. scaler: the loop's.
 
     An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. After a
     backward pass in which any rank's gradients were not finite those that all ranks get are infinite, so that a
@@ -51,18 +51,14 @@ class Attached:
         replica: Replica,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self.plan, self.replica, self.scaler = plan, replica, scaler
+        super().__init__(plan, replica)
+        self.scaler = scaler
         self.on = False  # until ``attach`` has made all of it
-        self.exchanges: list[Exchange] = []
-        self.rounds = 0  # backward passes whose gradients were exchanged, or skipped
-        self.skipped = 0  # of these
-        self.skipped_at = 0  # the newest of them
-        self.dense = 0  # bytes that all gradients so far are as they are
+        self.skipped_at = 0  # the newest round that was skipped
         self.done: list[Exchange] = []  # in this backward pass
         self._last: Report | None = None  # of a hook that is detached
         self._own = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
-        self._checked = 0  # the rounds at the last comparison of parameters
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
         def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -107,14 +103,12 @@ class Attached:
             skipped = self.replica.anywhere(not finite(parameters))
         for p in parameters if skipped else ():
             p.grad = None
-        if self.replica.every and self.rounds - self._checked >= self.replica.every:
-            self._checked = self.rounds
-            self.replica.check(self.rounds)
+        self.compare()
 
     def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
         exchange = Exchange(plan, layout, like, self.replica)
-        if exchange.in_steps:
+        if exchange.a.in_steps:
             what = f"{plan.algorithm} needs the step size, which a hook does not know"
             fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
             raise InputError.of("algorithm", what, fix)
@@ -165,26 +159,7 @@ class Attached:
         self._watch.remove()
 
     def report(self) -> Report:
-        """Return what the messages cost and did so far, until it was detached; ``print`` gives a line."""
-        if self._last is not None:
-            return self._last
-        rows, ranks = [e.rows for e in self.exchanges], self.replica.transport.size
-        return report(rows, ranks, self.plan.names, self.rounds, self.skipped, self.dense)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers; every rank saves its own, by torch.save or torch.distributed.checkpoint.
-
-        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
-        framework asks that would write rank 0's alone.
-        """
-        return packed(self.plan.algorithm, self.exchanges, self.replica)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
-
-        Raises InputError where it does not fit.
-        """
-        resume(state_dict, self.plan.algorithm, self.exchanges, self.replica)
+        return super().report() if self._last is None else self._last
 
 
 class Part:
@@ -192,7 +167,8 @@ class Part:
 
     def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
         self.flat = Flat(named)
-        self.exchange = hook.new(hook.plan.of_part(named), self.flat.layout, self.flat.vector)
+        plan = hook.plan.of_part(self.flat.layout)
+        self.exchange = hook.new(plan, self.flat.layout, self.flat.vector)
         self.arrived = 0
         self.u: list[Tensor] = []  # the directions, none until they were exchanged
 
@@ -228,16 +204,16 @@ class Hook(Attached):
         self,
         model: DistributedDataParallel,
         plan: Plan,
+        replica: Replica,
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        every = list(model.module.named_parameters())
-        named = [(n, p) for n, p in every if p.requires_grad]
+        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
-        replica = Replica(Distributed(group), every, every=plan.check_every)
+        replica.transport = Distributed(group)
         super().__init__(plan, model, replica, scaler)
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
@@ -267,8 +243,6 @@ class Hook(Attached):
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
             group = self.model_group()
             assert group is not None  # the model has it
             return allreduce_hook(group, bucket)
@@ -298,9 +272,7 @@ class Hook(Attached):
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
             for job, attached in jobs:
-                began = perf_counter()
-                job.result()
-                attached.exchange.waited(perf_counter() - began)
+                attached.exchange.wait(job)
         return future
 
     def _work(self, attached: Part) -> None:
@@ -410,13 +382,6 @@ class ShardedHook(Attached):
             gradient.copy_(u.view_as(gradient))
 
 
-def shard_transports(model: nn.Module) -> list[Transport]:
-    """Return, for every axis of the meshes over which a model is sharded, the ranks along it."""
-    meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
-    groups = {id(g): g for mesh in meshes for g in mesh.get_all_groups()}
-    return [Distributed(group) for group in groups.values()]
-
-
 def attach(
     model: nn.Module,
     algorithm: str | Mapping[str, Any] = "ef21",
@@ -455,7 +420,9 @@ def attach(
         if group is None:
             what = "the ranks that hold the same shard are not known"
             raise InputError.of("group", what, "mesh['replicate'].get_group()")
-        transport, others = Distributed(group), shard_transports(model)
+        meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
+        shards = {id(g): g for mesh in meshes for g in mesh.get_all_groups()}
+        transport, others = Distributed(group), [Distributed(g) for g in shards.values()]
     elif isinstance(model, DistributedDataParallel):
         transport = Distributed(model.process_group)
     else:
@@ -467,7 +434,9 @@ def attach(
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
     loop = {"size": size, "scaler": type(scaler).__name__}
     plain = model.module if isinstance(model, DistributedDataParallel) else model
-    plan, entry, numbers = planned(asked, transport, plain.named_parameters(), loop, others)
+    replica = Replica(transport, plain.named_parameters(), others, check_every)
+    plan = planned(asked, replica, loop)
+    entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")
@@ -477,11 +446,10 @@ def attach(
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        replica = Replica(transport, model.named_parameters(), others, check_every)
         hook = ShardedHook(model, plan, replica)
     else:
         assert isinstance(model, DistributedDataParallel)
-        hook = Hook(model, plan, size, overlap, scaler)
+        hook = Hook(model, plan, replica, size, overlap, scaler)
         if before is None:
             model.register_comm_hook(weakref.ref(model), _run)
     _attached[model] = hook

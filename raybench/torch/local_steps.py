@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -16,17 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from raybench.algorithms.build import part
 from raybench.algorithms.parts import Outer, outer_step
-from raybench.core import registry
 from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
-from raybench.core.facts import AlgorithmFacts
-from raybench.torch import saved
-from raybench.torch.exchange import Exchange, Plan
+from raybench.torch.exchange import Exchange, Plan, on
 from raybench.torch.flat import Flat
-from raybench.torch.replicas import Replica, group_apart, timeout_of
+from raybench.torch.replicas import Replica, group_apart, local, timeout_of
 from raybench.wire.transport import Distributed
-
-YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
 
 
 class Node:
@@ -41,9 +35,7 @@ class Node:
     def __init__(self, group: dist.ProcessGroup, params: Sequence[Tensor], offload: bool) -> None:
         self.within = Distributed(group)
         mine = tuple(dist.get_process_group_ranks(group))
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, mine)
-        nodes = sorted(set(every))
+        nodes = sorted(set(Distributed().everyone(mine)))
         sizes = {len(node) for node in nodes}
         if len(sizes) > 1:
             what = f"nodes have {' and '.join(map(str, sorted(sizes)))} ranks"
@@ -56,10 +48,20 @@ class Node:
         more: dict[str, Any] = {"timeout": timeout_of(group, params[0].device)}
         if offload and torch.cuda.is_available():
             more["backend"] = "cpu:gloo,cuda:nccl"
-        for place in zip(*nodes, strict=True):  # every rank has to make all groups
-            between = dist.new_group(list(place), **more)
-            if isinstance(between, dist.ProcessGroup):  # this rank is in it
-                self.between = Distributed(between)
+        places = [list(place) for place in zip(*nodes, strict=True)]
+        between, _ = dist.new_subgroups_by_enumeration(places, **more)
+        assert isinstance(between, dist.ProcessGroup)
+        self.between = Distributed(between)
+
+    def everywhere(self, params: Sequence[Tensor]) -> list[bool]:
+        """Return which parameters each rank of the node holds a part of. Raises InputError where it is none."""
+        parts = [float(local(p).numel() > 0) for p in params]
+        counts = self.within.all_reduce([torch.tensor(parts, device=params[0].device)])[0]
+        held = (counts == self.within.size).tolist()
+        if not any(held):
+            what = "no parameter has a part on every rank"
+            raise InputError.of("node", what, "fewer ranks, or DistributedDataParallel")
+        return held
 
     @property
     def leads(self) -> bool:
@@ -100,21 +102,11 @@ class Schedule:
     rounds: int
 
     @classmethod
-    def of(
-        cls,
-        entry: registry.Entry[AlgorithmFacts],
-        numbers: Mapping[str, Any],
-        loop: Mapping[str, Any],
-        presets: tuple[Any, Any],
-    ) -> Self:
+    def of(cls, loop: Mapping[str, Any], presets: tuple[Any, Any]) -> Self:
         """Return that of a loop's ``local``, ``outer`` and ``delay``, and a preset's where they say nothing.
 
         Raises InputError where they do not fit a loop.
         """
-        for name in YOURS & numbers.keys():
-            if numbers[name] != entry.params[name].default:
-                what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
-                raise InputError.of(f"algorithm.{name}", what, "set it there")
         preset, preset_outer = presets
         local = dict(loop["local"] or {})
         late, mix, _ = local.pop("late", 0), local.pop("mix", 0.5), local.pop("fragments", 1)
@@ -249,11 +241,8 @@ class LocalSteps:
         """Wait for the exchange that is going on."""
         if self.job is None:
             return
-        began = perf_counter()
         job, self.job = self.job, None
-        direction = job.result()
-        self.exchange.waited(perf_counter() - began)
-        self._take(direction)
+        self._take(self.exchange.wait(job))
 
     def _take(self, direction: Tensor | None) -> None:
         if self.sharded:
@@ -281,41 +270,47 @@ class LocalSteps:
 
     def load(self, state: Mapping[str, Any], resized: bool) -> None:
         """Go on from what ``state`` returned; with another number of ranks from the shared point."""
-        self.x = saved.on(state["x"], self.device)
-        values = {name: saved.on(value, self.device) for name, value in state["s"].items()}
+        self.x = on(state["x"], self.device)
+        values = {name: on(value, self.device) for name, value in state["s"].items()}
         self.s, self.job = State.of(values), None
-        self.late = [saved.on(direction, self.device) for direction in state["late"]]
+        self.late = [on(direction, self.device) for direction in state["late"]]
         self.count = self.start if resized else state["count"]
         self.sent = state["sent"]
         self.flat.move(self.x if resized or state["y"] is None else state["y"])
 
 
-def fragments_of(named: Sequence[tuple[str, Tensor]], count: int) -> list[list[tuple[str, Tensor]]]:
-    """Return the parameters in ``count`` groups of about equal size, in order.
+def fragments_of(
+    named: Iterable[tuple[str, Tensor]], count: int, node: Node | None
+) -> list[list[tuple[str, Tensor]]]:
+    """Return the parameters to train in ``count`` groups of about equal size, in order, the same ones on all ranks.
 
-    Raises InputError where there are fewer parameters.
+    Each has a parameter of which every rank of a node holds a part. Raises InputError where there are fewer of those.
     """
     trained = [(name, p) for name, p in named if p.requires_grad]
-    if type(count) is not int or not 1 <= count <= len(trained):
-        what = f"{count!r} of {len(trained)} parameters"
-        raise InputError.of("local.fragments", what, f"an integer from 1 to {len(trained)}")
-    total, before = sum(p.numel() for _, p in trained), 0
+    held = [True] * len(trained)
+    if node is not None and trained:
+        held = node.everywhere([p for _, p in trained])
+    left = sum(held)
+    if type(count) is not int or not 1 <= count <= max(left, 1):
+        what = f"{count!r} of {left} parameters"
+        raise InputError.of("local.fragments", what, f"an integer from 1 to {left}")
+    total, before, filled = sum(p.numel() for _, p in trained), 0, False
     out: list[list[tuple[str, Tensor]]] = [[]]
-    for i, (name, p) in enumerate(trained):
-        left = len(trained) - i  # each of the groups that are to come needs a parameter
+    for (name, p), here in zip(trained, held, strict=True):
+        # each of the groups that are to come needs a parameter
         full = before * count >= total * len(out) or left == count - len(out)
-        if out[-1] and full and len(out) < count:
+        if filled and full and len(out) < count:
             out.append([])
+            filled = False
         out[-1].append((name, p))
-        before += p.numel()
+        before, left, filled = before + p.numel(), left - here, filled or here
     return out
 
 
 def local_steps(
     plan: Plan,
-    entry: registry.Entry[AlgorithmFacts],
-    numbers: Mapping[str, Any],
     loop: Mapping[str, Any],
+    fragments: Sequence[Sequence[tuple[str, Tensor]]],
     whole: Flat,
     replica: Replica,
     node: Node | None,
@@ -323,11 +318,9 @@ def local_steps(
 ) -> list[LocalSteps]:
     """Return the local steps of every fragment of the parameters, which every rank has to make.
 
-    numbers: the method's parameters. loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that
-    exchange, where there is no node. Raises InputError where they do not fit.
+    loop: ``local``, ``outer``, ``delay`` and ``offload``. group: the ranks that exchange, where there is no node.
+    Raises InputError where they do not fit.
     """
-    named = [(name, p) for (name, _), p in zip(whole.layout, whole.params, strict=True)]
-    groups = fragments_of(named, (loop["local"] or {}).get("fragments", 1))
     device = torch.device("cpu") if loop["offload"] else whole.vector.device
     late = bool(loop["delay"] or (loop["local"] or {}).get("late"))
     thread = None
@@ -335,18 +328,19 @@ def local_steps(
         thread = ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
         if node is None and dist.is_initialized():
             # it is never given back: other ranks may still be reading what this one has sent
-            apart = Distributed(group_apart(group, device))
-            replica = Replica(apart, zip(replica.names, replica.params, strict=True))
-    flats = [whole if len(groups) == 1 else Flat(fragment) for fragment in groups]
+            replica.transport = Distributed(group_apart(group, device))
+    flats = [whole if len(fragments) == 1 else Flat(fragment) for fragment in fragments]
     plain = replace(plan, delay=None)
     exchanges = [
-        Exchange(plain.of_part(fragment), flat.layout, flat.vector.to(device), replica, local=True)
-        for flat, fragment in zip(flats, groups, strict=True)
+        Exchange(
+            plain.of_part(flat.layout), flat.layout, flat.vector.to(device), replica, local=True
+        )
+        for flat in flats
     ]
-    schedule = Schedule.of(entry, numbers, loop, exchanges[0].presets)
+    schedule = Schedule.of(loop, exchanges[0].presets)
     return [
         LocalSteps(
-            schedule, exchange, flat, device, i * schedule.steps // len(groups), node, thread
+            schedule, exchange, flat, device, i * schedule.steps // len(fragments), node, thread
         )
         for i, (exchange, flat) in enumerate(zip(exchanges, flats, strict=True))
     ]

@@ -17,15 +17,14 @@ from raybench.compressors.base import Made
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, finite, named
-from raybench.torch.local_steps import LocalSteps, Node, local_steps
-from raybench.torch.replicas import Replica, compare
-from raybench.torch.report import Report, report
-from raybench.torch.saved import optimizer_of, packed, resume
+from raybench.torch.local_steps import LocalSteps, Node, fragments_of, local_steps
+from raybench.torch.replicas import Replica
+from raybench.torch.saved import Compression, mean_of
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
 
-class CompressedOptimizer(torch.optim.Optimizer):
+class CompressedOptimizer(Compression, torch.optim.Optimizer):
     """``optimizer`` around which the ranks of torch.distributed exchange compressed messages.
 
     Every rank is a client with data of its own and a model that is the same everywhere; ``step`` takes the place of the
@@ -35,7 +34,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
     compressor: a compressor such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
     ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of the
     whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``). collective: ``gather``,
-    ``reduce`` or ``all_to_all``. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
+    ``reduce`` or ``all_to_all``. downlink: a compressor for what the server of ``ef21_bc`` or ``double_squeeze`` sends
+    back. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
     tensors are sent as they are; by default those whose messages would not be half as long, where tensors have messages
     of their own; 0 for none. start_after: steps at first that average gradients as they are. local: ``{"steps": H}``:
     ``optimizer`` does H steps on every rank by itself, and what they sum up to is exchanged; ``fragments``, ``late``
@@ -98,8 +98,10 @@ class CompressedOptimizer(torch.optim.Optimizer):
             transport = self._node.between
             if group is not None:
                 raise InputError.of("group", "node says who exchanges", "one of both")
-            compare(self._node.within, loop, params)
-        self._plan, entry, numbers = planned(asked, transport, params, loop, others)
+            Replica(self._node.within, params).compare(loop)
+        replica = Replica(transport, params, others, every=check_every)
+        plan = planned(asked, replica, loop)
+        entry, numbers = plan.method
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
         if not is_local:
@@ -108,45 +110,36 @@ class CompressedOptimizer(torch.optim.Optimizer):
                     what = "without local steps there is no point that moves after some of them"
                     raise InputError.of(key, what, "local={'steps': H}, or leave it out")
             # with them each rank may step in its own way
-            compare(transport, _numbers(optimizer), params)
-        self._flat = Flat(params)
-        self._replica = Replica(transport, params, others, every=check_every)
-        self._steps = self._checked = self._skipped = self._evaluations = 0
-        self._agree_on_start()
-        flat, plan, replica = self._flat, self._plan, self._replica
+            replica.compare(_numbers(optimizer))
+        fragments = fragments_of(params, (local or {}).get("fragments", 1), self._node)
+        self._flat = flat = Flat(params)
+        super().__init__(plan, replica)
+        if self._node is not None and self._node.sharded:
+            self.place = self._node.within.rank
+        if transport.size > 1:  # all begin where rank 0 does
+            x = flat.point() if transport.rank == 0 else torch.zeros_like(flat.vector)
+            flat.move(transport.all_reduce([x])[0])
         self._local: list[LocalSteps] = []
         if is_local:
-            parts = (plan, entry, numbers, loop, flat, replica, self._node, group)
-            self._local = local_steps(*parts)
-            self._exchanges = [fragment.exchange for fragment in self._local]
+            self._local = local_steps(plan, loop, fragments, flat, self.replica, self._node, group)
+            self.exchanges = [fragment.exchange for fragment in self._local]
             if check_every and (len(self._local) > 1 or self._local[0].schedule.late):
                 what = "with fragments or late steps no step leaves the same parameters everywhere"
                 raise InputError.of("check_every", what, "0")
         else:
-            self._exchanges = [Exchange(plan, flat.layout, flat.vector, replica)]
-        self._check_step_size()
-
-    def _agree_on_start(self) -> None:
-        """Give every rank rank 0's parameters."""
-        transport, x = self._replica.transport, self._flat.point()
-        if transport.size > 1:
-            mine = x if transport.rank == 0 else torch.zeros_like(x)
-            self._flat.move(transport.all_reduce([mine])[0])
-
-    def _check_step_size(self) -> None:
-        if self._local or not self._exchange.in_steps:
-            return
-        if type(self.optimizer) is not torch.optim.SGD or any(
-            group["momentum"] or group["weight_decay"] for group in self.param_groups
-        ):
-            what = f"{self._plan.algorithm} keeps its memory in units of the step: plain SGD only"
-            fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
-            raise InputError.of("algorithm", what, fix)
+            self.exchanges = [Exchange(plan, flat.layout, flat.vector, self.replica)]
+            plain = type(optimizer) is torch.optim.SGD and not any(
+                group["momentum"] or group["weight_decay"] for group in self.param_groups
+            )
+            if self._exchange.a.in_steps and not plain:
+                what = f"{plan.algorithm} keeps its memory in units of the step: plain SGD only"
+                fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
+                raise InputError.of("algorithm", what, fix)
 
     @property
     def _exchange(self) -> Exchange:
         """The exchange of all gradients, of the first fragment with local steps."""
-        return self._exchanges[0]
+        return self.exchanges[0]
 
     # What an optimizer is -----------------------------------------------------------------------
 
@@ -166,7 +159,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
-        plan = self._plan
+        plan = self.plan
         return f"CompressedOptimizer({plan.algorithm}, {plan.compressor}, {self.optimizer!r})"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -196,7 +189,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
                     losses.append(closure())
             return self._evaluated(losses[-1] if losses else None)
 
-        self._steps += 1
+        self.rounds += 1
         try:
             if closure is None:
                 evaluate()
@@ -204,35 +197,33 @@ class CompressedOptimizer(torch.optim.Optimizer):
             else:
                 self.optimizer.step(evaluate)
         except Skip as skip:
-            self._skipped += 1
+            self.skipped += 1
             if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
-                self._replica.say_skipped(self._steps - 1, skip.ranks, bool(self._local))
+                self.replica.say_skipped(self.rounds - 1, skip.ranks, bool(self._local))
             if start is not None and len(losses) > 1:  # in the middle of a line search
                 self._flat.move(start)
                 self.optimizer.state.clear()
         for fragment in self._local:
             if not fragment.after_step():
-                self._skipped += 1
-                self._replica.say_skipped(self._steps - 1, fragment.exchange.met.bad)
-        every, together = self._replica.every, all(f.count == 0 for f in self._local)
-        if every and together and self._steps - self._checked >= every:
-            self._checked = self._steps
+                self.skipped += 1
+                self.replica.say_skipped(self.rounds - 1, fragment.exchange.met.bad)
+        if self.replica.every and all(fragment.count == 0 for fragment in self._local):
             for fragment in self._local:
                 fragment.settle()  # what another thread sends must not get between
-            self._replica.check(self._steps)
+            self.compare()
         return losses[0] if losses else None
 
     @torch.no_grad()
     def _evaluated(self, loss: Any) -> Any:
         """Put the exchanged direction in the place of the gradients; return the mean loss. Raises Skip."""
-        self._evaluations += 1
+        self.dense += self._flat.nbytes
         self._unscale()
         if self._local:
             bad = not finite(self._flat.params)
             if self._node is not None and self._node.sharded:
-                bad = self._replica.anywhere(bad)
+                bad = self.replica.anywhere(bad)
             if bad:
-                raise Skip([self._replica.transport.rank])
+                raise Skip([self.replica.transport.rank])
             return loss
         gamma, grad = self._step_size(), self._flat.gradients()
         number = loss.detach() if isinstance(loss, Tensor) else loss
@@ -240,8 +231,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
         u = self._exchange(grad, gamma, float(number) if is_number else math.nan)
         if u is None:
             raise Skip(self._exchange.met.bad)
-        dense = self._exchange.steps <= self._plan.start_after  # as they are, without the step size
-        self._flat.set_gradients(u / gamma if self._exchange.in_steps and not dense else u)
+        dense = self._exchange.steps <= self.plan.start_after  # as they are, without the step size
+        self._flat.set_gradients(u / gamma if self._exchange.a.in_steps and not dense else u)
         if self._exchange.keeps(grad):
             self._flat.renew()
         return self._exchange.met.loss if is_number else loss
@@ -249,7 +240,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
     def _step_size(self) -> float:
         rates = {float(group["lr"]) for group in self.param_groups}
         gamma = rates.pop()
-        if self._exchange.in_steps and (rates or gamma <= 0):
+        if self._exchange.a.in_steps and (rates or gamma <= 0):
             what = "messages hold the step size: one that is above 0 for all parameters is needed"
             raise InputError.of("lr", what, "algorithm={'name': .., 'memory': 'gradient'}")
         return gamma
@@ -277,41 +268,19 @@ class CompressedOptimizer(torch.optim.Optimizer):
 
     # What it did, and going on elsewhere ------------------------------------------------------------
 
-    def report(self) -> Report:
-        """Return what the messages of this rank cost and did so far; ``print`` gives a line.
-
-        Of a node in DistributedDataParallel the first rank exchanges for the others; of one sharded by FSDP2 each
-        exchanges its shard.
-        """
-        rows, names = [exchange.rows for exchange in self._exchanges], self._plan.names
-        dense = self._evaluations * self._flat.nbytes
-        return report(rows, self._exchange.n, names, self._steps, self._skipped, dense)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what this rank remembers: the optimizer's state, and the method's.
-
-        Every rank saves its own, by torch.save or torch.distributed.checkpoint, and loads it again.
-        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Raises InputError where a
-        framework asks that would write rank 0's alone.
-        """
+    def more(self) -> dict[str, Any]:
         more: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self._node is not None:
             more["place"] = self._node.within.rank
         if self._local:
             more["local"] = [fragment.state() for fragment in self._local]
-        return packed(self._plan.algorithm, self._exchanges, self._exchange.replica, **more)
+        return more
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
-
-        With another number of ranks means over the ranks stay as they were: that of what has not been sent, x
-        - mean e being kept, and that of all else. Raises InputError where it does not fit.
-        """
-        rank, n, node = self._exchange.rank, self._exchange.n, self._node
-        place = node.within.rank if node is not None and node.sharded else 0
-        parts = resume(state_dict, self._plan.algorithm, self._exchanges, self._replica, place)
-        self.optimizer.load_state_dict(dict(optimizer_of(parts, rank)))
-        mine = parts[min(rank, len(parts) - 1)]
+        rank, n = self.replica.transport.rank, self.replica.transport.size
+        parts = self.resume(state_dict)
+        states, mine = [part["optimizer"] for part in parts], parts[min(rank, len(parts) - 1)]
+        self.optimizer.load_state_dict(states[rank] if rank < len(states) else mean_of(states))
         for i, fragment in enumerate(self._local):
             fragment.load(mine["local"][i], resized=mine["n"] != n)
 

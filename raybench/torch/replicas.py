@@ -48,38 +48,6 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     return timeout
 
 
-def compare(
-    transport: Transport,
-    settings: Mapping[str, Any],
-    named: Iterable[tuple[str, Tensor]],
-    others: Sequence[Transport] = (),
-) -> None:
-    """Raise InputError, on all ranks, where their settings or parameters are not alike; it names what differs.
-
-    settings: by the names that users know. named: all parameters, with those that ask for no gradient. others: ranks
-    that hold other parts of the same replica. Digests alone travel unless something differs.
-    """
-    named = list(named)
-    about = {key: str(value) for key, value in settings.items()}
-    for i, (name, p) in enumerate(named):
-        frozen = "" if p.requires_grad else ", requires_grad=False"
-        about[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
-    device = named[0][1].device if named else torch.device("cpu")
-    differ = not _alike(transport, xxh3_64_intdigest(json.dumps(about).encode()), device)
-    if not _anywhere(differ, others, device):
-        return
-    every = transport.everyone(about)
-    for key in dict.fromkeys(chain.from_iterable(every)):
-        values = [replica.get(key, "nothing") for replica in every]
-        if (other := next((v for v in values if v != values[0]), None)) is not None:
-            ranks = _ranks([r for r, v in enumerate(values) if v == other])
-            what = f"rank 0 has {values[0]}, {ranks} {other}"
-            raise InputError.of(
-                key, what, "the same on every rank: else their replicas drift apart"
-            )
-    raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
-
-
 class Met(NamedTuple):
     """What ranks tell each other at an exchange. bad: ranks whose vectors are not finite. loss: the mean."""
 
@@ -108,6 +76,27 @@ class Replica:
         self.asked = [p.requires_grad for p in self.params]
         self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
+
+    def compare(self, settings: Mapping[str, Any]) -> None:
+        """Raise InputError, on all ranks, where their settings or parameters are not alike; it names what differs.
+
+        settings: by the names that users know. Digests alone travel unless something differs.
+        """
+        about = {key: str(value) for key, value in settings.items()}
+        for i, (name, p) in enumerate(zip(self.names, self.params, strict=True)):
+            frozen = "" if p.requires_grad else ", requires_grad=False"
+            about[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
+        if self._alike(about):
+            return
+        every = self.transport.everyone(about)
+        for key in dict.fromkeys(chain.from_iterable(every)):
+            values = [replica.get(key, "nothing") for replica in every]
+            if (other := next((v for v in values if v != values[0]), None)) is not None:
+                ranks = _ranks([r for r, v in enumerate(values) if v == other])
+                what = f"rank 0 has {values[0]}, {ranks} {other}"
+                fix = "the same on every rank: else their replicas drift apart"
+                raise InputError.of(key, what, fix)
+        raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
 
     def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
@@ -144,8 +133,14 @@ class Replica:
                 "own, to a file per rank or by torch.distributed.checkpoint."
             )
         ranks = [r for r, flag in enumerate(bad) if flag]
-        if steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any()):
-            self._say_same()
+        same = steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any())
+        if same and self.transport.rank == 0:
+            warnings.warn(
+                f"all {self.transport.size} ranks have the very same gradients. Either the model is in "
+                "DistributedDataParallel, which has averaged them already (take it out, or raybench.torch.attach for "
+                "CompressedOptimizer), or every rank trains on the same data.",
+                stacklevel=2,
+            )
         return Met(ranks, sum(losses) / len(losses))
 
     def _refuse_changes(self) -> None:
@@ -157,15 +152,6 @@ class Replica:
                 what = f"that of {name} has become {asks} on rank {rank}"
                 fix = "memories are of the parameters of the start: set it first, then wrap or attach anew"
                 raise InputError.of("requires_grad", what, fix)
-
-    def _say_same(self) -> None:
-        if self.transport.rank == 0:
-            warnings.warn(
-                f"all {self.transport.size} ranks have the very same gradients. Either the model is in "
-                "DistributedDataParallel, which has averaged them already (take it out, or raybench.torch.attach for "
-                "CompressedOptimizer), or every rank trains on the same data.",
-                stacklevel=2,
-            )
 
     def say_skipped(self, step: int, ranks: Sequence[int], alone: bool = False) -> None:
         """Warn of the first step that is skipped: on rank 0, and on the ranks that are to blame.
@@ -188,14 +174,22 @@ class Replica:
 
     def anywhere(self, flag: bool) -> bool:
         """Return whether a flag is raised on any rank that holds another part of this replica."""
-        return _anywhere(flag, self.others, self.device)
+        for transport in self.others:
+            [raised] = transport.all_reduce([torch.tensor([float(flag)], device=self.device)])
+            flag = bool(raised > 0)
+        return flag
+
+    def _alike(self, value: object) -> bool:
+        """Return whether all ranks have the same value, those with other parts of the replica as well."""
+        number = xxh3_64_intdigest(json.dumps(value).encode()) >> 1  # 63 bits: tensors have signs
+        mine = torch.tensor([[number]], device=self.device)
+        every = self.transport.gather_rows(mine, self.transport.size)
+        return not self.anywhere(not bool((every == every[:, :1]).all()))
 
     def check(self, step: int) -> None:
         """Raise RuntimeError where the parameters of ranks are not the same bits; it names the first."""
         digests = [xxh3_64_intdigest(_bytes(p)) for p in self.params]
-        whole = xxh3_64_intdigest(json.dumps(digests).encode())
-        differ = not _alike(self.transport, whole, self.device)
-        if not self.anywhere(differ):
+        if self._alike(digests):
             return
         every = self.transport.everyone(digests)
         for name, values in zip(self.names, zip(*every, strict=True), strict=True):
@@ -208,19 +202,6 @@ class Replica:
             f"step {step}: the replicas have drifted apart: {where}. Everything that changes parameters has to be the "
             "same on all ranks."
         )
-
-
-def _alike(transport: Transport, number: int, device: torch.device) -> bool:
-    """Return whether all ranks have the same number."""
-    mine = torch.tensor([[number >> 1]], device=device)  # 63 bits: tensors have signs
-    every = transport.gather_rows(mine, transport.size)
-    return bool((every == every[:, :1]).all())
-
-
-def _anywhere(flag: bool, transports: Sequence[Transport], device: torch.device) -> bool:
-    for transport in transports:
-        flag = bool(transport.all_reduce([torch.tensor([float(flag)], device=device)])[0] > 0)
-    return flag
 
 
 def local(x: Tensor) -> Tensor:

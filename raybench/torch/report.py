@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,9 +69,8 @@ class Report:
     exchanged: float
     hidden: float
     exposed: float
-    spans: np.ndarray = field(
-        repr=False
-    )  # (exchanges of all parts, 3): SPANS, seconds since the first began
+    # (exchanges of all parts, 3): SPANS, seconds since the first began
+    spans: np.ndarray = field(repr=False)
     rows: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -170,29 +170,26 @@ def report(
     spans[:, 0] -= (first := spans[:, 0].min(initial=math.inf))
     exchanged, exposed = spans[:, 1:].sum(0).tolist()
 
+    values: dict[str, Any] = {name: mean(name) for name in ("bits_up", "bytes_up", "bits_down")}
+    values |= {
+        f"{part}_ms": 1000 * mean(f"seconds_{part}") for part in ("encode", "send", "decode")
+    }
+    values |= {name: newest(name) for name in NORMS}
     return Report(
-        algorithm=names[0],
-        compressor=names[1],
+        *names,
         ranks=ranks,
         steps=steps,
         exchanges=count,
         skipped=skipped,
         dense_steps=int(rows["dense"].sum()) if count else 0,
-        bits_up=mean("bits_up"),
-        bytes_up=mean("bytes_up"),
-        bits_down=mean("bits_down"),
         bytes_dense=bytes_dense / max(steps, 1),
-        encode_ms=1000 * mean("seconds_encode"),
-        send_ms=1000 * mean("seconds_send"),
-        decode_ms=1000 * mean("seconds_decode"),
-        residual_norm=newest("residual_norm"),
-        compression_error=newest("compression_error"),
         computed=max(0.0, ended - first - exposed),
         exchanged=exchanged,
         hidden=exchanged - exposed,
         exposed=exposed,
         spans=spans,
         rows=rows,
+        **values,
     )
 
 

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from raybench.core.cells import joined, mapped
 from raybench.core.errors import InputError
+from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.replicas import Replica, rank_here
+from raybench.torch.report import Report, report
 
 ALL_PARTS = "the parts of all ranks: raybench.torch.whole([...])"
 RANK_ZERO = {  # frameworks that write the optimizers' states of rank 0 alone, and what keeps those of all ranks
@@ -31,33 +33,90 @@ RANK_ZERO = {  # frameworks that write the optimizers' states of rank 0 alone, a
 }
 
 
-def packed(
-    algorithm: str, exchanges: Sequence[Any], replica: Replica, **more: Any
-) -> dict[str, Any]:
-    """Return the ``state_dict`` of this rank: what its exchanges remember, and ``more``.
+class Compression:
+    """Base of what exchanges a loop's gradients: what it has in common that counts, reports and saves.
 
-    Where ranks remember the same, the part of any of them will do. Else InputError is raised where a framework asks that
-    is known to write the answer of rank 0 alone, and the next exchange raises RuntimeError where not all ranks have
-    asked.
+    exchanges: those of the parts of the model, in a fixed order. rounds: how often gradients were exchanged, or
+    skipped. skipped: of these. dense: bytes that all gradients so far are as they are. place: of the shard that this
+    rank holds of its replica.
     """
-    transport = replica.transport
-    alike = "local" not in more and all(exchange.alike for exchange in exchanges)
-    if not alike and transport.size > 1:
-        asking = sys._getframe(2)  # who has called the state_dict() that called this
-        framework = str(asking.f_globals.get("__name__", "")).partition(".")[0]
-        # __init__: Accelerate moves what it wraps to its device, and saves nothing
-        if framework in RANK_ZERO and asking.f_code.co_name != "__init__":
-            what = f"{framework} saves that of rank 0 alone, and each rank remembers something else"
-            raise InputError.of("state_dict", what, RANK_ZERO[framework])
-        replica.saves += 1
-    part = {"algorithm": algorithm, "rank": transport.rank, "n": transport.size, "alike": alike}
-    part |= {"exchanges": [exchange.state() for exchange in exchanges], **more}
-    return {"raybench": {_name(): (part,)}}
 
+    place = 0
 
-def _name() -> str:
-    """Return what this rank's part is called: ranks of several groups may save into one checkpoint."""
-    return f"rank {rank_here()}"
+    def __init__(self, plan: Plan, replica: Replica) -> None:
+        self.plan, self.replica = plan, replica
+        self.exchanges: list[Exchange] = []
+        self.rounds = self.skipped = self.dense = 0
+        self._checked = 0  # the rounds at the last comparison of parameters
+
+    def compare(self) -> None:
+        """Compare the parameters of ranks, where it is time. Raises RuntimeError where they are not alike."""
+        if self.replica.every and self.rounds - self._checked >= self.replica.every:
+            self._checked = self.rounds
+            self.replica.check(self.rounds)
+
+    def report(self) -> Report:
+        """Return what the messages of this rank cost and did so far; ``print`` gives a line.
+
+        Of a node in DistributedDataParallel the first rank exchanges for the others; of one sharded by FSDP2 each
+        exchanges its shard. A hook that is detached reports what there was until then.
+        """
+        logs, ranks = [exchange.rows for exchange in self.exchanges], self.replica.transport.size
+        compressor = self.plan.compressor
+        names = self.plan.algorithm, "" if compressor is None else str(compressor)
+        return report(logs, ranks, names, self.rounds, self.skipped, self.dense)
+
+    def more(self) -> dict[str, Any]:
+        """Return what else than its exchanges this rank remembers."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank remembers: the method's state, and of a wrapped optimizer its own.
+
+        Every rank saves its own, by torch.save or torch.distributed.checkpoint, and loads it again.
+        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks. Where ranks remember the
+        same, that of any of them will do. Else InputError is raised where a framework asks that is known to write the
+        answer of rank 0 alone, and the next exchange raises RuntimeError where not all ranks have asked.
+        """
+        more, transport = self.more(), self.replica.transport
+        alike = "local" not in more and not any(vars(e.c) for e in self.exchanges)
+        if not alike and transport.size > 1:
+            asking = sys._getframe(1)
+            framework = str(asking.f_globals.get("__name__", "")).partition(".")[0]
+            # __init__: Accelerate moves what it wraps to its device, and saves nothing
+            if framework in RANK_ZERO and asking.f_code.co_name != "__init__":
+                what = f"{framework} saves that of rank 0 alone, and each rank remembers something else"
+                raise InputError.of("state_dict", what, RANK_ZERO[framework])
+            self.replica.saves += 1
+        about = {"rank": transport.rank, "n": transport.size, "alike": alike}
+        states = [exchange.state() for exchange in self.exchanges]
+        part = {"algorithm": self.plan.algorithm, **about, "exchanges": states, **more}
+        # among all ranks: those of several groups may save into one checkpoint
+        return {"raybench": {f"rank {rank_here()}": (part,)}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
+
+        With another number of ranks means over the ranks stay as they were: that of what has not been sent, x
+        - mean e being kept, and that of all else. Raises InputError where it does not fit.
+        """
+        self.resume(state_dict)
+
+    def resume(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Let exchanges go on from a ``state_dict``; return its ``parts_of`` this rank."""
+        rank, n = self.replica.transport.rank, self.replica.transport.size
+        parts = parts_of(state, self.plan.algorithm, rank, n, self.place)
+        counts = {len(part["exchanges"]) for part in parts}
+        if counts != {len(self.exchanges)}:
+            what = f"it has {max(counts)} parts of a model, here are {len(self.exchanges)}"
+            fix = "the same model and as many fragments; with FSDP after its first backward pass"
+            raise InputError.of("state_dict", what, fix)
+        for i, exchange in enumerate(self.exchanges):
+            states = [part["exchanges"][i] for part in parts]
+            c = [state["c"] for state in states]
+            mine = c[0] if parts[0]["n"] == n else share_of(c, rank, n, exchange.a.errors)
+            exchange.load({**states[0], "c": mine})
+        return parts
 
 
 def opened(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -123,7 +182,7 @@ def parts_of(
     Raises InputError where they are another method's, or not there.
     """
     parts = opened(state)
-    mine = parts.get(_name())
+    mine = parts.get(f"rank {rank_here()}")
     for part in parts.values():
         if part["algorithm"] != algorithm:
             what = f"it is of {part['algorithm']}, this of {algorithm}"
@@ -134,47 +193,22 @@ def parts_of(
     if len(parts) > 1 or first["n"] == 1:
         every = _complete([*parts.values()], place)
         return [every[rank]] if len(every) == n else every
-    if first["n"] != n:
-        what = f"saved by {first['n']} ranks, loaded by {n}"
-        raise InputError.of("state_dict", what, ALL_PARTS)
-    if first["rank"] != rank and not first["alike"]:
-        what = f"the part of rank {first['rank']} is loaded by rank {rank}"
-        raise InputError.of("state_dict", what, "a file per rank, or " + ALL_PARTS)
+    if first["n"] != n or not first["alike"]:
+        what = f"saved by {first['n']} ranks, loaded by {n}: the part of rank {first['rank']} on rank {rank}"
+        raise InputError.of("state_dict", what, f"a file per rank, or {ALL_PARTS}")
     return [first]
 
 
-def resume(
-    state: Mapping[str, Any],
-    algorithm: str,
-    exchanges: Sequence[Any],
-    replica: Replica,
-    place: int = 0,
-) -> list[Mapping[str, Any]]:
-    """Let exchanges go on from a ``state_dict``; return its ``parts_of`` this rank. Raises InputError where it does not fit."""
-    parts = parts_of(state, algorithm, replica.transport.rank, replica.transport.size, place)
-    counts = {len(part["exchanges"]) for part in parts}
-    if counts != {len(exchanges)}:
-        what = f"it has {max(counts)} parts of a model, here are {len(exchanges)}"
-        fix = "the same model and as many fragments; with FSDP after its first backward pass"
-        raise InputError.of("state_dict", what, fix)
-    for i, exchange in enumerate(exchanges):
-        exchange.load([part["exchanges"][i] for part in parts])
-    return parts
-
-
-def of_rank(
-    parts: Sequence[Mapping[str, Any]], rank: int, n: int, errors: Sequence[str]
-) -> Mapping[str, Any]:
-    """Return the state of one of n ranks from the parts of ``parts_of``: for another number of ranks see ``resized``."""
-    if parts[0]["n"] == n:
-        return parts[0]
-    stacked = {name: joined([p["c"][name] for p in parts]) for name in parts[0]["c"]}
+def share_of(
+    states: Sequence[Mapping[str, Any]], rank: int, n: int, errors: Sequence[str]
+) -> dict[str, Any]:
+    """Return the client state of one of n ranks from those of another number, in rank order: see ``resized``."""
 
     def share(x: Tensor, error: bool) -> Tensor:
         return resized(x, n, error)[:, rank : rank + 1]
 
-    c = {name: mapped(x, partial(share, error=name in errors)) for name, x in stacked.items()}
-    return {**parts[0], "n": n, "rank": rank, "c": c}
+    stacked = {name: joined([state[name] for state in states]) for name in states[0]}
+    return {name: mapped(x, partial(share, error=name in errors)) for name, x in stacked.items()}
 
 
 def resized(x: Tensor, n: int, error: bool) -> Tensor:
@@ -185,32 +219,18 @@ def resized(x: Tensor, n: int, error: bool) -> Tensor:
     g = mean g_i or a momentum: newcomers start at the mean, and those who stay share what leavers take along.
     """
     before = x.shape[1]
-    if n == before or not x.is_floating_point():
-        filled = x[:, :1].expand(-1, max(0, n - before), *x.shape[2:])
-        return torch.cat((x[:, :n], filled), 1)
-    stay = x[:, : min(n, before)]
-    if error:
-        values = (stay + x[:, n:].sum(1, keepdim=True) / stay.shape[1]) * (n / before)
-        return torch.cat(
-            (values, torch.zeros_like(x[:, :1]).expand(-1, n - stay.shape[1], *x.shape[2:])), 1
-        )
-    mean = x.mean(1, keepdim=True)
-    values = stay + (mean - stay.mean(1, keepdim=True)) if n < before else stay
-    return torch.cat((values, mean.expand(-1, n - values.shape[1], *x.shape[2:])), 1)
+    stay, new = x[:, : min(n, before)], x[:, :1]
+    if n != before and x.is_floating_point():
+        new = x.mean(1, keepdim=True)
+        if error:
+            left = x[:, n:].sum(1, keepdim=True)
+            stay, new = (stay + left / stay.shape[1]) * (n / before), torch.zeros_like(new)
+        elif n < before:
+            stay = stay + (new - stay.mean(1, keepdim=True))
+    return torch.cat((stay, new.expand(-1, n - stay.shape[1], *x.shape[2:])), 1)
 
 
-def on(value: Any, device: torch.device) -> Any:
-    """Return a value with its tensors on a device, with memory of their own."""
-    return mapped(value, lambda x: x.detach().to(device, copy=True))
-
-
-def optimizer_of(parts: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
-    """Return the optimizer's state for a rank: the one it has saved, for a newcomer the mean of the others'."""
-    states = [part["optimizer"] for part in parts]
-    return dict(states[rank] if rank < len(states) else _mean(states))
-
-
-def _mean(states: Sequence[Any]) -> Any:
+def mean_of(states: Sequence[Any]) -> Any:
     """Return what a newcomer's optimizer remembers: the mean of what the others' do."""
     first = states[0]
     if isinstance(first, Tensor):
@@ -218,7 +238,7 @@ def _mean(states: Sequence[Any]) -> Any:
             return first
         return torch.stack([s.to(first) for s in states]).mean(0)
     if isinstance(first, Mapping):
-        return {key: _mean([s[key] for s in states]) for key in first}
+        return {key: mean_of([s[key] for s in states]) for key in first}
     return first
 
 
