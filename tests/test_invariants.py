@@ -344,16 +344,6 @@ def test_gradient_descent(multiple, holds):
     assert norm == pytest.approx(promised * multiple, rel=1e-12)
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.5, 0.99])
-def test_theta_and_beta(alpha):
-    """(1 - alpha)||a + b||^2 = (1 - theta)||a||^2 + beta ||b||^2 for b = (1/sqrt(1 - alpha) - 1) a."""
-    theta, beta = theory.contraction(alpha)
-    b = 1 / math.sqrt(1 - alpha) - 1
-    assert (1 - alpha) * (1 + b) ** 2 == pytest.approx((1 - theta) + beta * b * b, rel=1e-12)
-    for other in (b / 2, 2 * b):  # and less anywhere else
-        assert (1 - alpha) * (1 + other) ** 2 < (1 - theta) + beta * other**2
-
-
 def sums(n: int, d: int, vectors: np.ndarray) -> float:
     """E||mean Q_i(a_i) - mean a_i||^2 of independent Rand-1, all masks gone through."""
     total, mean = 0.0, vectors.mean(0)

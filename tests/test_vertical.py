@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import views_kit
 from numpy_methods import top
 from torch import Tensor
 from torch.nn import functional as F
@@ -66,12 +67,7 @@ def test_rows_split_over_clients_are_refused():
 
 # Networks whose views are split over clients ------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("views") / "three.npz"
-    np.savez(path, **ARRAYS)
-    return str(path)
+file = views_kit.file
 
 
 # In one place, by automatic differentiation: knows the arrays, and the names of the tensors -----------
