@@ -365,12 +365,6 @@ def test_the_default_target_is_that_of_the_table(folder):
     assert two.groupby("facet")["target"].nunique().tolist() == [1, 1]
 
 
-def test_a_cell_that_did_not_end_ok_has_not_reached_it():
-    runs = [{"g": [1, 0.01], "status": s, "seed": i} for i, s in enumerate(("ok", "diverged"))]
-    (row,) = to_target(make(runs), 0.1).to_dict("records")
-    assert (row["cells"], row["reached"], row["bits_up"]) == (2, 1, math.inf)
-
-
 def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):
     read, names = [], []
     rows, plain = log.rows, type(open_folder(folder)).read

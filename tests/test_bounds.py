@@ -152,7 +152,7 @@ CASES = [
     mean("ef21_p_diana", {}, "natural", P1, {**TOP, "k": 1}),
     mean("ef21_p_diana", {"alpha": 0.05}, COMMON3, P1, TOP3),
     mean("ef21_p_diana", {}, RAND3, CHAIN, RAND3),
-    sure("lag", {"z": 0.3}, None),
+    sure("lag", {"z": 1.5}, None),
     sure("lag", {"z": 8.0}, None),
     sure("clag", {"z": 20.0, **ZERO}, TOP),
     mean("clag", {"z": 2.0}, RAND),
@@ -186,15 +186,11 @@ CASES = [
     mean("dasha_mvr", {"momentum": 0.3}, RAND, LASSO),
     mean("dasha_sync_mvr", {"p": 0.3}, RAND, LASSO),
 ]
-DERIVED = (
-    "ef_bv",
-    "econtrol",
-    "marina_p",
-    "ef21_p_diana",
-)  # their recursions are tested by themselves
+THREE_POINTS = ("lag", "clag", "three_pc_v1", "three_pc_v2", "three_pc_v4", "three_pc_v5")
+DERIVED = ("ef_bv", "econtrol", "marina_p", "ef21_p_diana")
 OTHERWISE = {  # bounds over rounds that are not of the generic rule, or methods without a linear rate
     *("ef21_hb", "ef21_sgdm", "ef21_page", "vr_diana", "vertical_ef21"),
-    *("vertical_marina", "dasha_page", "dasha_mvr", "dasha_sync_mvr"),
+    *("dasha_page", "dasha_mvr", "dasha_sync_mvr"),
 }
 
 
@@ -251,7 +247,10 @@ def error(run, method: Method) -> torch.Tensor:
         return (run.s.g - grads.mean(1)).square().sum(-1)
     if name == "diana":
         return rate_of(method)[1].mean_omega * mean_square(run.c.h - grads)
-    if name in ("gd", "vertical_ef21", "vertical_marina"):  # exact at the start
+    if name == "vertical_marina":
+        Ax = run.problem.products(run.c.x).sum(1)
+        return 2 * run.problem.constants.L * (run.s.v - Ax).square().sum(-1)  # L = 2||A||^2
+    if name in ("gd", "vertical_ef21"):  # exact at the start
         return torch.zeros(len(grads), dtype=torch.float64)
     return mean_square(run.c.g - grads)
 
@@ -415,11 +414,11 @@ def at_most(have, allowed, random: bool) -> bool:
     return float(over.mean()) <= 4.5 * float(over.std()) / math.sqrt(len(over)) + 1e-20
 
 
-@cases(*DERIVED)
+@cases(*DERIVED, *THREE_POINTS)
 def test_recursion(case):
     """E G^{t+1} <= (1 - rho) G^t + B E||x^{t+1} - x^t||^2 in every round, and G^t bounds the estimate's error.
 
-    The estimate is what x moves along, (x^t - x^{t+1})/gamma. MARINA-P's coin leaves G = 0 and multiplies the
+    Of three point compressors that is their inequality, on the way that the method goes. The estimate is what x moves along, (x^t - x^{t+1})/gamma. MARINA-P's coin leaves G = 0 and multiplies the
     rest by 1 - p = 1 - rho: it is taken out of the mean.
     """
     method = case.method(SHORT)
@@ -439,5 +438,6 @@ def test_recursion(case):
         assert bool((after[coin] == 0).all())
         rest = allowed[~coin] / ((1 - rate.rho) if coins else 1.0)
         assert at_most(after[~coin], rest, case.random)
-        assert at_most(((x - y) / gamma - grad).square().sum(-1), before, case.random)
-    assert float(seen[SHORT // 2][0].max()) > 1e-9
+        if not run.problem.has_prox:
+            assert at_most(((x - y) / gamma - grad).square().sum(-1), before, case.random)
+    assert max(float(G.max()) for G, *_ in seen) > 1e-9

@@ -310,14 +310,11 @@ def test_arrays_that_are_no_images(tmp_path, change, words):
 
 
 def test_archives_that_lie(tmp_path):
-    good, labels = npy(PICTURES), npy(LABELS)
     lie = npy(PICTURES, shape=(2**40, 3, 5, 4))
-    path = forged_npz(tmp_path / "lie.npz", images=lie, labels=labels)
+    path = forged_npz(tmp_path / "lie.npz", images=lie, labels=npy(LABELS))
     refused(path, "lie.npz: images: ", "allocate")
-    refused(forged_npz(tmp_path / "none.npz", images=good), "lacks the array labels", "numpy.savez")
-    whole = forged_npz(tmp_path / "whole.npz", images=good, labels=labels).read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[:-30])
-    refused(tmp_path / "cut.npz", "cannot read cut.npz")
+    none = forged_npz(tmp_path / "none.npz", images=npy(PICTURES))
+    refused(none, "lacks the array labels", "numpy.savez")
     (tmp_path / "a.txt").write_text("text")
     refused(tmp_path / "a.txt", "is no image data", "a folder of pictures")
 

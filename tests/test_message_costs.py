@@ -23,7 +23,6 @@ from raybench.wire import (
     SeededMessage,
     SparseMessage,
     bitpack,
-    choose,
     index_cost,
     unpack,
 )
@@ -261,13 +260,3 @@ def test_costs_of_compounds_and_absent_rows():
         mixed.map(lambda t: t)
     with pytest.raises(IndexError):
         mixed.row(2, 0)
-
-
-def test_a_flag_is_a_bit_in_a_byte_of_its_own():
-    x, mask = gaussian(2, 3, 20), torch.tensor([[True, False, True], [False, False, True]])
-    where = torch.arange(4).expand(2, 3, 4)
-    sparse = SparseMessage(20, x.dtype, where, x[..., :4])
-    m = choose(mask, sparse, sparse)
-    assert (m.bits == sparse.bits + 1).all()
-    assert m.nbytes == sparse.nbytes + 1
-    assert m.leaves()[0].payload()[..., 0].tolist() == mask.tolist()

@@ -10,7 +10,6 @@ from gloo_kit import run_processes, serve
 import raybench
 from raybench.store import cells
 from raybench.testing.trial import Method, finished
-from raybench.wire.transport import on_virtual_ranks
 
 pytestmark = pytest.mark.thorough
 
@@ -96,12 +95,6 @@ def test_two_processes_over_gloo_are_one_process(over_gloo, alone, name):
     for results in over_gloo:
         near(results[name], alone[name], name)
     assert over_gloo[0][name] == over_gloo[1][name]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_three_ranks_are_one(alone, name):
-    for results in on_virtual_ranks(3, lambda transport: result(name, transport)):
-        near(results, alone[name], name)
 
 
 @pytest.mark.ray

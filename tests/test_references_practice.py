@@ -6,7 +6,6 @@ Steps follow a schedule with a warm-up, so that a step in the wrong place shows.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,10 +39,8 @@ from numpy_methods import (
     vertical_naive,
     zero_one_adam,
 )
-from toys import FAR, MATRIX, P1, TOP, VALUES, ConvexL1, path, registered
+from toys import FAR, MATRIX, P1, TOP, VALUES, path, registered
 
-from raybench.execution.build import GRAPHS as NAMES
-from raybench.execution.build import mixing
 from raybench.execution.run import factor
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
@@ -306,17 +303,6 @@ def test_features_split_over_clients():
 # What the references showed ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["extra", "gradient_tracking", "exact_diffusion", "lead"])
-def test_exact_methods_come_near_with_falling_steps(name):
-    """A step that falls like 1/sqrt(t) is a step: no method may leave x* because of it."""
-    with registered("problem", convex_l1=ConvexL1):
-        more = {**FAR, "step_size": {"theory": 1, "schedule": "sqrt"}}
-        operator = "natural" if name == "lead" else None
-        method = Method(name, {}, operator, {"name": "convex_l1"}, rounds=400, more=more)
-        norms = finished(method.batch(), every=50).recorder.column("grad_norm_sq")[0]
-    assert norms[-1] < 1e-8 * norms[0], norms
-
-
 @pytest.mark.parametrize("name", ["diffusion", "dgd", "extra", "exact_diffusion", "choco_sgd"])
 @pytest.mark.parametrize("graph", ["torus", "grid"])
 def test_default_steps_last_on_graphs_whose_eigenvalues_reach_low(name, graph):
@@ -330,19 +316,6 @@ def test_default_steps_last_on_graphs_whose_eigenvalues_reach_low(name, graph):
     assert run.recorder.column("consensus_error")[0, -1] < 10
     lowest = float(torch.linalg.eigvalsh(run.net.graph.W)[0])
     assert lowest == pytest.approx(-0.6) if graph == "torus" else -0.6 < lowest < -0.5
-
-
-def test_no_graph_has_an_eigenvalue_below_that():
-    for graph, weights in product(NAMES, ("metropolis", "laplacian")):
-        for n in (2, 4, 9, 16, 25, 36):
-            W = mixing(graph, n, {"weights": weights}).W
-            assert float(torch.linalg.eigvalsh(W)[0]) > -0.6 - 1e-9, (graph, weights, n)
-
-
-def test_springs_of_one_client_hold():
-    method = Method("easgd", {}, None, {**P1, "clients": 1}, rounds=400, more=FAR)
-    norms = finished(method.batch(), every=100).recorder.column("grad_norm_sq")[0]
-    assert norms[-1] < 1e-6 * norms[0]
 
 
 def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():

@@ -163,13 +163,13 @@ def test_aggregate_downlink_is_charged_by_the_union():
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("weights", ["metropolis", "laplacian"])
-@pytest.mark.parametrize("n", [1, 2, 5, 12])
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 9, 12, 16, 25, 36])
 def test_mixing_matrices(name, weights, n):
     W, degrees = mixing(name, n, {"weights": weights})
     assert torch.equal(W, W.T)
     torch.testing.assert_close(W.sum(1), torch.ones(n, dtype=torch.float64))
     assert float(W.min()) >= 0
-    assert float(torch.linalg.eigvalsh(W).min()) > -1
+    assert float(torch.linalg.eigvalsh(W).min()) > -0.6 - 1e-9  # of the torus of nine
     assert torch.equal((W - torch.diag(W.diag()) > 0).sum(1).double(), degrees)
     if n > 1:
         assert mixing(name, n, {"weights": weights}).gap > 0  # connected
@@ -192,9 +192,7 @@ def test_graphs_by_hand():
 # Methods on a graph, and others with a point for every client -------------------------------------
 
 
-TOY, L1 = {"name": "convex_l1"}, {"name": "convex_l1", "weight": 0.2}
-TENTH = {"name": "rand_k", "k": 1}
-TWO_BITS = {"name": "dithering", "s": 1, "p": "inf"}
+TOY = {"name": "convex_l1"}
 EXACT = ["extra", "gradient_tracking", "exact_diffusion", "lead"]
 
 
@@ -234,30 +232,6 @@ def test_exact_methods_are_exact_on_every_graph(name, graph):
     else:
         assert (norms[:, -1] < 1e-14 * norms[:, 0]).all(), norms
         assert (apart[:, -1] < 1e-18).all(), apart
-
-
-@pytest.mark.parametrize("name", ["extra", "exact_diffusion", "prox_lead"])
-@pytest.mark.parametrize("graph", ["ring", "star"])
-def test_the_proximal_ones_are_exact_with_l1(name, graph):
-    operator = TWO_BITS if name == "prox_lead" else None
-    rates = {"alpha": 0.5, "mix": 0.5} if name == "prox_lead" else {}
-    run = finished(method(name, L1, operator, 1500, graph, **rates).batch(), every=100)
-    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-22  # of the gradient mapping
-    assert run.recorder.column("consensus_error")[0, -1] < 1e-22
-    assert 0 < int((run.c.X[0, 0].abs() < 1e-12).sum()) < 10
-
-
-def test_lead_converges_with_a_tenth_of_the_coordinates():
-    """With its own rates; with 0.5 and 0.5 it diverges."""
-    (cell,) = method("lead", TOY, TENTH).batch().cells
-    assert cell.params["alpha"] == pytest.approx(0.1)
-    assert cell.params["mix"] == pytest.approx(0.002)
-    run = finished(method("lead", TOY, TENTH, 4000, "complete").batch((1.0,), (0, 1)), every=400)
-    norms = run.recorder.column("grad_norm_sq")
-    assert (norms[:, -1] < 1e-3 * norms[:, 0]).all(), norms
-    assert (norms[:, -1] < norms[:, 5]).all()
-    wild = method("lead", TOY, TENTH, 4000, "complete", alpha=0.5, mix=0.5)
-    assert finished(wild.batch()).status[0] == "diverged"
 
 
 @pytest.mark.parametrize(("name", "messages"), [("dgd", 1), ("extra", 1), ("gradient_tracking", 2)])

@@ -72,18 +72,6 @@ def test_there_is_no_code_for_more_than_all():
 # The bytes ----------------------------------------------------------------------------------------
 
 
-def test_elias_fano_by_hand():
-    # low parts 1 1 2 0 of two bits; high parts 0 2 2 3, so bits 0, 3, 4, 6 after the first eight
-    data = encode(of([1, 9, 10, 12]), 20)
-    assert data.tolist() == [[0b00100101, 0b01011001]]
-    assert decode(data, 20, 4).tolist() == [[1, 9, 10, 12]]
-
-
-def test_list_and_bitmask_by_hand():
-    assert encode(of([3, 96]), 100).tolist() == [[0b00000011, 0b00110000]]  # 7 bits each
-    assert encode(of([0, 1, 2, 4, 6, 8]), 9).tolist() == [[0b01010111, 1]]
-
-
 def by_hand(where, d):
     """Return the bytes of one row of indices: the docstring of ``indices`` in Python's integers."""
     kind, width, _ = code_of(d, len(where))

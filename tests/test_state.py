@@ -15,17 +15,14 @@ import pyarrow as pa
 import pytest
 import torch
 from tiers import first_of_each
-from torch import Tensor
 from toys import RAND, TOP, on_p1, registered
 
 import raybench
 from raybench.core.cells import State
 from raybench.core.errors import FolderLost
-from raybench.core.streams import Sample
 from raybench.execution.batch import Batch
 from raybench.execution.execute import execute
-from raybench.execution.run import Options, Run, share
-from raybench.problems.abilities import Buffered
+from raybench.execution.run import Options, Run
 from raybench.problems.base import Measured
 from raybench.problems.quadratic import Quadratic
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
@@ -33,7 +30,7 @@ from raybench.spec.model import Record
 from raybench.store import Store
 from raybench.store.accounting import Accounting
 from raybench.testing.trial import Method, finished, recorded, started
-from raybench.wire.transport import Transport, on_virtual_ranks, share_of
+from raybench.wire.transport import Transport, on_virtual_ranks
 
 
 def written(state: dict) -> dict:
@@ -129,34 +126,6 @@ def test_only_what_can_be_read_back_safely_is_state():
 # Memory that gradients carry along, and a problem that says what a record is worth -----------------
 
 
-class Running(Quadratic):
-    """Quadratics whose minibatch gradients are shifted by a running mean of the points, per client."""
-
-    declared = {}
-
-    def __init__(self) -> None:
-        A = torch.eye(4, dtype=torch.float64).expand(3, 4, 4).clone()
-        super().__init__(A, torch.arange(12, dtype=torch.float64).view(3, 4))
-
-    def buffers(self, cells: int) -> dict[str, Tensor]:
-        return {"mean": torch.zeros(cells, len(self.clients), self.dim, dtype=self.dtype)}
-
-    def grad_buffered(self, x, sample: Sample, buffers):
-        mean = 0.9 * buffers["mean"] + 0.1 * self.spread(x)
-        return self.grad(x) + 0.5 * mean, {"mean": mean}
-
-    shares_buffers = False
-
-    def oracle_buffered(self, x, buffers):
-        return *self.oracle(x), dict(buffers)
-
-    def losses(self, x, buffers=None):
-        return self.oracle(x)[1]
-
-    def evaluate(self, x, buffers=None):
-        return {}
-
-
 class Frugal(Quadratic):
     """Quadratics that measure their gradient only where rows are recorded in full."""
 
@@ -173,32 +142,6 @@ class Frugal(Quadratic):
 
 def on(problem: str, **rest) -> Method:
     return Method("sgd", {"batch": 1}, None, {"name": problem}, step=0.05, **rest)
-
-
-def test_buffers_belong_to_the_run():
-    """Running means are kept per cell and client, saved, dealt out to ranks; the problem has no state."""
-    with registered("problem", running=Running):
-        batch = on("running").batch((1.0, 0.5), (0, 1))
-        once, first, second = finished(batch), started(batch), started(batch)
-        assert isinstance(once.problem, Buffered)
-        first.advance(5)
-        mean = first.net.oracle.buffers["mean"]
-        assert mean.shape == (2, 3, 4)
-        assert not torch.equal(mean[0], mean[1])  # the cells' own
-        second.load(written(first.state()))
-        second.advance(40)
-        same(once, second)
-        assert torch.equal(once.net.oracle.buffers["mean"], second.net.oracle.buffers["mean"])
-        saved = written(first.state())
-
-        def go_on(transport):
-            run = started(batch, transport=transport)
-            run.load(share(saved, share_of(transport.rank, transport.size, 3)))
-            run.advance(40)
-            return recorded(run)["loss"]
-
-        for losses in on_virtual_ranks(2, go_on):
-            torch.testing.assert_close(losses, recorded(once)["loss"], rtol=1e-9, atol=0)
 
 
 def test_a_problem_decides_what_a_row_costs():

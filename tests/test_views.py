@@ -9,7 +9,8 @@ import data_kit
 import numpy as np
 import pytest
 import torch
-from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
+import views_kit
+from views_kit import ARRAYS, CLASSES, DEEP, SAMPLES, TESTED, TOP, WIDTHS
 
 from raybench import spec
 from raybench.core.errors import InputError
@@ -19,8 +20,6 @@ from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import Method, finished
 
 pytestmark = pytest.mark.thorough
-
-ARRAYS = made()
 
 
 def saved(path: Path, **changes) -> Path:
@@ -138,15 +137,7 @@ def test_the_articles_of_wikipedia(data_folder, name, width):
 # Encoders -----------------------------------------------------------------------------------------
 
 
-DEEP = ["mlp:hidden=[6],activation=tanh", "identity", "mlp:hidden=[4]"]
-TOP = {"name": "top_k", "k": 5}
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("views") / "three.npz"
-    np.savez(path, **made())
-    return str(path)
+file = views_kit.file
 
 
 def test_a_frozen_encoder_is_features_computed_once(file):
@@ -158,7 +149,7 @@ def test_a_frozen_encoder_is_features_computed_once(file):
     assert frozen.constants.L is not None
     assert not frozen.costly
     assert free.costly
-    arrays = {n: torch.from_numpy(a.astype(np.float32)).double() for n, a in made().items()}
+    arrays = {n: torch.from_numpy(a.astype(np.float32)).double() for n, a in ARRAYS.items()}
     for view, party in zip(sorted(WIDTHS), frozen.parties, strict=True):
         mean, std = arrays[view].mean(0), arrays[view].std(0, correction=0)
         for prefix, have in (("", party.phi), ("test_", party.test)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +27,16 @@ def made(seed: int = 0, classes: int = CLASSES) -> dict[str, np.ndarray]:
 
 
 ARRAYS = made()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of an npz of these views."""
+    path = tmp_path_factory.mktemp("views") / "three.npz"
+    np.savez(path, **ARRAYS)
+    return str(path)
+
+
 DECAY = 0.05
 DEEP = ["mlp:hidden=[6],activation=tanh", "identity", "mlp:hidden=[4]"]
 NETS = {  # name: parameters of the problem
