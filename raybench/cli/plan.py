@@ -17,7 +17,6 @@ from raybench.cli.shared import Screen, count, listing, note, pairs, results_of,
 from raybench.core import registry
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
-from raybench.execution.checks import counted
 from raybench.execution.costs import Estimate, Need, admit, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
@@ -71,7 +70,7 @@ def preview(
     screen.print(pairs(_problems(plan)))
     if plan.cells:
         screen.print(_methods(plan, costs))
-    rows: list[tuple[str, object]] = [*shared.reasons(counted(plan.skipped))]
+    rows = shared.reasons(plan.skipped)
     errors = Counter(e.error for e in estimates.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     rows += _fewer(plan)
@@ -107,7 +106,7 @@ def smoke(sweep: Sweep) -> int:
         tried, failed = tried + 1, failed + bool(kind.error)
         said = f"raises\n{kind.error}" if kind.error else f"{kind.seconds:.1f} s"
         screen.print(Text(f"{kind.label}  {said}", style="red" if kind.error else ""))
-    screen.print(pairs(shared.reasons(counted(plan.skipped)), indent=0))
+    screen.print(pairs(shared.reasons(plan.skipped), indent=0))
     went = f"{failed} of them raised" if failed else "none raised"
     kinds = count(tried, "kind of cells", "kinds of cells")
     screen.head(sweep.name, f"  two rounds of {kinds} in {_clock(perf_counter() - began)}: {went}")
@@ -206,7 +205,9 @@ def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
             span(sorted({c.cell.seed for c in cells})),
             whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
             f"{sum(c.id in plan.done for c in cells):,}",
-            _between(min(bits), max(bits)) if bits else "–",
+            "–".join(dict.fromkeys(words.bits(end) for end in (min(bits), max(bits))))
+            if bits
+            else "–",
             _clock(sum(times)) if times else "–",
         ]
         rows.append(row if several else row[1:])
@@ -238,13 +239,6 @@ def _costs(plan: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
         if batch.name in estimates and not estimates[batch.name].error
         for cell in batch.cells
     }
-
-
-def _between(low: float, high: float) -> str:
-    """Return two amounts of bits in one unit: ``13.9–41.6 kbit``."""
-    size, _ = words.unit_of(high)
-    least, most = f"{low / size:.3g}", words.bits(high)
-    return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
 def _time(plan: Plan, estimates: dict[str, Estimate]) -> str:
