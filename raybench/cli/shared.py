@@ -139,6 +139,7 @@ def reading_options(
             help="Choose K and steps on these seeds, and report the results of the others.",
         ),
     ] = None,
+    methods: Annotated[str | None, Option(metavar="A,B", help="Of these methods alone.")] = None,
     every: All = False,
 ) -> Reader:
     """Return what opens a results folder as these options say. Raises InputError for a wrong one."""
@@ -154,7 +155,8 @@ def reading_options(
     def open_folder(folder: str, paid: str | None = None) -> Frames:
         from raybench.report.content import open_frames
 
-        return open_frames(folder, accounting, link, value, seeds, every, timed, paid)
+        some = methods.split(",") if methods else []
+        return open_frames(folder, accounting, link, value, seeds, every, timed, paid, some)
 
     return open_folder
 
@@ -177,8 +179,13 @@ def typed_clock(text: str) -> dict[str, Any]:
 
 
 def reading(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make."""
-    options = inspect.signature(reading_options, eval_str=True).parameters
+    """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make.
+
+    An option that the verb declares itself is its own.
+    """
+    own = inspect.signature(verb, eval_str=True).parameters
+    every = inspect.signature(reading_options, eval_str=True).parameters
+    options = {name: option for name, option in every.items() if name not in own}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
@@ -187,7 +194,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [
         parameter
-        for name, declared in inspect.signature(verb, eval_str=True).parameters.items()
+        for name, declared in own.items()
         for parameter in (options.values() if name == "read" else [declared])
     ]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
