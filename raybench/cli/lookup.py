@@ -105,8 +105,8 @@ def _datasets(every: bool) -> Table:
 
 def shipped_sweeps() -> list[tuple[str, str]]:
     """Return the shipped sweeps with the first line of each head comment: the question it answers."""
-    firsts = {name: text.strip().partition("\n")[0] for name, text in shared.sweeps().items()}
-    return [(name, first.lstrip("# ")) for name, first in firsts.items()]
+    texts = {name: file.read_text(encoding="utf-8") for name, file in shared.sweeps().items()}
+    return [(name, text.strip().partition("\n")[0].lstrip("# ")) for name, text in texts.items()]
 
 
 def cp(
@@ -116,21 +116,19 @@ def cp(
     ] = None,
 ) -> None:
     """Copy a shipped sweep to edit, with its Python file if any."""
-    shipped, beside = shared.sweeps(), shared.sweeps(".py")
-    name = name.removesuffix(".yaml")
+    shipped, name = shared.sweeps(), name.removesuffix(".yaml")
     check_word("cp", name, shipped, "sweep")
     place = Path(goal or f"{name}.yaml").expanduser()
     if str(goal).endswith("/"):
         place.mkdir(exist_ok=True)
     place = place / f"{name}.yaml" if place.is_dir() else place
-    texts = {place: shipped[name]}
-    if name in beside:
-        texts[place.with_name(f"{name}.py")] = beside[name]
-    for file in texts:
+    code = shipped[name].with_suffix(".py")
+    copies = {place: shipped[name]} | ({place.with_name(code.name): code} if code.exists() else {})
+    for file in copies:
         if file.exists():
             raise InputError.of("cp", f"{file} exists", "give another name")
-    for file, text in texts.items():
-        file.write_text(text, encoding="utf-8")
+    for file, original in copies.items():
+        file.write_bytes(original.read_bytes())
         print(file)
     print(f"next: raybench plan {place}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from time import perf_counter
 
 from rich.table import Table
@@ -14,13 +15,12 @@ from raybench import store
 from raybench.analysis import BestSteps
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
-from raybench.core import registry
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
 from raybench.execution.costs import Estimate, Need, admit, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
-from raybench.execution.resolve import describe
+from raybench.execution.resolve import label_of
 from raybench.execution.run import Options
 from raybench.execution.search import foreseen, ladders
 from raybench.report import words
@@ -217,18 +217,10 @@ def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
 
 
 def _method(cell: Resolved) -> str:
-    """Return how the method and its compressors are named, K left out."""
-
-    def named(kind: str, section: Section | None) -> str:
-        if section is None:
-            return ""
-        rest = {key: value for key, value in section.params.items() if key != "k"}
-        return describe(Section(section.name, rest), registry.lookup(kind, section.name))
-
-    parts = [named("algorithm", cell.cell.algorithm), named("compressor", cell.cell.compressor)]
-    if cell.cell.downlink is not None:
-        parts.append(f"down {named('compressor', cell.cell.downlink)}")
-    return " ".join(part for part in parts if part)
+    """Return how tables name the method, but for the K of its compressor, which has a column of its own."""
+    up = cell.cell.compressor
+    bare = up and Section(up.name, {key: value for key, value in up.params.items() if key != "k"})
+    return label_of(replace(cell.cell, compressor=bare))
 
 
 def _costs(plan: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -315,13 +314,8 @@ def places(results: Frames) -> list[tuple[str, object]]:
 
 def _why(outcome: Outcome) -> list[tuple[str, object]]:
     """Return lines on why cells were skipped or failed, the commonest reasons first."""
-    rows = shared.reasons(outcome.plan.skipped)
-    if outcome.counts.get("failed"):
-        from raybench import store
-        from raybench.store.status import cause
+    from raybench.store.status import status_of
 
-        cells = store.cells(outcome.folder)
-        errors = cells.loc[cells["status"] == "failed", "error"].fillna("")
-        said = Counter(map(cause, errors))
-        rows += [("failed", f"{count(n, 'cell')}: {text}") for text, n in said.most_common(3)]
-    return rows
+    rows = shared.reasons(outcome.plan.skipped)
+    errors = status_of(outcome.folder).errors if outcome.counts.get("failed") else {}
+    return rows + [("failed", f"{count(n, 'cell')}: {text}") for text, n in [*errors.items()][:3]]

@@ -391,8 +391,8 @@ def file_of(file: str) -> Path:
     Raises InputError for a path that does not exist and ends in the name of a shipped sweep.
     """
     path = Path(file)
-    shipped = sweeps_folder() / f"{path.stem}.yaml"
-    if path.expanduser().exists() or not shipped.is_file():
+    shipped = sweeps().get(path.stem)
+    if path.expanduser().exists() or shipped is None:
         return path
     if file != path.stem:
         name = path.stem
@@ -401,16 +401,11 @@ def file_of(file: str) -> Path:
     return shipped
 
 
-def sweeps_folder() -> Path:
-    """Return the folder of the shipped sweeps, of a checkout or of an installed wheel."""
+def sweeps() -> dict[str, Path]:
+    """Return the file of every shipped sweep by name, of a checkout or of an installed wheel."""
     installed = Path(__file__).resolve().parents[1] / "sweeps"
-    return installed if installed.is_dir() else installed.parents[1] / "sweeps"
-
-
-def sweeps(ending: str = ".yaml") -> dict[str, str]:
-    """Return the text of every shipped sweep by name; of ending .py, those of own models and data."""
-    files = sorted(sweeps_folder().glob(f"*{ending}"))
-    return {file.stem: file.read_text(encoding="utf-8") for file in files}
+    folder = installed if installed.is_dir() else installed.parents[1] / "sweeps"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:
