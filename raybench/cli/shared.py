@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from raybench.core import terminal
 from raybench.core.errors import InputError, Notice, nearest
@@ -50,11 +50,11 @@ Sets = Annotated[
 ]
 
 
-def load_plugins(files: list[str] | None) -> list[str] | None:
+def load_plugins(context: Context, files: list[str] | None) -> list[str] | None:
     """Register the plug-ins of files as the option is read. Raises InputError for a file that is none."""
     from raybench.core import registry
 
-    for file in files or ():
+    for file in () if context.resilient_parsing else files or ():  # completion loads nothing
         registry.load_plugin(file)
     return files
 
