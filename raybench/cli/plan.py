@@ -15,22 +15,23 @@ from raybench import store
 from raybench.analysis import BestSteps
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
+from raybench.core import registry
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
 from raybench.execution.costs import Estimate, Need, admit, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
-from raybench.execution.resolve import label_of
+from raybench.execution.resolve import describe, label_of
 from raybench.execution.run import Options
 from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
 from raybench.spec import Section, Sweep
 from raybench.spec.model import canonical
-from raybench.spec.values import show
 from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
+MOST_PROBLEMS = 12  # that are told one by one
 MOST_EVALUATION = 0.25  # of the time, above which a plan warns
 LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
@@ -149,32 +150,21 @@ def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
 
 def _problems(plan: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
-    rows = []
-    sections = dict.fromkeys(c.cell.problem for c in plan.cells)
-    values = [{**section.params, "problem": section.name} for section in sections]
-    keys = dict.fromkeys(key for params in values for key in params)
-    told = {"dataset", "clients", "problem"}  # in the line anyway
-    differing = [
-        key
-        for key in keys
-        if key not in told and len({canonical(params.get(key)) for params in values}) > 1
-    ]
-    for section in list(sections)[:12]:
+    rows: list[tuple[str, str]] = []
+    sections = list(dict.fromkeys(c.cell.problem for c in plan.cells))
+    for section in sections[:MOST_PROBLEMS]:
         facts = plan.facts[canonical(section.config())]
         constants = {**facts, **json.loads(facts["constants"])}
-        said = [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
-        params = section.params
-        said += [f"{key} = {show(params[key], bare=True)}" for key in differing if key in params]
+        said = [describe(section, registry.lookup("problem", section.name))]
+        said += [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
         said += [
             f"{name} = {words.number(constants[key])}"
             for key, name in (("L", "L"), ("L_tilde", "L̃"), ("L_pm", "L±"), ("mu", "μ"))
             if constants.get(key) is not None
         ]
-        dataset = section.params.get("dataset")
-        name = section.name + (f" {str(dataset).rsplit('/', 1)[-1]}" if dataset else "")
-        rows.append((name, ", ".join(said)))
-    if len(sections) > 12:
-        rows.append(("", f"and {len(sections) - 12} problems more"))
+        rows.append(("" if rows else "problem", ", ".join(said)))
+    if len(sections) > MOST_PROBLEMS:
+        rows.append(("", f"and {len(sections) - MOST_PROBLEMS} problems more"))
     return rows
 
 
