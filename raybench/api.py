@@ -141,11 +141,11 @@ def _saved(
 ) -> spec.Sweep:
     """Return the sweep with its data saved where its results go; nothing stays of bad input."""
     from raybench.data.catalogue import folder
-    from raybench.spec.grid import name_of
+    from raybench.spec.grid import whole
     from raybench.store.files import open_folder
 
     if out is None:
-        out = Path(RESULTS_FOLDER) / name_of(_source(config), sets, plugins)
+        out = Path(RESULTS_FOLDER) / str(whole(_source(config), sets, plugins)[0]["name"])
     open_folder(out).check()  # the data is not written through a link either
     place = folder() / "own" if "://" in os.fspath(out) else Path(out).absolute() / "data"
     try:

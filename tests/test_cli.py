@@ -274,6 +274,9 @@ def test_table_forms_and_accounting(swept, here):
     every = pd.read_csv(io.StringIO(cli("table", out, "--format", "csv", "--by", "series").out))
     assert len(every) > len(full)
     assert cli("table", out, "--format", "markdown").out.startswith("| Method | K |")
+    some = ("--methods", "gd,EF21 Rand-K", "--format", "csv")
+    assert set(pd.read_csv(io.StringIO(cli("table", out, *some).out))["method"]) == {"GD", one}
+    refused("rank", out, "--methods", "ef12", says=["--methods", "did you mean ef21?"])
     assert cli("table", out, "--target", 1e300).out.count("not reached") == 0
     for wrong in (["--accounting", "paper:ef12"], ["--format", "cvs"], ["--by", "methods"]):
         refused("table", out, *wrong, says=["did you mean"])

@@ -61,12 +61,12 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3480,
+    "cli, __main__": 3400,
     "measure": 1224,
     "problems": 4904,
     "tests": 43468,
     "reproduce": 912,
-    "spec": 2811,
+    "spec": 2742,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

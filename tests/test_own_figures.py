@@ -58,10 +58,12 @@ def test_a_line_for_each_k_or_step(swept):
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
-def test_the_cost_of_the_target_by_k(swept):
+@pytest.mark.parametrize("x", [None, "round"])
+def test_the_cost_of_the_target_by_k(swept, x):
     result = frames(swept)
-    made = figure(result, kind="k")
-    best = result.tuned("series")
+    made = figure(result, kind="k", x=x)
+    assert made.y == (x or "bits_up")
+    best = result.tuned("series", cost=x or "")
     best = best[best["k"].notna() & np.isfinite(best["cost"]) & best["eligible"]]
     got = made.data.dropna(subset=["y"]).set_index(["series", "x"])["y"].sort_index()
     want = best.set_index(["method", "k"])["cost"].sort_index()
@@ -150,6 +152,9 @@ def test_plot_returns_a_figure_of_matplotlib(swept, tmp_path):
         ({"kind": "curve"}, "curves"),
         ({"by": "steps"}, "step"),
         ({"best": "tuned"}, "step_size"),
+        ({"kind": "heatmap", "x": "round"}, "a figure of kind heatmap has its own x"),
+        ({"kind": "k", "y": "loss"}, "a figure of kind k has its own y"),
+        ({"kind": "k", "x": "rounds"}, "did you mean round?"),
         ({"labels": {"ef12": "x"}}, "ef21"),
         ({"size": "3.3"}, "3.3x2.5"),
         ({"size": "0x2"}, "100 inches"),

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import (
-    Screen,
-    check_word,
-    count,
-    digits,
-    listing,
-    load_plugins,
-    note,
-)
+from raybench.cli.shared import Screen, check_word, count, digits, listing, note
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +74,6 @@ def bench(
     from raybench.core import registry
     from raybench.measure.timing import USUAL, busy, measure, named
 
-    load_plugins(plugin)
     check_word("--device", device, DEVICES, "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError.of("--device", "there is no GPU here", "raybench doctor tells more")
@@ -265,7 +256,6 @@ def study(
     from raybench.report.formats import Fitted
 
     check_word("study", what, ("compressors",), "study")
-    load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows, paths = studies.compressors(folder, d, draws, grids, seed)

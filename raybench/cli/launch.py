@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from raybench.cli import shared
+from raybench.cli.run import places
 from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
 from raybench.cluster.states import Launch, begun, clock, last_state, money, spent
 from raybench.core.errors import InputError
@@ -207,8 +208,7 @@ def _close(steps: Steps, code: int) -> None:
         return
     results, out = frames(folder), Screen()
     out.print(report.table(results))
-    tables = f"{folder}/cells, {folder}/curves  (Parquet)"
-    out.print(pairs([("report", str(report.html(results))), ("tables", tables)], indent=0))
+    out.print(pairs(places(results), indent=0))
 
 
 def _ended(steps: Steps, fetching: bool = True) -> int:

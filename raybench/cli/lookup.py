@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_word, count, grid, listing, load_plugins, prose
+from raybench.cli.shared import Screen, check_word, count, grid, listing, prose
 from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +47,6 @@ def show(
     """
     from raybench.cli.show import page
 
-    load_plugins(plugin)
     page(name, d, problem, dataset, clients, compressor, downlink)
 
 
@@ -60,11 +57,9 @@ def ls(
     plugin: shared.Plugins = None,
 ) -> None:
     """List plug-ins by kind, data sets and shipped sweeps."""
-    load_plugins(plugin)
-    if kind is not None and f"{kind}s" not in LISTED:
-        check_word("ls", kind, LISTED, "kind")
     out = Screen()
-    for plural in LISTED if kind is None else (kind if kind in LISTED else f"{kind}s",):
+    for plural in LISTED if kind is None else [f"{kind.removesuffix('s')}s"]:
+        check_word("ls", plural, LISTED, "kind")
         if plural == "datasets":
             out.print(_datasets(every=kind is not None))
         else:
@@ -110,8 +105,8 @@ def _datasets(every: bool) -> Table:
 
 def shipped_sweeps() -> list[tuple[str, str]]:
     """Return the shipped sweeps with the first line of each head comment: the question it answers."""
-    firsts = {name: text.strip().partition("\n")[0] for name, text in shared.sweeps().items()}
-    return [(name, first.lstrip("# ")) for name, first in firsts.items()]
+    texts = {name: file.read_text(encoding="utf-8") for name, file in shared.sweeps().items()}
+    return [(name, text.strip().partition("\n")[0].lstrip("# ")) for name, text in texts.items()]
 
 
 def cp(
@@ -121,19 +116,19 @@ def cp(
     ] = None,
 ) -> None:
     """Copy a shipped sweep to edit, with its Python file if any."""
-
-    shipped, beside = shared.sweeps(), shared.sweeps(".py")
-    name = name.removesuffix(".yaml")
+    shipped, name = shared.sweeps(), name.removesuffix(".yaml")
     check_word("cp", name, shipped, "sweep")
-    place = Path(goal or f"{name}.yaml")
-    if str(goal).endswith("/") and not place.is_dir():
-        shared.new_file("cp", place).expanduser().mkdir()
-    place = place / f"{name}.yaml" if place.expanduser().is_dir() else place
-    texts = {place: shipped[name]}
-    if name in beside:
-        texts[place.with_name(f"{name}.py")] = beside[name]
-    for file, text in [(shared.new_file("cp", file), text) for file, text in texts.items()]:
-        file.write_text(text, encoding="utf-8")
+    place = Path(goal or f"{name}.yaml").expanduser()
+    if str(goal).endswith("/"):
+        place.mkdir(exist_ok=True)
+    place = place / f"{name}.yaml" if place.is_dir() else place
+    code = shipped[name].with_suffix(".py")
+    copies = {place: shipped[name]} | ({place.with_name(code.name): code} if code.exists() else {})
+    for file in copies:
+        if file.exists():
+            raise InputError.of("cp", f"{file} exists", "give another name")
+    for file, original in copies.items():
+        file.write_bytes(original.read_bytes())
         print(file)
     print(f"next: raybench plan {place}")
 
@@ -147,7 +142,6 @@ def schema(plugin: shared.Plugins = None) -> None:
 
     from raybench import spec
 
-    load_plugins(plugin)
     print(json.dumps(spec.json_schema(), indent=2))
 
 
@@ -240,10 +234,8 @@ def _options(
     """
     from raybench.spec import sections
 
-    values: dict[str, Any] = {}
-    for text in sets:
-        values |= sections.parse(f"set:{text}", "--set")
-    values.pop("name", None)
+    values = sections.parse(f"set:{','.join(sets)}", "--set")
+    del values["name"]
     names = {name for entry in entries for name in entry.params}
     for key in sorted(values.keys() - names):
         raise InputError.of(f"--set {key}", "no plug-in of the file has it", nearest(key, names))
@@ -256,8 +248,8 @@ def _options(
         tried["problem"] = {"name": section.name, **section.params}
     options: list[dict[str, Any]] = []
     for entry in entries:
-        params = {key: entry.params[key] for key in values if key in entry.params}
-        fitting = {key: values[key] for key in params}
+        fitting = {key: values[key] for key in values if key in entry.params}
+        params = {key: entry.params[key] for key in fitting}
         typed = {"given": sections.mapping(params, fitting, "--set")} if fitting else {}
         options.append(typed | (tried if entry.kind in ON_A_PROBLEM else {}))
     return options
@@ -285,11 +277,8 @@ def doctor() -> None:
         rows.append((Text("problem", "red") if fix else Text("ok", "green"), what, state))
         if fix:
             rows.append(("", "", Text(fix, "bold")))
-    out, problems = Screen(), sum(bool(fix) for *_, fix in looks)
-    out.print(grid(rows, gap=2))
-    if problems:
-        out.print(f"{problems} in the way")
-    raise typer.Exit(1 if problems else 0)
+    Screen().print(grid(rows, gap=2))
+    raise typer.Exit(int(any(fix for *_, fix in looks)))
 
 
 def findings() -> Iterator[Look]:
@@ -323,10 +312,9 @@ def _cuda() -> str:
         import torch
     except (ImportError, OSError):
         return "not looked for: torch does not import"
-    if not torch.cuda.is_available():
-        return "none: everything runs on the processor"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return f"{torch.version.cuda}: {', '.join(names)}"
+    none = "none: everything runs on the processor"
+    return f"{torch.version.cuda}: {', '.join(names)}" if names else none
 
 
 def _data() -> Look:
@@ -345,17 +333,15 @@ def _data() -> Look:
 
 
 def _results() -> Look:
-    folder = shared.RESULTS_FOLDER if shared.RESULTS_FOLDER.is_dir() else Path()
-    shown = str(shared.RESULTS_FOLDER.resolve())
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
+    from raybench.core.limits import disk_free, size
+
+    folder = shared.RESULTS_FOLDER.resolve()
+    if not os.access(folder if folder.is_dir() else Path(), os.W_OK):
         fix = "work in a folder that you may write, or give --out"
-        return "results", f"{shown}: {error.strerror}", fix
-    free = shutil.disk_usage(folder).free
+        return "results", f"{folder}: cannot be written", fix
+    free = disk_free(folder)
     fix = "" if free >= LEAST_DISK else "less than 1 GiB free: give --out on another disk"
-    return "results", f"{shown}, {free / 2**30:.0f} GiB free", fix
+    return "results", f"{folder}, {size(free)} free", fix
 
 
 def _kernels() -> Look:
@@ -372,7 +358,7 @@ def _kernels() -> Look:
         top = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()
         drawn = api.compressor("rand_k", k=30).compress(x, stream(0)).decode()
         if top != [27, 28, 29] or not bool(torch.equal(drawn, x)):
-            return "kernels", "wrong results", f"{anew}: they compute wrong results"
+            raise ArithmeticError("they compute wrong results")
     except Exception as error:  # whatever is broken here, the user must see it as one line
         return "kernels", f"{type(error).__name__}: {error}", anew
     return "kernels", f"compile and compute ({perf_counter() - began:.1f} s)", ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from time import perf_counter
 
 from rich.table import Table
@@ -17,21 +18,20 @@ from raybench.cli.shared import Screen, count, listing, note, pairs, results_of,
 from raybench.core import registry
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
-from raybench.execution.checks import counted
 from raybench.execution.costs import Estimate, Need, admit, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
-from raybench.execution.resolve import describe
+from raybench.execution.resolve import describe, label_of
 from raybench.execution.run import Options
 from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
 from raybench.spec import Section, Sweep
 from raybench.spec.model import canonical
-from raybench.spec.values import show
 from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
+MOST_PROBLEMS = 12  # that are told one by one
 MOST_EVALUATION = 0.25  # of the time, above which a plan warns
 LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
@@ -71,7 +71,7 @@ def preview(
     screen.print(pairs(_problems(plan)))
     if plan.cells:
         screen.print(_methods(plan, costs))
-    rows: list[tuple[str, object]] = [*shared.reasons(counted(plan.skipped))]
+    rows = shared.reasons(plan.skipped)
     errors = Counter(e.error for e in estimates.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     rows += _fewer(plan)
@@ -107,7 +107,7 @@ def smoke(sweep: Sweep) -> int:
         tried, failed = tried + 1, failed + bool(kind.error)
         said = f"raises\n{kind.error}" if kind.error else f"{kind.seconds:.1f} s"
         screen.print(Text(f"{kind.label}  {said}", style="red" if kind.error else ""))
-    screen.print(pairs(shared.reasons(counted(plan.skipped)), indent=0))
+    screen.print(pairs(shared.reasons(plan.skipped), indent=0))
     went = f"{failed} of them raised" if failed else "none raised"
     kinds = count(tried, "kind of cells", "kinds of cells")
     screen.head(sweep.name, f"  two rounds of {kinds} in {_clock(perf_counter() - began)}: {went}")
@@ -150,32 +150,21 @@ def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
 
 def _problems(plan: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
-    rows = []
-    sections = dict.fromkeys(c.cell.problem for c in plan.cells)
-    values = [{**section.params, "problem": section.name} for section in sections]
-    keys = dict.fromkeys(key for params in values for key in params)
-    told = {"dataset", "clients", "problem"}  # in the line anyway
-    differing = [
-        key
-        for key in keys
-        if key not in told and len({canonical(params.get(key)) for params in values}) > 1
-    ]
-    for section in list(sections)[:12]:
+    rows: list[tuple[str, str]] = []
+    sections = list(dict.fromkeys(c.cell.problem for c in plan.cells))
+    for section in sections[:MOST_PROBLEMS]:
         facts = plan.facts[canonical(section.config())]
         constants = {**facts, **json.loads(facts["constants"])}
-        said = [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
-        params = section.params
-        said += [f"{key} = {show(params[key], bare=True)}" for key in differing if key in params]
+        said = [describe(section, registry.lookup("problem", section.name))]
+        said += [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
         said += [
             f"{name} = {words.number(constants[key])}"
             for key, name in (("L", "L"), ("L_tilde", "L̃"), ("L_pm", "L±"), ("mu", "μ"))
             if constants.get(key) is not None
         ]
-        dataset = section.params.get("dataset")
-        name = section.name + (f" {str(dataset).rsplit('/', 1)[-1]}" if dataset else "")
-        rows.append((name, ", ".join(said)))
-    if len(sections) > 12:
-        rows.append(("", f"and {len(sections) - 12} problems more"))
+        rows.append(("" if rows else "problem", ", ".join(said)))
+    if len(sections) > MOST_PROBLEMS:
+        rows.append(("", f"and {len(sections) - MOST_PROBLEMS} problems more"))
     return rows
 
 
@@ -206,7 +195,9 @@ def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
             span(sorted({c.cell.seed for c in cells})),
             whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
             f"{sum(c.id in plan.done for c in cells):,}",
-            _between(min(bits), max(bits)) if bits else "–",
+            "–".join(dict.fromkeys(words.bits(end) for end in (min(bits), max(bits))))
+            if bits
+            else "–",
             _clock(sum(times)) if times else "–",
         ]
         rows.append(row if several else row[1:])
@@ -216,18 +207,10 @@ def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
 
 
 def _method(cell: Resolved) -> str:
-    """Return how the method and its compressors are named, K left out."""
-
-    def named(kind: str, section: Section | None) -> str:
-        if section is None:
-            return ""
-        rest = {key: value for key, value in section.params.items() if key != "k"}
-        return describe(Section(section.name, rest), registry.lookup(kind, section.name))
-
-    parts = [named("algorithm", cell.cell.algorithm), named("compressor", cell.cell.compressor)]
-    if cell.cell.downlink is not None:
-        parts.append(f"down {named('compressor', cell.cell.downlink)}")
-    return " ".join(part for part in parts if part)
+    """Return how tables name the method, but for the K of its compressor, which has a column of its own."""
+    up = cell.cell.compressor
+    bare = up and Section(up.name, {key: value for key, value in up.params.items() if key != "k"})
+    return label_of(replace(cell.cell, compressor=bare))
 
 
 def _costs(plan: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
@@ -238,13 +221,6 @@ def _costs(plan: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
         if batch.name in estimates and not estimates[batch.name].error
         for cell in batch.cells
     }
-
-
-def _between(low: float, high: float) -> str:
-    """Return two amounts of bits in one unit: ``13.9–41.6 kbit``."""
-    size, _ = words.unit_of(high)
-    least, most = f"{low / size:.3g}", words.bits(high)
-    return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
 def _time(plan: Plan, estimates: dict[str, Estimate]) -> str:

@@ -12,6 +12,7 @@ from typer import Argument, Option
 from raybench.cli import shared
 from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
 from raybench.core.errors import InputError
+from raybench.core.limits import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -367,7 +368,7 @@ def _show(state: Status) -> None:
     else:
         since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
         running = f"{state.holder.who}{since}"
-        left = f", {_span(60 * state.left)} left" if state.left else ""
+        left = f", {duration(60 * state.left)} left" if state.left else ""
         rate = f"{state.rate:,.1f} cells a minute{left}" if state.rate is not None else ""
     earlier = f"{count(state.earlier, 'cell')} of earlier versions of this sweep"
     damaged = f"{count(state.damaged, 'file')} not as written"
@@ -409,15 +410,8 @@ def _problem(state: Status) -> str:
 def _ago(when: float) -> str:
     seconds = max(0.0, time.time() - when)
     if seconds < 86400:
-        return f"{_span(seconds)} ago"
+        return f"{duration(seconds)} ago"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
-
-
-def _span(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 # reproduce -----------------------------------------------------------------------------------
@@ -438,7 +432,6 @@ def reproduce(
     no_run: Annotated[
         bool, Option("--no-run", help="Judge the results that are there, run nothing.")
     ] = False,
-    details: Annotated[bool, Option("--details", help="Show every comparison.")] = False,
     out: Annotated[
         Path, Option("--out", metavar="DIR", help="Where results go.")
     ] = shared.RESULTS_FOLDER / "paper",
@@ -474,7 +467,7 @@ def reproduce(
             note(f"{what.name}: its sweep has not ended, what is there is judged")
         evidence = here if here is not None or full else kept(what, KEPT)
         verdicts = judge(what, evidence)
-        _tell(what, verdicts, evidence, details)
+        _tell(what, verdicts, evidence)
         failed = 0
         if evidence is not None and not evidence.curves.empty:
             failed = int((evidence.cells["status"] == "failed").sum())
@@ -513,14 +506,11 @@ def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: st
         raise typer.Exit(outcome.exit_code)
 
 
-def _tell(
-    what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None, details: bool
-) -> None:
+def _tell(what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None) -> None:
     """Print the verdicts of a reproduction, with their figures."""
     from rich.text import Text
 
-    from raybench.reproduce.judge import AGREES, DISAGREES, measured_words
-    from raybench.reproduce.judge import details as lines_of
+    from raybench.reproduce.judge import AGREES, DISAGREES, details, measured_words
 
     styles = {AGREES: "green", DISAGREES: "bold red"}
     screen = Screen()
@@ -528,7 +518,7 @@ def _tell(
     screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
     rows = []
     for verdict in verdicts:
-        lines = [verdict.claim.says, measured_words(verdict), *lines_of(verdict, details)]
+        lines = [verdict.claim.says, measured_words(verdict), *details(verdict)]
         if verdict.word == DISAGREES and verdict.claim.likely:
             lines.append(f"likely: {verdict.claim.likely.strip()}")
         word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, load_plugins, note, pairs, results_of
+from raybench.cli.shared import Screen, count, note, pairs, results_of
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
+    from raybench.analysis import Frames
     from raybench.execution.batch import Resolved
     from raybench.execution.checks import Skipped
     from raybench.runtime.driver import Outcome
@@ -78,19 +78,10 @@ def run(
     algorithm: Annotated[str, Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")] = "ef21",
     compressor: shared.CompressorFlag = None,
     downlink: shared.DownlinkFlag = None,
-    step: Annotated[
-        float | None,
-        Option(
-            "--step-multiple",
-            "--step",
-            metavar="X",
-            help="Step size as a multiple of the theory's.",
-        ),
+    step_multiple: Annotated[
+        float | None, Option(metavar="X", help="Step size as a multiple of the theory's.")
     ] = None,
-    step_value: Annotated[
-        float | None,
-        Option("--step-size", "--step-value", metavar="X", help="Step size as a number."),
-    ] = None,
+    step_size: Annotated[float | None, Option(metavar="X", help="Step size as a number.")] = None,
     rounds: Annotated[
         float, Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False)
     ] = 1000,  # a number, so that 1e3 is one
@@ -107,14 +98,12 @@ def run(
     from raybench import spec
     from raybench.spec import sections
 
-    sizes = {"theory": step, "value": step_value}
+    sizes = {"theory": step_multiple, "value": step_size}
     sizes = {kind: size for kind, size in sizes.items() if size is not None}
     if len(sizes) == 2:
         raise InputError.of("--step-multiple", "and --step-size together", "give one of them")
     name = sections.parse(algorithm, "algorithm")["name"]
-    if compressor is None:
-        load_plugins(plugin)
-        compressor = usual_operator(name)
+    compressor = compressor or usual_operator(name)
     more = {"step_size": sizes or None, "rounds": rounds, "seed": seed}
     content = config(algorithm, problem, dataset, clients, compressor, downlink, **more)
     planned = spec.load(content, sets=sets or (), plugins=plugin or ())
@@ -286,14 +275,13 @@ def close(outcome: Outcome, file: str) -> None:
     from raybench import report
     from raybench.analysis import frames, keep_targets
     from raybench.core.limits import duration
-    from raybench.report.rankings import doubted, firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
     out = Screen()
     if not counts.get("ok"):
         said = ", ".join(f"{n:,} {status}" for status, n in counts.items() if n)
         out.print(f"no cell ended ok: {said or 'nothing ran'}")
-        _why(out, outcome)
+        out.print(pairs(_why(outcome), indent=0))
         return
     results = frames(folder)
     if not counts.get("missing"):
@@ -304,32 +292,30 @@ def close(outcome: Outcome, file: str) -> None:
     said += f", {len(plan.done):,} were there already" if plan.done else ""
     out.head(plan.sweep.name, said)
     out.print(report.table(results))
-    _why(out, outcome)
-    said = firmness(results)
     command = f"raybench plot {folder}"
     if counts.get("missing") or counts.get("failed"):
         command = f"raybench sweep {file}" + ("" if counts.get("missing") else " --retry-failed")
-    rows = [
-        ("order", f"{doubted(results, said)}: raybench audit {folder}" if said else ""),
-        ("report", report.html(results, firm=said)),
-        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
-        ("next", Text(command, style="bold")),
-    ]
+    rows = [*_why(outcome), *places(results), ("next", Text(command, style="bold"))]
     out.print(pairs(rows, indent=0))
 
 
-def _why(out: Screen, outcome: Outcome) -> None:
-    """Print why cells were skipped or failed, the commonest reasons first."""
-    from raybench.execution.checks import counted
+def places(results: Frames) -> list[tuple[str, object]]:
+    """Write the report; return lines on how firm the order of methods is, and where report and tables lie."""
+    from raybench import report
+    from raybench.report.rankings import doubted, firmness
 
-    rows = shared.reasons(counted(outcome.plan.skipped))
-    if outcome.counts.get("failed"):
-        from raybench import store
-        from raybench.store.status import cause
+    folder, firm = results.folder, firmness(results)
+    return [
+        ("order", f"{doubted(results, firm)}: raybench audit {folder}" if firm else ""),
+        ("report", report.html(results, firm=firm)),
+        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
+    ]
 
-        cells = store.cells(outcome.folder)
-        errors = cells.loc[cells["status"] == "failed", "error"].fillna("")
-        said = Counter(map(cause, errors))
-        rows += [("failed", f"{count(n, 'cell')}: {text}") for text, n in said.most_common(3)]
-    if rows:
-        out.print(pairs(rows, indent=0))
+
+def _why(outcome: Outcome) -> list[tuple[str, object]]:
+    """Return lines on why cells were skipped or failed, the commonest reasons first."""
+    from raybench.store.status import status_of
+
+    rows = shared.reasons(outcome.plan.skipped)
+    errors = status_of(outcome.folder).errors if outcome.counts.get("failed") else {}
+    return rows + [("failed", f"{count(n, 'cell')}: {text}") for text, n in [*errors.items()][:3]]

@@ -8,12 +8,12 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from raybench.core import terminal
 from raybench.core.errors import InputError, Notice, nearest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from raybench.analysis import Frames
-    from raybench.execution.checks import Why
+    from raybench.execution.checks import Skipped
     from raybench.report.sheet import Sheet
     from raybench.spec import Sweep
 
@@ -35,6 +35,7 @@ Reader = Callable[..., "Frames"]
 RESULTS_FOLDER = Path("results")
 WIDEST_TEXT, WIDEST_TEXT_IN_A_PIPE = 110, 120
 WIDTH_IN_A_PIPE = 160  # of tables of results
+MOST_TEXTS = 3  # why cells are skipped, of a kind of reason, the commonest first
 
 File = Annotated[
     str, Argument(metavar="FILE", help="A sweep file, or the name of a shipped sweep.")
@@ -47,9 +48,25 @@ Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Override a key: problem.clients=50. Repeat."),
 ]
+
+
+def load_plugins(context: Context, files: list[str] | None) -> list[str] | None:
+    """Register the plug-ins of files as the option is read. Raises InputError for a file that is none."""
+    from raybench.core import registry
+
+    for file in () if context.resilient_parsing else files or ():  # completion loads nothing
+        registry.load_plugin(file)
+    return files
+
+
 Plugins = Annotated[
     list[str] | None,
-    Option("--plugin", metavar="FILE", help="A Python file with plug-ins. Repeat."),
+    Option(
+        "--plugin",
+        metavar="FILE",
+        help="A Python file with plug-ins. Repeat.",
+        callback=load_plugins,
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -122,6 +139,7 @@ def reading_options(
             help="Choose K and steps on these seeds, and report the results of the others.",
         ),
     ] = None,
+    methods: Annotated[str | None, Option(metavar="A,B", help="Of these methods alone.")] = None,
     every: All = False,
 ) -> Reader:
     """Return what opens a results folder as these options say. Raises InputError for a wrong one."""
@@ -137,7 +155,8 @@ def reading_options(
     def open_folder(folder: str, paid: str | None = None) -> Frames:
         from raybench.report.content import open_frames
 
-        return open_frames(folder, accounting, link, value, seeds, every, timed, paid)
+        some = methods.split(",") if methods else []
+        return open_frames(folder, accounting, link, value, seeds, every, timed, paid, some)
 
     return open_folder
 
@@ -160,8 +179,13 @@ def typed_clock(text: str) -> dict[str, Any]:
 
 
 def reading(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make."""
-    options = inspect.signature(reading_options, eval_str=True).parameters
+    """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make.
+
+    An option that the verb declares itself is its own.
+    """
+    own = inspect.signature(verb, eval_str=True).parameters
+    every = inspect.signature(reading_options, eval_str=True).parameters
+    options = {name: option for name, option in every.items() if name not in own}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
@@ -170,7 +194,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [
         parameter
-        for name, declared in inspect.signature(verb, eval_str=True).parameters.items()
+        for name, declared in own.items()
         for parameter in (options.values() if name == "read" else [declared])
     ]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -332,45 +356,26 @@ def digits(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
 
 
-def reasons(skipped: Mapping[Why, int], most: int = 3) -> list[tuple[str, str]]:
-    """Return lines that say why cells are skipped, by kind of reason, each kind with what would run them.
+def reasons(skipped: Iterable[Skipped]) -> list[tuple[str, object]]:
+    """Return lines that say why cells are skipped, by kind of reason, each kind with what would run them."""
+    from raybench.execution.checks import counted, grouped
 
-    skipped: how many cells by reason. most: how many texts of a kind are shown, the commonest first.
-    """
-    from raybench.execution.checks import grouped
-
-    rows = []
-    for kind in grouped(skipped):
-        lines = [f"{count(n, 'cell')}: {text}" for text, n in kind.texts[:most]]
-        if len(kind.texts) > most:
-            lines.append(f"{count(sum(n for _, n in kind.texts[most:]), 'cell')} more of this kind")
+    rows: list[tuple[str, object]] = []
+    for kind in grouped(counted(skipped)):
+        shown, others = kind.texts[:MOST_TEXTS], kind.texts[MOST_TEXTS:]
+        lines = [f"{count(n, 'cell')}: {text}" for text, n in shown]
+        if others:
+            lines.append(f"{count(sum(n for _, n in others), 'cell')} more of this kind")
         lines += [f"to run: {kind.fix}"] if kind.fix else []
         rows += [("" if i else "skipped", line) for i, line in enumerate(lines)]
     return rows
 
 
 def span(numbers: Sequence[float], most: int = 6) -> str:
-    """Return sorted numbers in short: ``1, 5, 11``, ``0..9``, ``2^0..2^10``, ``1 .. 500 (48)``."""
-    import math
-
-    whole = [int(n) for n in numbers if float(n).is_integer()]
-    if len(whole) == len(numbers) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
-        return f"{whole[0]}..{whole[-1]}"
-    logs = [math.log2(n) for n in numbers if n > 0]
-    doubling = len(logs) == len(numbers) > 3 and all(x == logs[0] + i for i, x in enumerate(logs))
-    if doubling and logs[0].is_integer():
-        return f"2^{logs[0]:.0f}..2^{logs[-1]:.0f}"
+    """Return sorted numbers in short: ``1, 5, 11``, or ``1 .. 500 (48)`` where there are more than ``most``."""
     if len(numbers) <= most:
         return ", ".join(f"{n:g}" for n in numbers)
     return f"{numbers[0]:g} .. {numbers[-1]:g} ({len(numbers)})"
-
-
-def load_plugins(files: Iterable[str] | None) -> None:
-    """Register the plug-ins of files. Raises InputError for a file that is none."""
-    from raybench.core import registry
-
-    for file in files or ():
-        registry.load_plugin(file)
 
 
 def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
@@ -386,8 +391,8 @@ def file_of(file: str) -> Path:
     Raises InputError for a path that does not exist and ends in the name of a shipped sweep.
     """
     path = Path(file)
-    shipped = sweeps_folder() / f"{path.stem}.yaml"
-    if path.expanduser().exists() or not shipped.is_file():
+    shipped = sweeps().get(path.stem)
+    if path.expanduser().exists() or shipped is None:
         return path
     if file != path.stem:
         name = path.stem
@@ -396,16 +401,11 @@ def file_of(file: str) -> Path:
     return shipped
 
 
-def sweeps_folder() -> Path:
-    """Return the folder of the shipped sweeps, of a checkout or of an installed wheel."""
+def sweeps() -> dict[str, Path]:
+    """Return the file of every shipped sweep by name, of a checkout or of an installed wheel."""
     installed = Path(__file__).resolve().parents[1] / "sweeps"
-    return installed if installed.is_dir() else installed.parents[1] / "sweeps"
-
-
-def sweeps(ending: str = ".yaml") -> dict[str, str]:
-    """Return the text of every shipped sweep by name; of ending .py, those of own models and data."""
-    files = sorted(sweeps_folder().glob(f"*{ending}"))
-    return {file.stem: file.read_text(encoding="utf-8") for file in files}
+    folder = installed if installed.is_dir() else installed.parents[1] / "sweeps"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:
@@ -413,16 +413,6 @@ def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> N
     if word not in allowed:
         said = " ".join(filter(None, ("unknown", what, repr(word))))
         raise InputError.of(key, said, nearest(word, allowed))
-
-
-def new_file(key: str, path: str | Path) -> Path:
-    """Return where a file may be made. Raises InputError where something is there, or no folder for it."""
-    path = Path(path).expanduser()
-    if path.exists():
-        raise InputError.of(key, f"{path} exists", "give another name")
-    if not path.absolute().parent.is_dir():
-        raise InputError.of(key, f"no folder {path.parent}", "make it first")
-    return path
 
 
 def goal(text: str | None) -> float | str | None:

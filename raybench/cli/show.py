@@ -14,7 +14,6 @@ import torch
 from rich.text import Text
 
 from raybench import spec, theory
-from raybench.cli import shared
 from raybench.cli.run import config, usual_operator
 from raybench.cli.shared import Screen, count, grid, listing, pairs, prose
 from raybench.compressors import Compressor, Message
@@ -98,9 +97,8 @@ def page(
             _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (asked or compressor is not None or downlink is not None):
             operator = compressor or usual_operator(plain)
-            share = _clients(problem, clients)
             clock = {"compute": 1.0} if entry.facts.clock else None  # steps do not depend on it
-            content = config(name, problem, dataset, share, operator, downlink, clock=clock)
+            content = config(name, problem, dataset, clients, operator, downlink, clock=clock)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
             assert isinstance(entry.facts, AlgorithmFacts)
@@ -113,19 +111,7 @@ def page(
                 out.set_in(f"no theorem: {how}")
         complete = all(param.default is not REQUIRED for param in entry.params.values())
         if kind == "problem" and (asked or ":" in name or complete):
-            _constants(out, config("gd", name, dataset, _clients(name, clients), None))
-
-
-def _clients(problem: str | None, clients: int | None) -> int | None:
-    """Return how many clients share the problem: those of the default one where none are asked for."""
-    if problem is None or clients is not None:
-        return clients
-    section = sections.parse(problem, "problem")
-    param = registry.lookup("problem", section["name"]).params.get("clients")
-    number = param is None or param.default not in (REQUIRED, None) or "clients" in section
-    if number or "column" in (section.get("split") or ()):  # the column's values are the clients
-        return None
-    return int(sections.parse(shared.USUAL_PROBLEM, "problem")["clients"])
+            _constants(out, config("gd", name, dataset, clients, None))
 
 
 def _describe(out: Screen, entry: Entry) -> None:
@@ -175,7 +161,7 @@ def _constants(out: Screen, content: dict[str, object]) -> None:
         values.pop("message_dim", None)
     least, most = values["samples"]
     values["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    values["facts"] = ", ".join(fact.replace("_", " ") for fact in values["facts"]) or "none"
+    values["facts"] = ", ".join(values["facts"]).replace("_", " ") or "none"
     rows = [(word, values.pop(key)) for key, word in CONSTANTS.items() if key in values]
     rows += sorted(values.items())
     dataset = section.params.get("dataset")

@@ -226,7 +226,7 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     try:
         file = Path(path).expanduser().resolve()
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except (OSError, ValueError, RuntimeError) as error:  # or the path can be none
+    except (OSError, TypeError, ValueError, RuntimeError) as error:  # or the path can be none
         raise InputError.of(where, "no such file", "give the path of a Python file") from error
     # first: what is imported together with the file would count as the file's
     for kind in BUILTIN_PACKAGES:

@@ -15,7 +15,9 @@ import pandas as pd
 from raybench.analysis import SECONDS, Frames, How, Network, bands, final_vs_step, frames
 from raybench.analysis.clocked import CLOCK
 from raybench.analysis.frames import axis, choosing_on, inside
+from raybench.analysis.frames import chosen as only
 from raybench.analysis.methods import k_order, k_words
+from raybench.core.errors import InputError, nearest
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -94,17 +96,31 @@ def open_frames(
     every: bool = False,
     clock: Mapping[str, Any] | None = None,
     paid: str | None = None,
+    methods: Sequence[str] = (),
 ) -> Frames:
     """Return the frames of a results folder, or those given, with another target, seeds that tune, or cost if given.
 
-    paid: the column that targets are paid in, ``clock`` for that of the simulated clock.
+    paid: the column that targets are paid in, ``clock`` for that of the simulated clock. methods: of these alone.
     """
     if not isinstance(source, Frames):
         source = frames(source, accounting, link, target, tuning_seeds, every, clock)
     results = source if target is None else replace(source, asked=target)
     if paid is not None:
         results = replace(results, paid=axis(paid, results, "--x"), _tuned={})
+    if methods:
+        results = only(results, {"cell": list(of_methods(results.cells, methods)["cell"])})
     return choosing_on(results, tuning_seeds)
+
+
+def of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str = "--methods") -> pd.DataFrame:
+    """Return the cells of some methods, by the algorithm's name or as tables write the method; of none, all."""
+    if not asked:
+        return cells
+    names = sorted({*cells["algorithm"], *cells["method"], *cells["series"]})
+    for name in asked:
+        if name not in names:
+            raise InputError.of(where, f"no method {name!r} in these results", nearest(name, names))
+    return cells[cells[["algorithm", "method", "series"]].isin(list(asked)).any(axis=1)]
 
 
 def told(figure: Figure, results: Frames) -> Figure:

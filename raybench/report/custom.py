@@ -27,6 +27,7 @@ from raybench.report.content import (
     final_by_step,
     looks,
     looks_of_methods,
+    of_methods,
     open_frames,
     step_word,
     told,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 KINDS = ("curves", "steps", "k", "heatmap", "profile", "trials")
+HEARD = {"steps": "y", "k": "x", "trials": "x", "heatmap": "", "profile": ""}
+"""Which of x and y a kind of figure takes, but for curves, which take both."""
 BY = ("method", "k", "step")
 BEST = ("step_size", "theory")
 Source: TypeAlias = (
@@ -68,8 +71,9 @@ def plot(
     source: a results folder, its ``analysis.frames``, the curves of ``raybench.load``, or (curves, cells). kind:
     ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against K;
     ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds; ``trials``, what the
-    target costs after some random trials of a method's own grid, in bits or in ``x``. x: a column of curves, by default
-    the uplink bits. y: a column of curves; by default the one that methods are judged by. methods: names of algorithms
+    target costs after some random trials of a method's own grid. x: a column of curves, by default the uplink bits; of
+    ``k`` and ``trials`` what the target is paid in. y: a column of curves, or of ``steps``; by default the one that
+    methods are judged by. methods: names of algorithms
     (``ef21``) or methods as tables write them (``EF21 Top-K``), in the order of the legend; all by default. by: a line
     per ``method`` (at its best K), per ``k``, or per ``step``. best: the tuned ``step_size``, or ``theory``, one times
     the theoretical step. tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds. labels: what to
@@ -126,9 +130,14 @@ def figure(
     results = _open(source, asked)
     if results.tuning_seeds and (kind in ("steps", "heatmap") or (kind, by) == ("curves", "step")):
         raise InputError.of("--tuning-seeds", "this figure shows every step, and none is chosen")
+    for name, given in (("x", x), ("y", y)):
+        if given is not None and name not in HEARD.get(kind, "xy"):
+            raise InputError.of(name, f"a figure of kind {kind} has its own {name}", "leave it out")
+    if kind == "k":
+        results = open_frames(results, paid=x)
     y = results.metric if y is None else y
     every = all_methods(results)
-    ran = _of_methods(results.cells[results.cells["status"] != "skipped"], methods, "methods")
+    ran = of_methods(results.cells[results.cells["status"] != "skipped"], methods, "methods")
     if best == "theory":
         ran = ran[ran["step_multiple"] == 1]
     cells = ran[ran["status"] == "ok"]
@@ -165,17 +174,6 @@ def _open(source: Source, asked: Mapping[str, Any]) -> Frames:
         last = source.sort_values("round").drop_duplicates("cell", keep="last")
         source = source, last if "config" in last else last.assign(config=None)
     return open_frames(framed(*source) if isinstance(source, tuple) else source, **asked)
-
-
-def _of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str) -> pd.DataFrame:
-    """Return the cells of some methods, by the algorithm's name or as tables write the method."""
-    if not asked:
-        return cells
-    names = sorted({*cells["algorithm"], *cells["method"], *cells["series"]})
-    for name in asked:
-        if name not in names:
-            raise InputError.of(where, f"no method {name!r} in these results", nearest(name, names))
-    return cells[cells[["algorithm", "method", "series"]].isin(list(asked)).any(axis=1)]
 
 
 def _lines(results: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -255,8 +253,9 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     data[["y", "low", "high"]] = data[["y", "low", "high"]].replace(np.inf, np.nan)
     goals = sorted(set(lines["target"]))
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
-    unit = words.unit_of if results.cost == "bits_up" else words.time_unit_of
-    size, name = unit(float(data["y"].min())) if data["y"].notna().any() else (1.0, "bit")
+    unit = words.spelling(results.cost)[2]
+    least = float(data["y"].min())
+    size, name = unit(least) if unit is not None and words.known(least) else (1.0, "")
     never = sorted(set(data["series"]) - set(data.loc[data["y"].notna(), "series"]))
     data = data[~data["series"].isin(never)]
     details = [
@@ -284,7 +283,7 @@ def _renamed(
     picture: Figure, cells: pd.DataFrame, labels: Mapping[str, str], order: Sequence[str]
 ) -> Figure:
     """Return the figure with the user's names of methods, its series in the order that was asked for."""
-    _of_methods(cells, list(labels), "labels")
+    of_methods(cells, list(labels), "labels")
     heads: dict[str, Any] = {row.method: row._replace(k=np.nan) for row in cells.itertuples()}
     heads |= {row.series: row for row in cells.drop_duplicates("series").itertuples()}
     of = {name: heads[name.partition(", step ")[0]] for name in picture.looks}

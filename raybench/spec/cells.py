@@ -7,7 +7,7 @@ cell. A new key is one field of ``Cell`` or ``Sweep``; see ``raybench.spec.keys`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Robust, Train
-from raybench.core.registry import Choice, Flag, Integer, Number, Param
+from raybench.core.registry import Choice, Flag, Integer, Number, Param, Text
 from raybench.spec.keys import (
     Clocked,
     Graphs,
@@ -41,7 +41,7 @@ from raybench.spec.model import (
     Section,
     Step,
 )
-from raybench.spec.sections import COLLECTIVE, Kind, Schema, mapping, single
+from raybench.spec.sections import COLLECTIVE, Kind, Schema, mapping
 from raybench.spec.values import Complaints, show
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
@@ -137,7 +137,7 @@ class Cell:
         "simulated clients: what their gradients and messages take, for the column clock_seconds",
     )
     prox: Mapping[str, float] | None = key(
-        Prox(), "a problem's nonsmooth term is its regularizer, for example l1"
+        Prox(Choice("none")), "a problem's nonsmooth term is its regularizer, for example l1"
     )
     participation: float = key(
         Scalar(Number(1.0, low=0, high=1, open_low=True)),
@@ -155,7 +155,7 @@ class Cell:
         in_every_id=True,
     )
     x0: Any = key(
-        Start(),
+        Start(Text(None, tags={"normal": Number(low=0, open_low=True)})),
         "zeros, problem (the problem's own start), {normal: scale}, or an .npy file",
         usual=lambda problem, method: problem.x0,
     )
@@ -191,16 +191,6 @@ class Cell:
 
 
 # Settings of a whole sweep: one value each, no axes, no part of a cell's id -------------------------
-
-
-class Single(Scalar):
-    """One value of a parameter."""
-
-    def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        return single(self.param, value, where, complaints)
-
-    def schema(self) -> Schema:
-        return param_schema(self.param, axis=False)
 
 
 @dataclass(frozen=True)
@@ -263,16 +253,13 @@ class PluginFiles(Kind):
         return ()
 
     def read(self, value: object, where: str, complaints: Complaints) -> tuple[str, ...]:
-        files = value if isinstance(value, list) else [value]
-        for i, file in enumerate(files):
+        files: list[Any] = value if isinstance(value, list) else [value]
+        for file in files:
             try:
-                if not isinstance(file, str):
-                    what = f"expected the path of a Python file, not {show(file)}"
-                    raise InputError.of(f"{where}[{i}]", what)
                 registry.load_plugin(file)
             except InputError as error:
                 complaints.extend(error.complaints)
-        return tuple(file for file in files if isinstance(file, str))
+        return tuple(map(str, files))
 
     def schema(self) -> Schema:
         text = {"type": "string"}
@@ -290,29 +277,10 @@ class Booking(Kind):
         return accounting.parse(value)
 
     def schema(self) -> Schema:
-        usual = Accounting()
-        widths: list[Schema] = [
-            {"const": "dtype"},
-            {"type": "integer", "minimum": 1, "maximum": accounting.MOST_VALUE_BITS},
-        ]
-        parts: dict[str, Schema] = {
-            "preset": {"enum": [*accounting.PRESETS]},
-            "value_bits": {"anyOf": widths, "default": usual.value_bits},
-            "index_bits": {"enum": [*accounting.INDEX_BITS], "default": usual.index_bits},
-            "count_init": {"type": "boolean", "default": usual.count_init},
-        }
+        params = vars(Accounting)["__params__"].items()
+        parts = {name: param_schema(param, axis=False) for name, param in params}
         preset = {"type": "string", "description": "a preset such as paper:ef21"}
-        return {"anyOf": [preset, closed(parts)]}
-
-
-@dataclass(frozen=True)
-class Shaping(Kind):
-    """A key that shapes the grid as a whole: read where the grid is made. items: of what it is a list."""
-
-    items: Callable[[], Schema]
-
-    def schema(self) -> Schema:
-        return {"type": "array", "items": self.items(), "default": []}
+        return {"anyOf": [preset, closed({"preset": {"enum": [*accounting.PRESETS]}, **parts})]}
 
 
 @dataclass(frozen=True)
@@ -338,10 +306,12 @@ class Sweep:
     resources: Resources = key(Group(Resources), "what a trial takes")
     evaluate: Evaluate = key(Group(Evaluate), "what is measured besides the standard columns")
     checkpoint: Checkpoint = key(Group(Checkpoint), "when cells that run long are saved")
-    timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
-    attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")
+    timeout: float | None = key(
+        Scalar(Number(None, low=0, open_low=True), is_axis=False), "seconds of a cell"
+    )
+    attempts: int = key(Scalar(Integer(2, low=1), is_axis=False), "how often a cell is tried")
     search: Search = key(Group(Search), "which steps of the grid are tried")
     prune: Prune = key(Group(Prune, short="rule"), "whether hopeless steps end early")
     allow_unproven: bool = key(
-        Single(Flag()), "run pairs without theory too, instead of skipping them"
+        Scalar(Flag(), is_axis=False), "run pairs without theory too, instead of skipping them"
     )

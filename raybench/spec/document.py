@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import cells
-from raybench.spec.cells import Shaping
 from raybench.spec.keys import (
     Key,
     Plugin,
@@ -22,34 +22,34 @@ from raybench.spec.keys import (
 from raybench.spec.sections import COLLECTIVE, GRANULARITY, Kind, Schema
 from raybench.spec.values import Complaints, show
 
-AXES: Mapping[str, Key] = keys_of(cells.Cell)
+OVERRIDES = [name for name, key in keys_of(cells.Cell).items() if key.override]
+"""The keys that an entry of ``algorithm`` may set for itself."""
+AXES: Mapping[str, Key] = {
+    name: replace(key, kind=replace(key.kind, overrides=OVERRIDES)) if name == "algorithm" else key
+    for name, key in keys_of(cells.Cell).items()
+}
 """The keys that make a cell, by name, in the order of the grid."""
 SETTINGS: Mapping[str, Key] = keys_of(cells.Sweep)
 """The keys that hold for the whole sweep, by name."""
 EVERY_KEY: Mapping[str, Key] = {
     **AXES,
-    "exclude": Key(Shaping(lambda: {"type": "object"}), "patterns of cells that are not planned"),
-    "cases": Key(
-        Shaping(lambda: _case()), "partial sweeps laid over the rest; the grid is their union"
-    ),
+    "exclude": Key(Kind(), "patterns of cells that are not planned"),
+    "cases": Key(Kind(), "partial sweeps laid over the rest; the grid is their union"),
     **SETTINGS,
 }
 OF_CASES = [*AXES, "exclude"]
 """The keys that a case may set."""
-OVERRIDES = [name for name, key in AXES.items() if key.override]
-"""The keys that an entry of ``algorithm`` may set for itself."""
 
 
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
-    properties = {name: _property(name) for name in OVERRIDES}
-    beside = {
-        name: param_schema(param)
-        for name, param in {**COLLECTIVE, "granularity": GRANULARITY}.items()
+    ways = {**COLLECTIVE, "granularity": GRANULARITY}
+    beside: dict[str, dict[str, Schema]] = {
+        "algorithm": {name: _property(name) for name in OVERRIDES},
+        "compressor": {name: param_schema(param) for name, param in ways.items()},
+        "problem": {},
     }
-    plugins = {key.kind.kind for key in AXES.values() if isinstance(key.kind, Plugin)}
-    also = {"algorithm": properties, "compressor": beside}
-    parts = {kind: plugins_schema(kind, also.get(kind, {})) for kind in sorted(plugins)}
+    parts = {kind: plugins_schema(kind, more) for kind, more in beside.items()}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
     for name, key in AXES.items():
         if not isinstance(key.kind, Plugin):
@@ -76,6 +76,9 @@ def _case() -> Schema:
 def _property(name: str) -> Schema:
     """Return the schema of a key's value: that of an axis stands among the definitions."""
     key = EVERY_KEY[name]
+    if name in ("exclude", "cases"):
+        items = _case() if name == "cases" else {"type": "object"}
+        return {"type": "array", "items": items, "default": [], "description": key.help}
     if name not in AXES:
         return {**key.kind.schema(), "description": key.help}
     kind = key.kind
@@ -133,11 +136,10 @@ def cases(
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
     """
     base = {key: raw.get(key) for key in OF_CASES if raw.get(key) is not None}
-    given = raw.get("cases")
-    if given is None or given == []:
-        return [("", base, {})]
+    given = [] if raw.get("cases") is None else raw["cases"]
     if not isinstance(given, list):
         complaints.append(Complaint("cases", f"expected a list of mappings, not {show(given)}"))
+    if not isinstance(given, list) or not given:
         return [("", base, {})]
     out = []
     for i, case in enumerate(given):
@@ -146,13 +148,11 @@ def cases(
             complaints.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
         for key in [key for key in case if key not in OF_CASES]:
+            what, fix = "unknown key", nearest(key, OF_CASES)
             if key in EVERY_KEY:
+                what = "cannot differ between cases"
                 fix = "it holds for the whole sweep: move it to the top level"
-                complaints.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
-            else:
-                complaints.append(
-                    Complaint(f"{where}.{key}", "unknown key", nearest(key, OF_CASES))
-                )
+            complaints.append(Complaint(f"{where}.{key}", what, fix))
         accepted = {key: value for key, value in case.items() if key in OF_CASES}
         out.append((where, overlay(base, accepted), accepted))
     return out

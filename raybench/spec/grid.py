@@ -18,10 +18,10 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, Key, Plugin, Scalar, Table
+from raybench.spec.keys import STEP, Key, Scalar, Steps, Table
 from raybench.spec.model import Section, canonical
 from raybench.spec.sections import MAX_CELLS, SectionEntry, Sections, options
-from raybench.spec.values import FILES, Complaints, locate, parted, show
+from raybench.spec.values import FILES, Complaints, Wrong, locate, parted, show
 
 
 def load(
@@ -40,7 +40,7 @@ def load(
     up in the working directory, then beside the file. Raises InputError with everything that is
     wrong.
     """
-    raw, origin = _whole(source, sets, plugins, name, data)
+    raw, origin = whole(source, sets, plugins, name, data)
     complaints: Complaints = []
     settings = _settings(raw, complaints)
     grids = read_grids(raw, complaints)
@@ -57,18 +57,11 @@ def load(
     )
 
 
-def name_of(
-    source: str | Path | Mapping[str, object], sets: Sequence[str], plugins: Sequence[str]
-) -> str:
-    """Return the name of a sweep, as ``load`` has it, without reading what its keys say; errors as of ``load``."""
-    return str(_whole(source, sets, plugins, None)[0]["name"])
-
-
-def _whole(
+def whole(
     source: str | Path | Mapping[str, object],
     sets: Sequence[str],
     plugins: Sequence[str],
-    name: str | None,
+    name: str | None = None,
     data: Mapping[str, Path] | None = None,
 ) -> tuple[dict[str, object], str]:
     """Return a sweep's document with all that is laid over it, paths made absolute, and where it is from."""
@@ -160,17 +153,19 @@ def _located(raw: Mapping[str, Any], base: Path, data: Mapping[str, Path]) -> di
 
 # sections in which a parameter without a section's name is looked up, in this order
 _BARE = ("algorithm", "compressor", "problem", "graph")
+# what patterns call the number of a step, with the kind of step whose number it is; any kind's without
 _STEPS = {
-    name: STEP[name.partition(".")[2] or "value"] for name in ("step", "step.theory", "step.value")
+    "step": "",
+    **dict.fromkeys(("step_size", "step_size.value", "step.value"), "value"),
+    **dict.fromkeys(("step_multiple", "step_size.theory", "step.theory"), "theory"),
 }
-_ALIASES = {"step_size": "step.value", "step_multiple": "step.theory"}
 # what a pattern may name of a cell, by key: a section's kind, or a parameter, and the value; ... where it has none
 Names = Mapping[str, tuple[Param | Sections, Any]]
 
 
 def nameable(cell: Cell) -> Names:
     """Return what patterns may name of a cell, but for its step and seed, which its group does not share."""
-    out: dict[str, tuple[Param | Sections, Any]] = {key: (p, ...) for key, p in _STEPS.items()}
+    out: dict[str, tuple[Param | Sections, Any]] = _numbered("", ...)
     held: dict[str, Mapping[str, tuple[Param, Any]]] = {}
     for name, key in document.AXES.items():
         kind, value = key.kind, getattr(cell, key.field)
@@ -230,37 +225,24 @@ class Pattern:
         return out
 
 
-def read_patterns(value: object, where: str, complaints: Complaints) -> list[Pattern]:
-    """Return the patterns of an ``exclude`` key: a list of mappings, or a single one."""
-    if value is None:
-        return []
-    out = []
-    for i, item in enumerate(value if isinstance(value, list) else [value]):
-        at = f"{where}[{i}]" if isinstance(value, list) else where
-        if isinstance(item, Mapping) and item:
-            out.append(Pattern(at, _flat(item)))
-        else:
-            what = f"expected a mapping, not {show(item)}"
-            complaints.append(Complaint(at, what, "for example {algorithm: diana, k: 1}"))
-    return out
+def _numbered(kind: str, number: Any) -> dict[str, tuple[Param | Sections, Any]]:
+    """Return what patterns may name of a step of that kind, or of every kind without one."""
+    steps = {n: k for n, k in _STEPS.items() if not kind or k in ("", kind)}
+    return {name: (STEP[k or "value"], number) for name, k in steps.items()}
 
 
-def _flat(raw: Mapping[str, object]) -> dict[str, object]:
-    """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
-    out: dict[str, Any] = {}
-    axes = document.AXES
-    for key, value in raw.items():
-        if key in ("step", "step_size") and isinstance(value, Mapping):
-            out.update({f"step.{kind}": number for kind, number in value.items()})
-        elif (
-            key in axes
-            and isinstance(axes[key].kind, Sections | Table)
-            and isinstance(value, Mapping)
-        ):
-            out.update({key if k == "name" else f"{key}.{k}": v for k, v in value.items()})
+def pattern(item: Any, where: str) -> list[Pattern]:
+    """Return the pattern that an entry of ``exclude`` is, with nested mappings dotted. Raises Wrong."""
+    if not (isinstance(item, Mapping) and item):
+        raise Wrong(f"expected a mapping, not {show(item)}")
+    flat: dict[str, Any] = {}
+    for key, value in item.items():
+        kind = document.AXES[key].kind if key in document.AXES else None
+        if isinstance(value, Mapping) and isinstance(kind, Sections | Steps | Table):
+            flat |= {key if k == "name" else f"{key}.{k}": v for k, v in value.items()}
         else:
-            out[_ALIASES.get(key, key)] = value
-    return out
+            flat[key] = value
+    return [Pattern(where, flat)]
 
 
 def _wanted(
@@ -348,12 +330,12 @@ def _grid(
     for name, key in keys.items():
         if key.required and raw.get(name) is None:
             complaints.append(Complaint(name, "required", sections.choices(name)))
-    problems = _named("problem", raw, complaints)
+    problems = _entries("problem", raw, complaints)
     rest = [name for name, key in keys.items() if not key.required]
     names = document.OVERRIDES
     common = {name: read_axis(keys[name], raw.get(name), name, complaints) for name in rest}
     methods = []
-    for entry in _named("algorithm", raw, complaints):
+    for entry in _entries("algorithm", raw, complaints):
         axes = {
             name: read_axis(keys[name], value, f"{entry.where}.{name}", complaints)
             for name, value in entry.overrides.items()
@@ -362,7 +344,9 @@ def _grid(
         methods.append(method)
         _lacking(method, entry, complaints)
     shared = {name: axis for name, axis in common.items() if name not in names}
-    patterns = read_patterns(raw.get("exclude"), "exclude", complaints)
+    given, form = raw.get("exclude"), "for example {algorithm: diana, k: 1}"
+    unplanned = given is not None and given != []
+    patterns = sections.axis(given, "exclude", complaints, pattern, form) if unplanned else []
     return Grid(problems, methods, shared, patterns, where, case)
 
 
@@ -373,13 +357,10 @@ def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> li
     return key.kind.read(value, where, complaints)
 
 
-def _named(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Any]:
-    if raw.get(name) is None:
-        return []
-    kind = document.AXES[name].kind
-    if name == "algorithm":
-        kind = Plugin("algorithm", overrides=tuple(document.OVERRIDES))
-    return kind.read(raw[name], name, complaints)
+def _entries(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Any]:
+    """Return the points of a key that must be given, none where it is not."""
+    given = raw.get(name)
+    return [] if given is None else document.AXES[name].kind.read(given, name, complaints)
 
 
 def _lacking(method: Method, entry: SectionEntry, complaints: Complaints) -> None:
@@ -419,7 +400,9 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
             if grid.patterns:
                 if cell.group not in names:
                     names[cell.group] = nameable(cell)
-                of_cell = _stepped(names[cell.group], cell)
+                shared = names[cell.group]
+                of_cell = {**shared, "seed": (shared["seed"][0], cell.seed)}
+                of_cell |= _numbered(cell.step.kind, cell.step.number)
                 hits = [pattern for pattern in grid.patterns if pattern.matches(of_cell)]
                 used |= {str(pattern): True for pattern in hits}
             if not hits:
@@ -441,12 +424,6 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     notes += dict.fromkeys(itertools.chain.from_iterable(map(_ignored, grids)))
     notes += [f"exclude {text} matches no cell" for text, hit in used.items() if not hit]
     return tuple(out.values()), tuple(notes), len(every) - len(out)
-
-
-def _stepped(shared: Names, cell: Cell) -> Names:
-    """Return what patterns may name of a cell, of what they may of its group."""
-    steps = {n: (_STEPS[n], cell.step.number) for n in ("step", f"step.{cell.step.kind}")}
-    return {**shared, **steps, "seed": (shared["seed"][0], cell.seed)}
 
 
 def _unheard(grids: Sequence[Grid], name: str) -> str:

@@ -18,7 +18,7 @@ from raybench.clock import model
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.core.registry import REQUIRED, Choice, Number, Operator, Param, Text
+from raybench.core.registry import REQUIRED, Number, Operator, Param, Text
 from raybench.spec import sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
@@ -30,6 +30,7 @@ from raybench.spec.sections import (
     default,
     options,
     product,
+    single,
 )
 from raybench.spec.values import (
     FILES,
@@ -46,28 +47,26 @@ from raybench.spec.values import (
 
 @dataclass(frozen=True)
 class Scalar(Kind):
-    """A number, a word, a flag."""
+    """A number, a word, a flag. is_axis: several make an axis; else there is one of it."""
 
     param: Param
+    is_axis: bool = True
     merges = False
 
     def absent(self) -> object:
         return self.param.default
 
     def read(self, value: object, where: str, complaints: Complaints) -> Any:
-        return options(self.param, value, where, complaints)
+        if self.is_axis:
+            return options(self.param, value, where, complaints)
+        return next(iter(single(self.param, value, where, complaints)), None)
 
     def schema(self) -> Schema:
-        return param_schema(self.param)
+        return param_schema(self.param, axis=self.is_axis)
 
 
-@dataclass(frozen=True)
 class Start(Scalar):
     """A starting point: ``zeros``, ``problem``, ``{normal: scale}``, or the path of an .npy file."""
-
-    param: Param = field(
-        default_factory=lambda: Text(None, tags={"normal": Number(low=0, open_low=True)})
-    )
 
     def read(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         out = super().read(value, where, complaints)
@@ -90,11 +89,8 @@ class Start(Scalar):
         return "zeros"
 
 
-@dataclass(frozen=True)
 class Prox(Scalar):
     """The nonsmooth term that is added to a problem: none so far."""
-
-    param: Param = field(default_factory=lambda: Choice("none"))
 
     def absent(self) -> object:
         return None
@@ -252,8 +248,7 @@ class Steps(Kind):
         return {k: v for k, v in self.identity(value).items() if k in _SHAPE}
 
     def schema(self) -> Schema:
-        number, many = value_schema(STEP["value"]), mapping_schema(STEP)
-        return or_list({"anyOf": [number, many]})
+        return or_list({"anyOf": [value_schema(STEP["value"]), mapping_schema(STEP)]})
 
 
 # Simulated clients ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -185,12 +185,13 @@ def product(
     where: str,
     complaints: Complaints,
     *,
-    also: tuple[str, ...] = (),
+    also: Sequence[str] = (),
+    read: Callable[..., list[Any]] = options,
 ) -> list[dict[str, Any]]:
     """Return every combination of the values given for ``params``, defaults filled in.
 
     Combinations come in the order in which the parameters are declared, the last one fastest.
-    ``also`` are further names that may be meant by an unknown key.
+    ``also`` are further names that may be meant by an unknown key; ``read`` is ``options`` or ``single``.
     """
     before = len(complaints)
     misspelt = ""
@@ -203,7 +204,7 @@ def product(
     for name, param in params.items():
         at = f"{where}.{name}"
         if name in given:
-            axes.append(options(param, given[name], at, complaints))
+            axes.append(read(param, given[name], at, complaints))
         elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
             continue
         elif param.default is REQUIRED:
@@ -304,7 +305,7 @@ class Sections(Kind):
     """
 
     kind: str
-    overrides: tuple[str, ...] = ()
+    overrides: Sequence[str] = ()
     optional: bool = False
     beside: Mapping[str, Param] = field(default_factory=dict)
     named = True
@@ -611,33 +612,21 @@ def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str,
         what = f"expected a mapping, not {show(given)}"
         raise InputError.of(where, what, f"keys: {', '.join(params)}")
     complaints: Complaints = []
-    values = {
-        key: _as_one(params[key], value) if key in params else value
-        for key, value in yaml.plain(dict(given), where).items()
-    }
-    every = product(params, values, where, complaints)
-    for key in params if len(every) > 1 else ():
-        if len({canonical(one[key]) for one in every}) > 1:
-            complaints.append(Complaint(f"{where}.{key}", "several values", NO_AXIS))
+    every = product(params, yaml.plain(dict(given), where), where, complaints, read=single)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     return {key: tuple(v) if isinstance(v, list) else v for key, v in every[0].items()}
 
 
-def single(param: Param, value: object, where: str, complaints: Complaints) -> object:
-    """Return the typed value of a setting that is no axis; what is wrong is appended to ``complaints``."""
-    every = options(param, _as_one(param, value), where, complaints)
+def single(param: Param, value: object, where: str, complaints: Complaints) -> list[Any]:
+    """Return the typed value of a setting that is no axis, alone in a list; errors as of ``options``."""
+    if param.kind == "list" and value is not None:
+        entries = value if isinstance(value, list) else [value]
+        value = entries if any(isinstance(entry, list) for entry in entries) else [entries]
+    every = options(param, value, where, complaints)
     if len(every) > 1:
         complaints.append(Complaint(where, "several values", NO_AXIS))
-    return every[0] if every else None
-
-
-def _as_one(param: Param, value: object) -> object:
-    """Return the axis of one value: a list-valued parameter's list in another, any other value as it is."""
-    if param.kind != "list" or value is None:
-        return value
-    entries = value if isinstance(value, list) else [value]
-    return entries if any(isinstance(entry, list) for entry in entries) else [entries]
+    return every
 
 
 def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from raybench.core.counts import Counts
 from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.params import Choice, Flag, Integer, record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,7 @@ PRESETS: dict[str, dict[str, object]] = {
 FIX = f"presets: {', '.join(PRESETS)}; or value_bits=32,index_bits=none,count_init=false"
 
 
-@dataclass(frozen=True)
+@record
 class Accounting:
     """How counts become bits.
 
@@ -45,9 +46,9 @@ class Accounting:
     Raises InputError for other values.
     """
 
-    value_bits: str | int = "dtype"
-    index_bits: str = "auto"
-    count_init: bool = True
+    value_bits: str | int = Integer("dtype", 1, MOST_VALUE_BITS, ("dtype",))
+    index_bits: str = Choice(*INDEX_BITS, default="auto")
+    count_init: bool = Flag(True)
 
     def __post_init__(self) -> None:
         width, code, flag = self.value_bits, self.index_bits, self.count_init
