@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -94,6 +95,18 @@ def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
         gradients("torchvision:squeezenet1_1", batch=2, steps=(0,))
     with pytest.raises(InputError, match="shakespeare"):
         gradients("transformer", batch=2, steps=(0,))
+
+
+def test_what_waiting_for_slow_workers_costs_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clock = "{compute: [1.0, 1.0, 1.0, 10.0]}"
+    said = cli("advise", "mlp", "--gpus", "4", "--link", "1Gbit", *FEW, "--clock", clock)
+    assert said.code == 0
+    rows = re.findall(r"^ +(all|nobody) +(\S+) +(\S+) +(\S+)$", said.out, re.MULTILINE)
+    assert rows == [("all", "0.4", "13%", "68%"), ("nobody", "3.1", "100%", "0%")]
+    said = cli("advise", "mlp", "--gpus", "4", "--link", "1Gbit", *FEW, "--clock", clock, "--json")
+    waits = {row["who"]: row["rate"] for row in json.loads(said.out)["waiting"]}
+    assert (waits["all"], waits["nobody"]) == pytest.approx((0.4, 3.1))
 
 
 def test_a_function_of_the_user_is_told_which_data_to_take(tmp_path, monkeypatch):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, digits, listing, note, pairs
+from raybench.cli.shared import Screen, count, digits, listing, load_plugins, note, pairs
 from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from raybench.clock.clients import Waiting
     from raybench.measure.advise import Candidate, Gradients
     from raybench.measure.payoff import Case, Compute
 
@@ -41,6 +42,11 @@ LEGEND = (
     "In bytes alone, k of d entries that are gathered, c bytes each, beat a bf16 ring of n workers only if k/d < 4/(c n)."
 )
 
+LATE = (
+    "Late gradients help less than fresh ones, and the more noise, the more of them are worth their wait: "
+    "raybench sweep stragglers compares methods to a target; docs/clock.md."
+)
+
 
 class Advice(NamedTuple):
     """What is printed. passes, codecs: whose the seconds of the passes are, and those of the codecs."""
@@ -51,6 +57,7 @@ class Advice(NamedTuple):
     codecs: str
     rows: Sequence[Candidate]
     cases: Sequence[Case]
+    waits: Mapping[int, list[Waiting]]
 
 
 def advise(
@@ -84,6 +91,13 @@ def advise(
         list[str] | None,
         Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
     ] = None,
+    clock: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|{..}",
+            help="Workers of different speed, '{compute: {lognormal: {median: 0.1, sigma: 0.5}}}': what waiting costs.",
+        ),
+    ] = None,
     gpu: Annotated[
         str | None,
         Option(metavar="FILE", help="Codecs' times of a GPU: gpu.json of benchmarks/gpu.py."),
@@ -116,9 +130,12 @@ def advise(
 
     codecs = None if gpu is None else gpu_codecs(gpu)
 
+    from raybench.clock.clients import waiting
     from raybench.measure.advise import baseline, chosen, gradients, on_gpu, replay
     from raybench.measure.timing import busy
 
+    load_plugins(plugin)
+    timed = None if clock is None else shared.typed_clock(clock)
     asked = chosen(compressor)
     doubt = busy()
     source = gradients(model, dataset, batch)
@@ -134,7 +151,8 @@ def advise(
         for n in workers
         for name, network in networks.items()
     ]
-    advice = Advice(source, compute, passes, times, rows, cases)
+    waits = {} if timed is None else {n: waiting(timed, n) for n in workers}
+    advice = Advice(source, compute, passes, times, rows, cases, waits)
     if json:
         _print_json(advice)
     else:
@@ -199,6 +217,7 @@ def _print_json(advice: Advice) -> None:
             }
             for case in advice.cases
         ],
+        "waiting": [{"gpus": n, **asdict(row)} for n, rows in advice.waits.items() for row in rows],
         "steps_to_target": None,
     }
     finite = loads(dumps(figures), parse_constant=lambda word: None)
@@ -206,7 +225,7 @@ def _print_json(advice: Advice) -> None:
 
 
 def _print(out: Screen, advice: Advice) -> None:
-    """Print the figures, the seconds of a step, and the advice."""
+    """Print the figures, the seconds of a step, the advice, and what waiting costs."""
     from raybench.clock.links import time_word
 
     forward, backward = time_word(advice.compute.forward), time_word(advice.compute.backward)
@@ -231,6 +250,11 @@ def _print(out: Screen, advice: Advice) -> None:
     out.head("\nAdvice")
     out.print(pairs([(f"{c.n} workers, {c.link}", _sentence(c)) for c in advice.cases]))
     out.print("\nHow many steps a method needs to a target is unknown: only training tells.")
+    for n, waiting in advice.waits.items():
+        out.head(f"\n  {n} workers of different speed")
+        out.print(_waiting(waiting))
+    if advice.waits:
+        out.set_in(LATE, "dim")
 
 
 def _compressors(rows: Sequence[Candidate]) -> Table:
@@ -248,6 +272,16 @@ def _compressors(rows: Sequence[Candidate]) -> Table:
     ]
     heads = ("compressor", "via", "MB", "enc. ms", "dec. ms", "error")
     return listing(heads, lines, right=heads[2:], fold="compressor")
+
+
+def _waiting(rows: list[Waiting]) -> Table:
+    most = max(row.rate for row in rows)
+    cells = [
+        (f"  {row.who}", f"{row.rate:.3g}", f"{row.rate / most:.0%}", f"{row.wasted:.0%}")
+        for row in rows
+    ]
+    heads = ("  the server waits for", "gradients used a second", "of the most", "time wasted")
+    return listing(heads, cells, right=heads[1:])
 
 
 def _steps(cases: list[Case]) -> Table:
