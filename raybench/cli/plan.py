@@ -195,15 +195,20 @@ def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:
             span(sorted({c.cell.seed for c in cells})),
             whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
             f"{sum(c.id in plan.done for c in cells):,}",
-            "–".join(dict.fromkeys(words.bits(end) for end in (min(bits), max(bits))))
-            if bits
-            else "–",
+            _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
         rows.append(row if several else row[1:])
         last = data
     heads = ["Problem", "Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
     return listing(heads if several else heads[1:], rows, right=heads[5:], fold="Method")
+
+
+def _between(low: float, high: float) -> str:
+    """Return two amounts of bits in one unit: ``13.9–41.6 kbit``."""
+    size, _ = words.unit_of(high)
+    least, most = f"{low / size:.3g}", words.bits(high)
+    return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
 def _method(cell: Resolved) -> str:
