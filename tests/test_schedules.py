@@ -169,7 +169,9 @@ def test_mixing_matrices(name, weights, n):
     assert torch.equal(W, W.T)
     torch.testing.assert_close(W.sum(1), torch.ones(n, dtype=torch.float64))
     assert float(W.min()) >= 0
-    assert float(torch.linalg.eigvalsh(W).min()) > -0.6 - 1e-9  # of the torus of nine
+    assert (
+        float(torch.linalg.eigvalsh(W).min()) > -0.6 - 1e-9
+    )  # of a torus: the default step of dgd is half of what it bears
     assert torch.equal((W - torch.diag(W.diag()) > 0).sum(1).double(), degrees)
     if n > 1:
         assert mixing(name, n, {"weights": weights}).gap > 0  # connected
