@@ -300,7 +300,14 @@ def test_tokens_are_labels_and_pictures_to_be_drawn_again_are_none(tmp_path):
 
 # Where it runs --------------------------------------------------------------------------------------
 
+AROUND = {
+    "local": {"steps": 2, "optimizer": "adamw", "step_size": 0.01},
+    "outer": {"optimizer": "adam"},
+    "delay": {"rounds": 2},
+}
 EVERYTHING = [
+    *((name, TOP, PROBLEM, AROUND) for name in ("ef21", "ef14")),
+    ("diana", {"name": "rand_k", "k": "10%"}, PROBLEM, AROUND),
     ("ef21", TOP, UNLIKE, {"robust": {**FLIP, "bucket": 2, "tolerate": 1}}),
     ("byz_vr_marina", RAND, UNLIKE, {"robust": {**FLIP, "rule": "krum"}}),
     ("byz_dasha_page", RAND, LOGISTIC, {"robust": {"byzantine": 1, "attack": "label_flip"}}),
