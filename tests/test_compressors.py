@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raybench.compressors import Role, count_of, unpack
 from raybench.compressors.dense import Identity, Zero
-from raybench.compressors.dithering import Dithering, ScaledSign, TernGrad
+from raybench.compressors.dithering import ScaledSign, TernGrad
 from raybench.compressors.rounding import Natural
 from raybench.compressors.selection import TopK
 from raybench.compressors.sparsification import RandK
@@ -24,7 +24,6 @@ from raybench.testing import findings
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import (
-    LevelsMessage,
     SeededMessage,
     SparseMessage,
 )
@@ -135,15 +134,6 @@ def test_common_mask_is_linear_over_clients():
     supports = (m.decode() != 0).double()
     assert torch.equal(supports, supports[:, :1].expand_as(supports))
     assert not torch.equal(supports[0], supports[1])  # cells have their own
-
-
-def test_many_levels_cost_no_table():
-    x = gaussian(4, 24)
-    m = Dithering(2**30, 2.0).compress(x)
-    assert m.nbytes == 8 + 24 * 4
-    torch.testing.assert_close(m.decode(), x, rtol=0, atol=1e-8)
-    with pytest.raises(ValueError, match="cut short"):
-        LevelsMessage.read(m.known(), m.payload()[..., :-1], None)
 
 
 # Top-k ------------------------------------------------------------------------------------------

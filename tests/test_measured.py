@@ -213,16 +213,6 @@ def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
     assert minimum.noise(problem) is None
 
 
-def test_equal_clients_are_not_heterogeneous():
-    name, params = STRONG["logistic"]
-    result = [
-        minimum.heterogeneity(build(name, {**params, "split": {"holdout_mix": share}}))
-        for share in (0.0, 0.5, 1.0)
-    ]
-    assert result[0] > result[1] > 1e-5
-    assert result[2] < 1e-18
-
-
 def test_minimum_of_sparse_rows_is_that_of_dense_ones():
     rows = build(*STRONG["uneven"]).rows
     random = np.random.default_rng(1)
@@ -233,17 +223,6 @@ def test_minimum_of_sparse_rows_is_that_of_dense_ones():
     assert dense[0] == pytest.approx(sparse[0], rel=1e-13)
     np.testing.assert_allclose(dense[1], sparse[1], rtol=0, atol=1e-9 * np.abs(dense[1]).max())
     assert minimum.logistic_minimum(A, rows.labels, weights, 1e-12) is not None  # nearly flat
-
-
-def test_noise_is_what_the_estimate_of_a_minibatch_has():
-    """E||mean of b samples - grad f_i||^2 = C/b at x*, over draws of the engine's own minibatches."""
-    problem = build(*STRONG["logistic"])
-    best, b = problem.minimizer(), 4
-    random = np.random.default_rng(0)
-    draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
-    some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
-    have = float((some - problem.grad(best[None])).square().sum(-1).mean())
-    assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
 
 
 def test_show_says_how_noisy_and_how_different_the_clients_are():

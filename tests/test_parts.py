@@ -7,7 +7,7 @@ import pytest
 import torch
 from cli_kit import cli
 from torch import nn
-from toys import RAND, TOP, Alike, handed_over, registered
+from toys import RAND, TOP, Alike, registered
 
 import raybench
 from raybench import spec
@@ -298,24 +298,6 @@ def test_muon_on_matrices_and_adamw_on_the_rest():
         adam.step()
         x = layout.concat([W, *(p.detach() for p in rest)])
         torch.testing.assert_close(ours.s.x[0], x, rtol=1e-8, atol=1e-10)
-
-
-EVERYTHING = {
-    "local": {"steps": 2, "optimizer": "adamw", "step_size": 0.01},
-    "outer": {"optimizer": "adam"},
-    "delay": {"rounds": 2},
-}
-
-
-@pytest.mark.parametrize("name", ["ef21", "ef14", "diana"])
-def test_interrupted_and_on_other_ranks_the_same(name):
-    operator = {"name": "rand_k", "k": "10%"} if name == "diana" else TOP
-    method = Method(name, {}, operator, NET, step=0.1, rounds=8, more=EVERYTHING)
-    batch = method.batch((1.0, 0.5), (0, 1))
-    once = finished(batch)
-
-    for x in handed_over(batch, 4, lambda run: run.s.x):
-        torch.testing.assert_close(x, once.s.x, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -39,23 +39,14 @@ from numpy_methods import (
     vertical_naive,
     zero_one_adam,
 )
-from toys import FAR, MATRIX, P1, TOP, VALUES, path, registered
+from toys import FAR, MATRIX, P1, TOP, VALUES, path
 
 from raybench.execution.run import factor
-from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
 
 UNEVEN = {"name": "least_squares", **DATA, "split": {"dirichlet": 0.3}}
 HALF = {"name": "top_k", "k": 6}
 ROUNDS = 25
-
-
-class Stiff(Quadratic):
-    """(x - b_i)'(x - b_i)/2 of 36 clients: every curvature is L_max."""
-
-    def __init__(self) -> None:
-        b = np.random.default_rng(5).standard_normal((36, 4))
-        super().__init__(torch.eye(4, dtype=torch.float64).repeat(36, 1, 1), torch.from_numpy(b))
 
 
 def facts(run) -> SimpleNamespace:
@@ -300,22 +291,7 @@ def test_features_split_over_clients():
     compare(Method("vertical_naive", {}, half, **step), naive)
 
 
-# What the references showed ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["diffusion", "dgd", "extra", "exact_diffusion", "choco_sgd"])
-@pytest.mark.parametrize("graph", ["torus", "grid"])
-def test_default_steps_last_on_graphs_whose_eigenvalues_reach_low(name, graph):
-    """36 clients of curvature L_max: dgd would diverge with 0.5/L_max, as lambda_min of the torus is -0.6."""
-    with registered("problem", stiff=Stiff):
-        operator = "identity" if name == "choco_sgd" else None
-        more = {**FAR, "graph": graph}
-        method = Method(name, {}, operator, {"name": "stiff"}, rounds=200, more=more)
-        run = finished(method.batch(), every=100)
-    assert run.status[0] == "ok"
-    assert run.recorder.column("consensus_error")[0, -1] < 10
-    lowest = float(torch.linalg.eigvalsh(run.net.graph.W)[0])
-    assert lowest == pytest.approx(-0.6) if graph == "torus" else -0.6 < lowest < -0.5
+# What is booked -------------------------------------------------------------------------------------
 
 
 def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():

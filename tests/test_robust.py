@@ -300,7 +300,14 @@ def test_tokens_are_labels_and_pictures_to_be_drawn_again_are_none(tmp_path):
 
 # Where it runs --------------------------------------------------------------------------------------
 
+AROUND = {
+    "local": {"steps": 2, "optimizer": "adamw", "step_size": 0.01},
+    "outer": {"optimizer": "adam"},
+    "delay": {"rounds": 2},
+}
 EVERYTHING = [
+    *((name, TOP, PROBLEM, AROUND) for name in ("ef21", "ef14")),
+    ("diana", {"name": "rand_k", "k": "10%"}, PROBLEM, AROUND),
     ("ef21", TOP, UNLIKE, {"robust": {**FLIP, "bucket": 2, "tolerate": 1}}),
     ("byz_vr_marina", RAND, UNLIKE, {"robust": {**FLIP, "rule": "krum"}}),
     ("byz_dasha_page", RAND, LOGISTIC, {"robust": {"byzantine": 1, "attack": "label_flip"}}),
@@ -326,9 +333,6 @@ def test_interrupted_and_on_other_ranks_the_same(name, compressor, problem, more
 
 
 # Rules against numpy and scipy, attacks against their definitions ---------------------------------
-
-
-DEFENCES = sorted(set(RULES) - {"mean"})
 
 
 def vectors(seed, cells=3, n=7, d=4):
@@ -378,16 +382,6 @@ def test_it_moves_and_scales_with_all_and_is_what_all_are(rule):
     torch.testing.assert_close(RULES[rule](same, 2), same[:, 0], rtol=1e-14, atol=0)
     if rule != "krum":  # which judges none alone
         assert torch.equal(RULES[rule](x[:, :1], 0), x[:, 0])
-
-
-@pytest.mark.parametrize("rule", DEFENCES)
-def test_a_minority_cannot_pull_it_away(rule):
-    """However far 3 of 10 vectors are, the rule stays within the reach of the others; the mean goes with them."""
-    x = vectors(8, n=10)
-    for far in (1e2, 1e8):
-        x[:, 7:] = far
-        assert RULES[rule](x, 3).norm(dim=-1).max() < 3 * x[:, :7].norm(dim=-1).max()
-        assert RULES["mean"](x, 3).norm(dim=-1).min() > 0.2 * far
 
 
 def test_a_geometric_median_may_be_one_of_the_points():

@@ -64,12 +64,6 @@ def test_messages_of_ones_own_are_booked_cell_by_cell():
     assert (run.net.ledger.up == 0).all()
 
 
-@pytest.mark.parametrize("downlink", ["perm_k", {"name": "lazy", "p": 0.4}])
-def test_marina_p_conforms_with_any_downlink(downlink):
-    result = conformance(on_p1("marina_p", None, downlink, 40, params={"p": 0.3}))
-    assert not [str(f) for f in result if not f.ok]
-
-
 # What does not go together ---------------------------------------------------------------------
 
 
@@ -218,29 +212,6 @@ def test_control_variates_add_up_to_zero(kind):
     assert each.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_minimiser_is_a_fixed_point(kind):
-    """From x* with the control variates grad f_i(x*), and those of the functions lent, nothing moves."""
-    run, best, at = begun(method(kind, p=0.4))
-    settle(run, best, at)
-    run.advance(5)
-    torch.testing.assert_close(run.s.x[0], best, rtol=0, atol=1e-11)
-
-
-def settle(run, x, at):
-    """Put a run of any of the three at x with the control variates that belong to gradients ``at`` there."""
-    s, c = run.s, run.c
-    s.x = x[None].clone()
-    if run.a.__class__.__name__ == "CompressedScaffnew":
-        c.h = at - at.mean(1, keepdim=True)
-        return
-    lam = float(run.a.lam.values[0])
-    c.X, s.v = c.X * 0 + x, lam * s.x
-    c.u = at - lam * x
-    if run.a.__class__.__name__ == "BiCoLoR":
-        c.u, s.z, s.w = at - 2 * lam * x, s.x, lam * s.x
-
-
 # The rate -----------------------------------------------------------------------------------------
 
 
@@ -289,10 +260,18 @@ def test_linear_convergence_at_the_rate_of_the_theorem(kind, p):
 # Where it can be run ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["compressed_scaffnew", "locodl rand_k", "bicolor"])
-def test_conforms_with_automatic_numbers(kind):
-    wrong = [str(f) for f in conformance(method(kind, 20, p="auto")) if not f.ok]
-    assert not wrong, "\n".join(wrong)
+OTHERWISE = [  # with automatic numbers, and with downlinks that send clients messages of their own
+    *(method(kind, 20, p="auto") for kind in ("compressed_scaffnew", "locodl rand_k", "bicolor")),
+    *(
+        on_p1("marina_p", None, d, 40, params={"p": 0.3})
+        for d in ("perm_k", {"name": "lazy", "p": 0.4})
+    ),
+]
+
+
+@pytest.mark.parametrize("method", OTHERWISE, ids=title)
+def test_conforms_otherwise_too(method):
+    assert not [str(f) for f in conformance(method) if not f.ok]
 
 
 # Theorems -----------------------------------------------------------------------------------------

@@ -397,21 +397,6 @@ def test_operators(name, params, mine):
     assert np.abs(result).max() > 0
 
 
-def test_natural_compression():
-    """To one of the powers of two around it, up as often as the mantissa says."""
-    x, rows = np.linspace(-7.0, 6.3, D), 4000
-    op = raybench.compressor("natural")
-    many = torch.from_numpy(x).expand(rows, D).contiguous()
-    result = op.encode(many, stream(3).each(range(rows))).decode().numpy()
-    low = 2.0 ** np.floor(np.log2(np.abs(x)))
-    up = np.abs(result) == 2 * low
-    assert (up | (np.abs(result) == low)).all()
-    assert (np.sign(result) == np.sign(x)).all()
-    chance = np.abs(x) / low - 1
-    deviation = np.sqrt(chance * (1 - chance) / rows)
-    assert (np.abs(up.mean(0) - chance) <= 5 * deviation + 1e-12).all()
-
-
 # Coins, participants, minibatches, and the server's stream ------------------------------------------
 
 
@@ -455,34 +440,6 @@ def test_participants_are_read_off_the_messages():
     )
     np.testing.assert_allclose(counts_of(run, "values_up"), k * want / CLIENTS, rtol=1e-12)
     assert len(np.unique(want)) > 2
-
-
-def draws_of(rounds: int, make) -> np.ndarray:
-    """A number per round, of the engine's own draws."""
-    net, result = started(run_of("gd")).net, []
-    for t in range(rounds):
-        net.begin(t)
-        result.append(make(net))
-    return np.array(result)
-
-
-def test_coins_are_fair_and_independent():
-    """Of rounds, purposes, cells, clients, and of the server, each against each."""
-    rounds = 4000
-
-    def make(net):
-        own = net.stream("sync").uniform(1)[..., 0].flatten().tolist()
-        shared = net.shared_stream("sync").uniform(1)[:, 0].tolist()
-        server = net.server_stream("sync").uniform(1)[:, 0].tolist()
-        return own + shared + server + net.shared_stream("up").uniform(1)[:, 0].tolist()
-
-    u = draws_of(rounds, make)
-    assert u.shape == (rounds, 2 * (CLIENTS + 3))
-    for p in (0.1, 0.5):
-        assert np.abs((u < p).mean(0) - p).max() < 5 * math.sqrt(p * (1 - p) / rounds)
-    u = np.concatenate((u[1:], u[:-1]), axis=1)  # and the round before
-    apart = np.corrcoef(u, rowvar=False) - np.eye(u.shape[1])
-    assert np.abs(apart).max() < 5 / math.sqrt(rounds)
 
 
 def test_minibatches():

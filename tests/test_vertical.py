@@ -298,21 +298,6 @@ def test_a_cell_in_a_batch_is_as_it_is_alone(file):
             assert np.allclose(ours, one.recorder.column("loss")[0], rtol=1e-10)
 
 
-def test_theoretical_steps_converge(file):
-    """(1/T) sum ||grad f||^2 <= 2 Delta0/(gamma T) + G^0/(rho T), f* from below by 0."""
-    for name, compressor, params in (
-        ("vertical_gd", None, {}),
-        ("vertical_ef21", TOP, {"init": "full"}),
-        ("vertical_marina", {"name": "rand_k", "k": 20}, {}),
-    ):
-        method = on(file, name, compressor, params, step=None, rounds=100)
-        run = finished(method.batch((1.0,), range(4)))
-        norms = run.recorder.column("grad_norm_sq").mean(0)
-        gap = run.recorder.column("loss")[0, 0]
-        for T in (1, 10, 100):
-            assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T)
-
-
 # The problem itself: its constants, what it is built of, what it refuses ----------------------------------
 
 

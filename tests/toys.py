@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cli_kit import own_plugins
 from torch import Tensor
 
 from raybench.core import registry
@@ -73,14 +74,10 @@ def handed_over(batch: Batch, before: int, look: Callable[[Run], Any]) -> list[A
 @contextmanager
 def registered(kind: str, **plugins: Any) -> Iterator[None]:
     """Register plug-ins (name=target) for a while."""
-    before = dict(registry._entries)
-    for name, target in plugins.items():
-        getattr(registry, kind)(name, **getattr(target, "declared", {}))(target)
-    try:
+    with own_plugins():
+        for name, target in plugins.items():
+            getattr(registry, kind)(name, **getattr(target, "declared", {}))(target)
         yield
-    finally:
-        registry._entries.clear()
-        registry._entries.update(before)
 
 
 class Counterexample(Quadratic):
