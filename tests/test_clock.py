@@ -14,7 +14,7 @@ import torch
 from raybench.clock.clients import AWAY, Clients, Rounds, waiting
 from raybench.clock.events import Events
 from raybench.core.errors import InputError
-from raybench.clock.model import typed
+from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}

@@ -19,7 +19,7 @@ from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.clock.links import Link, Network, all_gather, all_reduce
 from raybench.core.errors import InputError
 from raybench.report import charts, figures, html, plots, render
-from raybench.clock.model import typed
+from raybench.spec.clocks import typed
 from raybench.store import Store
 from raybench.store import cells as cells_of
 
