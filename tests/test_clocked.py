@@ -93,6 +93,15 @@ def test_what_rows_do_not_tell_is_refused(tmp_path, algorithm, more, why) -> Non
         with_clock(curves, cells, typed(CLOCK))
 
 
+@pytest.mark.parametrize("name", ["bytes_down", "messages_up"])
+def test_rows_far_apart_tell_only_of_rounds_that_are_alike(tmp_path, name) -> None:
+    curves, cells = swept(tmp_path / "out", algorithm=["gd"], record={"every": 5})
+    with_clock(curves, cells, typed(CLOCK))
+    curves.loc[curves["round"] == 30, name] += 2.0
+    with pytest.raises(InputError, match="differ from round to round"):
+        with_clock(curves, cells, typed(CLOCK))
+
+
 def test_tables_by_bits_and_by_time(tmp_path) -> None:
     folder = tmp_path / "out"
     asynchronous = [{"name": "sgd", "batch": 3}, {"name": "rennala_sgd", "batch": 3, "collect": 3}]

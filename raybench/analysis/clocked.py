@@ -125,8 +125,13 @@ def _work(
     if (per > 1).any():
         link = clock["link"] or {}
         uneven = any(isinstance(link.get(way), list | tuple) for way in ("up", "down"))
-        sent = (up / per)[1:]
-        if (uneven or link.get("shared")) and len(sent) and not np.allclose(sent, sent[0]):
+        counts = []
+        if uneven or link.get("shared"):
+            counts += [up, down]
+        if link.get("latency"):
+            counts += [steps("messages_up"), steps("messages_down")]
+        means = [(count / per)[1:] for count in counts]
+        if not all(np.allclose(mean, mean[:1], rtol=TOLERANCE, atol=0.0) for mean in means):
             raise _Unclear(
                 "its messages differ from round to round, and rows are many rounds apart"
             )
