@@ -22,7 +22,7 @@ class Events(Timing):
     """
 
     remembered = (
-        *("due", "kind", "began", "work", "step", "calls", "attempt", "told", "taken"),
+        *("due", "kind", "began", "work", "step", "calls", "attempt", "taken"),
         *("now", "spent", "wasted", "up_free", "down_free"),
     )
 
@@ -30,8 +30,8 @@ class Events(Timing):
         n = clients.n
         self.clients, self.per, self.size, self.up, self.down = clients, calls, size, up, down
         self.due, self.began, self.work = np.full(n, np.inf), np.zeros(n), np.zeros(n)
-        self.kind, self.step = np.full(n, WAITING), np.zeros(n, int)
-        self.calls, self.attempt, self.told = np.zeros(n, int), np.zeros(n, int), np.full(n, -1)
+        self.kind, self.step = np.full(n, WAITING), np.full(n, -1)
+        self.calls, self.attempt = np.zeros(n, int), np.zeros(n, int)
         self.taken = np.zeros(n, int)  # gradients that were computed to their end
         self.now = self.spent = self.wasted = self.up_free = self.down_free = 0.0
         # seconds of the calls of a block of each client
@@ -42,7 +42,8 @@ class Events(Timing):
 
         Return to how many of them the model had to be sent: to those that have another one.
         """
-        clients, news, start = self.clients, self.told[who] != step, np.full(len(who), self.now)
+        clients, news = self.clients, self.step[who] != step
+        start = np.full(len(who), self.now)
         if clients.down_rate is not None and news.any():
             travel = self.down / clients.down_rate[who[news]]
             if clients.shared:  # one copy after the other
@@ -54,7 +55,7 @@ class Events(Timing):
                 start[news] += clients.latency + travel
         each = [self._spent(who, self.calls[who] + h) for h in range(self.per)]
         spent = sum(each[1:], each[0])
-        self.told[who] = self.step[who] = step
+        self.step[who] = step
         self.began[who], self.work[who], self.due[who] = start, spent, start + spent
         self.kind[who] = COMPUTING
         if clients.leave:
