@@ -501,7 +501,17 @@ def hooks() -> Iterator[str]:
             yield f"| `{name}` | {with_code(meaning)} | `{default}` |"
         yield ""
     methods = [plugins.Estimator, plugins.Algorithm, plugins.Asynchronous]
-    seen = ("Draws", "Wire", "Oracle", "Net", "Events", "Timed", "Vertical", "Predictions", "Queue")
+    seen = (
+        "Draws",
+        "Wire",
+        "Oracle",
+        "Net",
+        "EventNet",
+        "Events",
+        "Timed",
+        "Vertical",
+        "Predictions",
+    )
     messages = {name for name in plugins.__all__ if name.endswith("Message")} - {"Message"}
     makers = {"NestedMessage": "nest", "FlaggedMessage": "choose"}
     groups: dict[str, list[Any]] = {

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from raybench.clock.clients import Clients, Rounds, waiting
-from raybench.clock.model import typed
+from raybench.clock.clients import AWAY, Clients, Rounds, waiting
+from raybench.clock.events import Events
 from raybench.core.errors import InputError
-from raybench.execution import events as events_module
-from raybench.execution.events import Events
+from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
@@ -417,9 +416,59 @@ def test_malenia_counts_a_harmonic_mean_that_is_reached_but_for_rounding() -> No
     assert seconds[0].tolist() == [0, 5, 10, 15, 20]
 
 
+@pytest.mark.parametrize(
+    ("link", "seconds"),
+    [
+        # a model and a gradient have 96 bytes each
+        ({"up": [96, 48, 96, 24], "down": [24, 48, 96, 96]}, 1.0 + 4.4 + 4.0),
+        # copies arrive at 2, 3, 4, 5 with the latency; ready at 3, 4.3, 6.9, 9.4; through at 4, 5.3, 7.9, 10.4
+        ("768bit,1s,server", 10.4 + 1.0),
+    ],
+    ids=["links of their own", "link of the server"],
+)
+def test_clients_wait_for_their_own_model_only(link, seconds) -> None:
+    """A round is max_i (down_i + compute_i + up_i), whether it is one of SGD or of the fastest n."""
+    clock = {"compute": SPEEDS, "link": link}
+    same, waited = ended(method("sgd", clock, rounds=5))
+    losses, others = ended(method("fastest_sgd", clock, collect="100%", rounds=5))
+    assert np.allclose(losses, same, rtol=1e-13)
+    assert np.allclose(others, waited, rtol=1e-13)
+    assert np.allclose(np.diff(waited[0]), seconds)
+
+
+def test_who_sits_out_is_not_waited_for() -> None:
+    clock = typed({"compute": [1.0, 1.0], "link": {"up": 10, "down": [10, 1]}})
+    rounds = Rounds(Clients(clock, 2, [0], [1] * 2))
+    rounds.compute(slice(None), np.array([[True, False]]), 1)
+    rounds.end(np.array([[20.0, 0.0]]), np.array([30.0]))
+    assert rounds.columns(1)["clock_seconds"].tolist() == [3.0 + 1.0 + 2.0]
+
+
+def test_a_client_may_vanish_in_each_gradient_of_its_computation() -> None:
+    clock = typed({"compute": 2.0, "dropout": {"p": 0.3, "back_after": 50.0}})
+    clients = Clients(clock, 3000, [0], [1] * 3000)
+    events = Events(clients, 3, np.ones(3000), 8, 8)
+    events.begin(np.arange(3000), 0)
+    gone = np.stack([clients.vanishes(np.full(3000, h), 0)[0] for h in range(3)])
+    assert np.array_equal(events.kind == AWAY, gone.any(0))
+    assert abs(gone.any(0).mean() - (1 - 0.7**3)) < 0.03
+    assert np.array_equal(events.work[gone.any(0)] // 2, gone.argmax(0)[gone.any(0)])
+    assert (events.work[~gone.any(0)] == 6).all()
+
+
+def test_who_is_stopped_cannot_vanish_any_more() -> None:
+    clock = typed({"compute": 10.0, "dropout": {"p": 0.5, "back_after": 100.0}})
+    events = Events(Clients(clock, 400, [0], [1] * 400), 1, np.ones(400), 8, 8)
+    events.begin(np.arange(400), 0)
+    gone = (events.kind == AWAY) & (events.work <= 1.0)  # within the first second
+    events.now = 1.0
+    assert np.array_equal(events.stop_old(1, 1), np.flatnonzero(~gone))
+    assert (events.calls[~gone] == 1).all()
+    assert events.spent == pytest.approx((~gone).sum() * 1.0)
+
+
 @pytest.mark.parametrize("shared", [False, True])
-def test_clients_that_begin_together_do_what_each_does_alone(shared, monkeypatch) -> None:
-    monkeypatch.setattr(events_module, "FEW", 0)
+def test_clients_that_begin_together_do_what_each_does_alone(shared) -> None:
     link = {"up": 300.0, "down": [100.0, 200.0, 50.0, 400.0], "latency": 0.5, "shared": shared}
     clock = {"compute": {"uniform": [1, 2]}, "jitter": {"exponential": 1}}
     clients = Clients({**typed(clock), "link": link}, 4, [7], [5, 6, 7, 8])
@@ -428,8 +477,8 @@ def test_clients_that_begin_together_do_what_each_does_alone(shared, monkeypatch
         who = np.flatnonzero(np.arange(4) % 3 != step % 3)
         for events in (together, alone):
             events.now = 10.0 * step
-        sent = together.begin_all(who, step // 2)
-        assert sent == sum(alone.begin(int(i), step // 2) for i in who)
+        sent = together.begin(who, step // 2)
+        assert sent == sum(alone.begin(np.array([i]), step // 2) for i in who)
         for name, value in alone.state().items():
             np.testing.assert_allclose(together.state()[name], value, rtol=1e-12, err_msg=name)
 

@@ -17,9 +17,9 @@ from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.clocked import with_clock
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.clock.links import Link, Network, all_gather, all_reduce
-from raybench.clock.model import typed
 from raybench.core.errors import InputError
 from raybench.report import charts, figures, html, plots, render
+from raybench.spec.clocks import typed
 from raybench.store import Store
 from raybench.store import cells as cells_of
 
@@ -54,8 +54,14 @@ def swept(folder, **more):
 
 FEW = {"algorithm": SWEEP["algorithm"][:4], "record": {"every": 7}}  # whose rounds are alike
 
+RAND = {"name": "rand_k", "k": 3}
+LATER = {"algorithm": [{"name": "dasha_mvr", "batch": 3, "compressor": RAND}, "ec_lsvrg"]}
+LATER["compressor"] = {"name": "top_k", "k": 3}
 
-@pytest.mark.parametrize("more", [{}, FEW], ids=["every row", "rows far apart"])
+
+@pytest.mark.parametrize(
+    "more", [{}, FEW, LATER], ids=["every row", "rows far apart", "full gradients first"]
+)
 def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(tmp_path, more) -> None:
     curves, cells = swept(tmp_path / "plain", **more)
     timed, _ = swept(tmp_path / "timed", clock=CLOCK, **more)
@@ -84,6 +90,15 @@ def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(tmp_path, more) -> N
 def test_what_rows_do_not_tell_is_refused(tmp_path, algorithm, more, why) -> None:
     curves, cells = swept(tmp_path / "out", algorithm=[algorithm], **more)
     with pytest.raises(InputError, match=why):
+        with_clock(curves, cells, typed(CLOCK))
+
+
+@pytest.mark.parametrize("name", ["bytes_down", "messages_up"])
+def test_rows_far_apart_tell_only_of_rounds_that_are_alike(tmp_path, name) -> None:
+    curves, cells = swept(tmp_path / "out", algorithm=["gd"], record={"every": 5})
+    with_clock(curves, cells, typed(CLOCK))
+    curves.loc[curves["round"] == 30, name] += 2.0
+    with pytest.raises(InputError, match="differ from round to round"):
         with_clock(curves, cells, typed(CLOCK))
 
 

@@ -61,11 +61,11 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "cli, __main__": 3400,
+    "cli, __main__": 3389,
     "measure": 1224,
-    "problems": 4904,
+    "problems": 4911,
     "reproduce": 912,
-    "spec": 2742,
+    "spec": 2901,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

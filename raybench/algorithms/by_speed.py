@@ -5,7 +5,7 @@ import torch
 
 from raybench.algorithms.base import Algorithm, Dense, Integer, Number, theory
 from raybench.algorithms.events import SAME_DATA, length, on_clock
-from raybench.clock import clients as clock
+from raybench.clock.clients import mean
 
 
 def half(k: theory.Setting) -> float:
@@ -69,11 +69,11 @@ class ShadowheartSGD(Algorithm):
     """
 
     def setup(a, net, s, c):
-        clients = net.simulated
+        clients = net.timing.clients
         size = length(a, net)
         samples = a.batch if isinstance(a.batch, int) else clients.samples
         h = clients.tau[0] * (samples if clients.per_sample else 1.0)
-        h = h + clock.mean(clients.clock["jitter"])
+        h = h + mean(clients.clock["jitter"])
         tau, omega = clients.up(np.full(net.n, size)), float(a.Q.bound.omega or 0.0)
         t = equilibrium(h, tau, omega, a.noise) * (1 + 1e-12)
         b = np.floor(t / h)
@@ -94,9 +94,9 @@ class ShadowheartSGD(Algorithm):
             # the sum of b minibatches is b times the mean of all their samples
             who = (many == b).expand(len(s.x), -1)
             sample = net.sample(f"batch {b}", b * a.batch) if isinstance(a.batch, int) else None
-            net.repeat(b)
+            net.timing.repeat = b
             total = total + b * who[..., None] * net.grad(s.x, sample, clients=who)
-        net.repeat(1)
+        net.timing.repeat = 1
         copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), net.zero()
         for j in range(int(a.m.max())):
             message = a.Q(total, net.stream(f"copy {j}")).masked((copies > j).expand(len(s.x), -1))
@@ -127,13 +127,13 @@ class MindFlayerSGD(Algorithm):
     """
 
     def round(a, net, s, c):
-        clients, total = net.simulated, net.zeros()
-        size = a.batch if isinstance(a.batch, int) else clients.samples
-        most, p = clients.within(a.patience, size)
+        clock, total = net.timing, net.zeros()
+        size = a.batch if isinstance(a.batch, int) else clock.clients.samples
+        most, p = clock.clients.within(a.patience, size)
         for j in range(a.trials):
-            done = torch.as_tensor(net.cut(most, size))
+            done = torch.as_tensor(clock.cut(most, size))
             sample = net.sample(f"batch {j}", a.batch) if isinstance(a.batch, int) else None
             grads = net.grad(s.x, sample, clients=torch.ones_like(done))
             total = total + done[..., None] * grads
-        net.cut(None, size)
+        clock.cut(None, size)
         a.step(net, s, net.up(Dense(total)).sum() / (a.trials * float(p.sum())))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raybench import theory
 from raybench.algorithms.base import Algorithm, Dense, Integer, Number, Unbiased, algorithm
-from raybench.algorithms.protocols import Events, Net
+from raybench.algorithms.protocols import EventNet, Net
 from raybench.compressors.dense import Identity
 from raybench.core.cells import State
 from raybench.wire import Message
@@ -50,29 +50,29 @@ class Asynchronous(Algorithm):
     stop: bool = False
     waits: bool = False
 
-    def arrive(a, net: Events, s: State, c: State, i: int, grad: Tensor, delay: int) -> bool:
+    def arrive(a, net: EventNet, s: State, c: State, i: int, grad: Tensor, delay: int) -> bool:
         """Take what client i has sent, grad (B, d), ``delay`` steps late; return whether the server has stepped."""
         raise NotImplementedError
 
-    def message(a, net: Events, s: State, c: State, i: int) -> Message:
+    def message(a, net: EventNet, s: State, c: State, i: int) -> Message:
         """Return the message (B, 1) of client i: its gradient, compressed where there is a compressor."""
         g = a.direction(net, s, c, i)[:, None]
         return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else lent(g)
 
-    def direction(a, net: Events, s: State, c: State, i: int) -> Tensor:
+    def direction(a, net: EventNet, s: State, c: State, i: int) -> Tensor:
         """Return what client i has computed at its point, (B, d): by default a gradient."""
         return net.grad_of(i, s.at[i], a.batch)
 
     def start(a, net: Any, s: State, c: State) -> None:
         a.setup(net, s, c)
         s.at = [s.x] * net.n
-        net.begin_all(np.arange(net.n), 0)
+        net.begin_computing(np.arange(net.n), 0)
 
     def setup(a, net: Any, s: State, c: State) -> None:
         net.prepare(a.calls, a.batch, trial(a, net))
         a.begin(net, s, c)
 
-    def begin(a, net: Events, s: State, c: State) -> None:
+    def begin(a, net: EventNet, s: State, c: State) -> None:
         """Make the state of the method beside s.x and s.at."""
 
     def round(a, net: Any, s: State, c: State) -> None:
@@ -81,23 +81,25 @@ class Asynchronous(Algorithm):
             i, arrives = net.events.next()
             delay = net.t - 1 - int(net.events.step[i])
             counts = arrives and (a.limit is None or delay < a.limit)
-            if counts:
+            if arrives:
                 grad = net.deliver(i, a.message(net, s, c, i))
-                stepped = a.arrive(net, s, c, i, grad, delay)
-            elif arrives:  # sent, and thrown away
-                net.deliver(i, a.message(net, s, c, i))
-                net.events.ignored(i)
-            if counts and a.waits and not stepped:
+                if counts:
+                    stepped = a.arrive(net, s, c, i, grad, delay)
+                else:  # sent, and thrown away
+                    net.events.ignored(i)
+            if counts and a.waits:  # for the step, after which it begins with the others
                 net.events.wait(i)
             else:
-                s.at[i] = s.x  # never written to, so that clients may share it
-                net.begin_computing(i, net.t if stepped else net.t - 1)
+                a.begin_anew(net, s, np.array([i]), net.t if stepped else net.t - 1)
         if (a.stop or a.waits) and a.limit is not None:
-            old = net.events.stop_old(a.limit, net.t)
-            if len(old):
-                for j in old:
-                    s.at[j] = s.x
-                net.begin_all(old, net.t)
+            a.begin_anew(net, s, net.events.stop_old(a.limit, net.t), net.t)
+
+    def begin_anew(a, net: EventNet, s: State, who: np.ndarray, step: int) -> None:
+        """Let clients ``who`` begin at the present model, which is that of a server step."""
+        for i in who:
+            s.at[i] = s.x  # never written to, so that clients may share it
+        if len(who):
+            net.begin_computing(who, step)
 
     def collected(a, s: State, v: Tensor, count: int) -> Tensor | None:
         """Return the mean (B, d) of the last ``count`` values of v, and forget them; None before there are so many.
@@ -112,7 +114,7 @@ class Asynchronous(Algorithm):
         mean: Tensor = total / count
         return mean
 
-    def descend(a, net: Events, s: State, u: Tensor) -> bool:
+    def descend(a, net: EventNet, s: State, u: Tensor) -> bool:
         """x <- x - gamma u; return that the server has stepped."""
         s.x = s.x - a.gamma * u
         return True

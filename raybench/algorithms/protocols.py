@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from raybench.clock.clients import Clients
+from raybench.clock.clients import Rounds
+from raybench.clock.events import Events
 from raybench.core.cells import PerCell
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream
@@ -203,31 +204,10 @@ class Net(Wire, Protocol):
         """Return mean_i ||x_i - mean x||^2, (B,), of X (B, n_here, d): for the record, never booked."""
 
 
-class Queue(Protocol):
-    """The event queue of clients that do not wait for each other."""
-
-    now: float  # seconds on the simulated clock
-    step: np.ndarray  # of which server step each client's model is, (n,)
-
-    def next(self) -> tuple[int, bool]:
-        """Go on to the next event: the client, and whether its message arrives; else it is back, to begin anew."""
-
-    def wait(self, i: int) -> None:
-        """Let client i wait: it is not to begin anew by itself."""
-
-    def ignored(self, i: int) -> None:
-        """Count what client i has computed as thrown away."""
-
-    def stop_old(self, limit: int, step: int) -> np.ndarray:
-        """Stop computations at models of ``limit`` steps or more ago; return whose they were, and who waits."""
-
-
-class Events(Net, Protocol):
+class EventNet(Net, Protocol):
     """The net of asynchronous methods, which speak with one client at a time."""
 
-    @property
-    def events(self) -> Queue:
-        """Return the event queue."""
+    events: Events
 
     def prepare(self, calls: int, batch: object, message: Message) -> None:
         """Make the event queue: gradients per message, their samples, and a message (1, 1) of the method."""
@@ -241,25 +221,13 @@ class Events(Net, Protocol):
     def deliver(self, i: int, message: Message) -> Tensor:
         """Book the message (B, 1) of client i, and return what the server decodes, (B, d)."""
 
-    def begin_computing(self, i: int, step: int) -> None:
-        """Let client i begin a computation at the model of that step, which it is sent if it has another one."""
-
-    def begin_all(self, who: np.ndarray, step: int) -> None:
-        """Let clients ``who`` begin a computation each at the model of that step."""
+    def begin_computing(self, who: np.ndarray, step: int) -> None:
+        """Let clients ``who`` begin a computation each at the model of that step; book it for those that lack it."""
 
 
 class Timed(Net, Protocol):
     """The net of methods whose rounds depend on the speed of clients."""
 
     @property
-    def simulated(self) -> Clients:
-        """Return the simulated clients: ``tau`` (B, n), ``up`` and the like."""
-
-    def repeat(self, calls: int) -> None:
-        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
-
-    def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
-        """Cut calls that take longer than ``most`` seconds (B, n), None for none, from now on.
-
-        Return whose next call, of ``size`` samples, is done by then, bool (B, n).
-        """
+    def timing(self) -> Rounds:
+        """Return the clock of rounds, which has the simulated clients: ``clients.tau`` (B, n) and the like."""

@@ -108,17 +108,30 @@ def _work(
     rounds[0] = float(begins)  # what is sent and computed before the first round counts as one
     per = np.maximum(rounds, 1.0)
     size = _samples(rows, config, clock)
-    calls = evals / per / size
+    calls, full = evals / per / size, _full(rows)
+    begun = round(evals[0] / full)
+    if size != full and begun > 0 and np.isclose(evals[0], begun * full, rtol=TOLERANCE):
+        # a method of minibatches that begins with full gradients: one call each, however many samples
+        if clock["per"] == "sample":
+            raise _Unclear(
+                "it begins with full gradients, and rows do not tell of how many samples"
+            )
+        calls[0] = begun
     if not np.allclose(calls, np.round(calls), rtol=0, atol=1e-6):
         raise _Unclear("its rounds do not take the same number of gradients each")
     later = np.round(calls)[1:]
-    if size != _full(rows) and len(later) and (later != later[0]).any():
+    if size != full and len(later) and (later != later[0]).any():
         raise _Unclear("its rounds mix minibatches and full gradients")
     if (per > 1).any():
         link = clock["link"] or {}
         uneven = any(isinstance(link.get(way), list | tuple) for way in ("up", "down"))
-        sent = (up / per)[1:]
-        if (uneven or link.get("shared")) and len(sent) and not np.allclose(sent, sent[0]):
+        counts = []
+        if uneven or link.get("shared"):
+            counts += [up, down]
+        if link.get("latency"):
+            counts += [steps("messages_up"), steps("messages_down")]
+        means = [(count / per)[1:] for count in counts]
+        if not all(np.allclose(mean, mean[:1], rtol=TOLERANCE, atol=0.0) for mean in means):
             raise _Unclear(
                 "its messages differ from round to round, and rows are many rounds apart"
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, digits, listing, load_plugins, note, pairs
+from raybench.cli.shared import Screen, count, digits, listing, note, pairs
 from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ def advise(
     from raybench.measure.advise import baseline, chosen, gradients, on_gpu, replay
     from raybench.measure.timing import busy
 
-    load_plugins(plugin)
     timed = None if clock is None else shared.typed_clock(clock)
     asked = chosen(compressor)
     doubt = busy()

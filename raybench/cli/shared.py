@@ -163,8 +163,8 @@ def reading_options(
 
 def typed_clock(text: str) -> dict[str, Any]:
     """Return the typed clock of a YAML file, which may be a sweep's, or of YAML. Raises InputError."""
-    from raybench.clock.model import typed
     from raybench.core import yaml
+    from raybench.spec.clocks import typed
 
     file = Path(text).expanduser()
     if text.lstrip().startswith("{"):

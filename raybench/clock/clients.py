@@ -66,7 +66,7 @@ def mean(distribution: Mapping[str, Any] | None) -> float:
 class Clients:
     """n clients for each of B seeds; arrays (B, n).
 
-    clock: typed (``model.typed``). samples: of each client. A call is counted where it begins: the k-th call of a
+    clock: typed (``spec.clocks.typed``). samples: of each client. A call is counted where it begins: the k-th call of a
     client takes the same seconds in every run of the seed. Raises InputError where the clock names another number of
     clients, or its trace cannot be read.
     """
@@ -83,6 +83,8 @@ class Clients:
         self.per_sample = clock["per"] == "sample"
         self._trace: list[Array] | None = None
         self.tau = np.broadcast_to(self._seconds(), (len(seeds), n))
+        drop = clock["dropout"] or {"p": 0.0, "back_after": 0.0}
+        self.leave, self.back_after = drop["p"], drop["back_after"]
         link = clock["link"] or {}
         self.latency, self.shared = link.get("latency", 0.0), link.get("shared", False)
         self.up_rate = self._each(link["up"], "link.up") if link else None
@@ -109,22 +111,21 @@ class Clients:
             raise InputError.of(f"clock.{where}", what, "one number, or one for each client")
         return np.broadcast_to(np.asarray(value, float), (self.n,))
 
-    def call(self, count: Array, size: float | Array, who: Any = slice(None)) -> Array:
-        """Return the seconds of the ``count``-th call (B, m), from 0, of clients ``who``, of ``size`` samples each.
+    def call(self, count: Array, size: float | Array) -> Array:
+        """Return the seconds of the ``count``-th call (B, n), from 0, of every client, of ``size`` samples each.
 
         A client that vanishes is away in them: from the place where it stopped until it has begun anew and ended.
         """
-        spent = self.once(count, size, who)
-        drop = self.clock["dropout"]
-        if drop is None or drop["p"] == 0:
+        spent = self.once(count, size)
+        if not self.leave:
             return spent
         total = np.zeros_like(spent)
         gone, attempt = np.ones(spent.shape, bool), 0
         while True:
-            gone = gone & self.vanishes(count, attempt, who)
+            gone = gone & self.vanishes(count, attempt)
             if not gone.any():
                 return total + spent
-            away = self.place(count, attempt, who) * spent + drop["back_after"]
+            away = self.place(count, attempt) * spent + self.back_after
             total += np.where(gone, away, 0.0)
             attempt += 1
 
@@ -152,7 +153,7 @@ class Clients:
         Raises InputError for a trace with jitter, of whose sum no quantile is known.
         """
         most, share = self.tau, np.ones(self.n)
-        jitter, drop = self.clock["jitter"], self.clock["dropout"]
+        jitter = self.clock["jitter"]
         if self._trace is not None:
             if jitter is not None:
                 fix = "a trace without jitter, or another compute"
@@ -167,14 +168,13 @@ class Clients:
         most = most * size if self.per_sample else most
         if jitter is not None:
             most, share = most + quantile(jitter, np.array(p)), share * p
-        return most * (1 + 1e-12), share * (1.0 if drop is None else 1 - drop["p"])
+        return most * (1 + 1e-12), share * (1 - self.leave)
 
-    def vanishes(self, count: Array, attempt: int, who: Any = slice(None)) -> Array:
+    def vanishes(self, count: Array, attempt: int | Array, who: Any = slice(None)) -> Array:
         """Return whether clients vanish in the ``attempt``-th try (from 0) of a call, bool (B, m)."""
-        u = uniform(self._keys["dropout"][:, who], _slot(count, attempt))
-        return u < self.clock["dropout"]["p"]
+        return uniform(self._keys["dropout"][:, who], _slot(count, attempt)) < self.leave
 
-    def place(self, count: Array, attempt: int, who: Any = slice(None)) -> Array:
+    def place(self, count: Array, attempt: int | Array, who: Any = slice(None)) -> Array:
         """Return at which share of a call clients vanish, uniform on (0, 1), (B, m)."""
         return uniform(self._keys["place"][:, who], _slot(count, attempt))
 
@@ -199,8 +199,8 @@ class Clients:
         return some
 
 
-def _slot(count: Array, attempt: int) -> Array:
-    return np.asarray(count).astype(np.uint64) * np.uint64(2**20) + np.uint64(attempt)
+def _slot(count: Array, attempt: int | Array) -> Array:
+    return np.asarray(count, np.uint64) * np.uint64(2**20) + np.asarray(attempt, np.uint64)
 
 
 def traced(path: str) -> list[Array]:
@@ -223,28 +223,56 @@ def traced(path: str) -> list[Array]:
     return [group.to_numpy(float) for _, group in table.groupby("client", sort=True)["seconds"]]
 
 
-class Rounds:
+class Timing:
+    """A simulated clock: that of rounds, or the event queue.
+
+    remembered: attributes that a run which goes on elsewhere must know. log: what the clients of the first cell do,
+    where it is wanted.
+    """
+
+    remembered: tuple[str, ...] = ()
+    clients: Clients
+    log: list[Span] | None = None
+
+    def columns(self, cells: int) -> dict[str, Array]:
+        """Return what a row records, (cells,) each."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Array]:
+        """Return what a run that goes on elsewhere must know after a round, copied."""
+        return {name: np.array(getattr(self, name)) for name in self.remembered}
+
+    def load(self, saved: Mapping[str, Array]) -> None:
+        """Go on from what ``state`` returned."""
+        for name in self.remembered:
+            setattr(self, name, np.array(saved[name])[()])
+
+    def _note(self, client: int, kind: int, start: float, until: float) -> None:
+        if self.log is not None and until > start:
+            self.log.append((client, kind, float(start), float(until)))
+
+
+class Rounds(Timing):
     """The clock of synchronous rounds: a round ends when the last message of its participants has arrived.
 
-    A client computes its calls one after the other, then sends what it has in one transfer; the server's answer
-    travels before the next round. On a graph a client begins its round when its neighbours' messages are there.
-    times: when clients have ended their round, (B, n) on a graph, else (B, 1).
+    A client receives the server's answer, computes its calls one after the other, then sends what it has in one
+    transfer. On a graph a client begins its round when its neighbours' messages are there. times: when clients have
+    ended their round, (B, n) on a graph, else (B, 1).
     """
+
+    remembered = ("calls", "times", "told")
 
     def __init__(self, clients: Clients, neighbours: Array | None = None) -> None:
         self.clients, self.neighbours = clients, neighbours
         B, n = clients.tau.shape
         self.calls = np.zeros((B, n))
         self.times = np.zeros((B, 1 if neighbours is None else n))
-        self._work, self._told = np.zeros((B, n)), np.zeros(B)
+        self._work, self.told = np.zeros((B, n)), np.zeros(B)
         self.most: Array | None = None  # seconds after which a call is cut
-        self.repeat = 1  # calls that one gradient stands for
-        # what the clients of the first cell do, where it is wanted
-        self.log: list[Span] | None = None
+        self.repeat = 1  # calls that one gradient stands for, which share its samples
 
     def columns(self, cells: int) -> dict[str, Array]:
-        """Return what a row records: when the last client is done."""
-        return {"clock_seconds": self.times.max(1)}
+        return {"clock_seconds": self.times.max(1)}  # when the last client is done
 
     def compute(self, cells: Any, who: Array | None, size: float | Array) -> None:
         """Count ``repeat`` calls of the clients ``who`` (b, n), None for all, of some cells, on ``size`` samples each."""
@@ -267,53 +295,38 @@ class Rounds:
         if most is None:
             return np.ones(self.calls.shape, bool)
         done = self.clients.once(self.calls, size) <= most
-        drop = self.clients.clock["dropout"]
-        return done if drop is None else done & ~self.clients.vanishes(self.calls, 0)
+        return done & ~self.clients.vanishes(self.calls, 0)
 
     def end(self, up: Array, down: Array) -> None:
-        """End a round in which clients sent ``up`` bytes (B, n); ``down`` (B,): what each was sent in all rounds so far."""
-        clients, down = self.clients, down - self._told
-        self._told = self._told + down
-        sent = clients.up(up)
-        ready = self.times + self._work
+        """End a round: T = max over its participants of (down_i + work_i + up_i).
+
+        up: bytes that clients sent in it, (B, n). down: what each was sent in all rounds so far, (B,).
+        """
+        clients, down = self.clients, down - self.told
+        self.told = self.told + down
+        # a server whose one link carries all sends one copy after the other
+        copies = np.arange(1, clients.n + 1) if clients.shared else np.ones(clients.n)
+        begin = self.times + clients.down(down[:, None] * copies)
+        ready = begin + self._work
+        there = _through(ready, up, clients) if clients.shared else ready + clients.up(up)
+        if self.log is not None:
+            for i in range(clients.n):
+                self._note(i, COMPUTING, begin[0, i], ready[0, i])
+                self._note(i, SENDING, ready[0, i], there[0, i])
         if self.neighbours is not None:
             # t_i = max over i and its neighbours j of (t_j + work_j + send_ji)
-            there = ready + sent
             reach = np.where(self.neighbours[None], there[:, None, :], -np.inf).max(2)
             self.times = np.maximum(reach, ready)
         else:
-            done = _through(ready, up, clients) if clients.shared else ready + sent
-            back = clients.down(np.broadcast_to(down[:, None], up.shape))
-            if clients.shared and clients.down_rate is not None:  # one copy after the other
-                back = np.where(
-                    down > 0, clients.latency + down * up.shape[1] / clients.down_rate[0], 0.0
-                )
-                back = back[:, None]
-            self.times = (done.max(1, keepdims=True) + back).max(1, keepdims=True)
-        if self.log is not None:
-            self._note(ready[0] - self._work[0], ready[0], (ready + sent)[0])
+            busy = (self._work > 0) | (up > 0)  # who sits out is not waited for
+            busy |= ~busy.any(1, keepdims=True)
+            self.times = np.where(busy, there, self.times).max(1, keepdims=True)
         self._work[:] = 0
-
-    def _note(self, began: Array, ready: Array, sent: Array) -> None:
-        assert self.log is not None
-        for i, span in enumerate(zip(began, ready, sent, strict=True)):
-            for kind, start, end in ((COMPUTING, *span[:2]), (SENDING, *span[1:])):
-                if end > start:
-                    self.log.append((i, kind, float(start), float(end)))
-
-    def state(self) -> dict[str, Array]:
-        """Return what a run that goes on elsewhere must know after a round, copied."""
-        return {"calls": self.calls.copy(), "times": self.times.copy(), "told": self._told.copy()}
-
-    def load(self, saved: Mapping[str, Array]) -> None:
-        """Go on from what ``state`` returned."""
-        self.calls, self.times = saved["calls"].copy(), saved["times"].copy()
-        self._work, self._told = np.zeros_like(self.calls), saved["told"].copy()
 
     def select(self, cells: Array) -> None:
         """Keep some cells only."""
         self.clients = self.clients.select(cells)
-        for name in ("calls", "times", "_work", "_told"):
+        for name in ("calls", "times", "_work", "told"):
             setattr(self, name, getattr(self, name)[cells])
 
 

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.clock.clients import Clients, Span
+from raybench.clock.clients import Rounds, Timing
+from raybench.clock.events import BLOCK, Events
 from raybench.core.cells import PerCell
+from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream
 from raybench.execution.oracle import oracle_for
-from raybench.problems.abilities import Labelled
+from raybench.problems.abilities import Labelled, Trained
 from raybench.problems.base import Problem
+from raybench.wire import Message
 from raybench.wire.collectives import GATHER
+from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.neighbours import Mixing
 from raybench.wire.transport import Transport
-from raybench.wire.wire import Cells, Vectors, Wire
-
-
-class Timing(Protocol):
-    """A simulated clock: that of rounds, or the event queue."""
-
-    log: list[Span] | None
-
-    def columns(self, cells: int) -> dict[str, np.ndarray]:
-        """Return what a row records, (B,) each."""
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return what a run that goes on elsewhere must know."""
-
-    def load(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``state`` returned."""
+from raybench.wire.wire import Cells, Vectors, Wire, lent
 
 
 def vectors_of(problem: Problem) -> Vectors:
@@ -105,22 +93,6 @@ class Net(Wire):
             down = self.ledger.down[COLUMNS.index("bytes")]
             self.oracle.rounds.end(self.ledger.bytes_of_round(self.n), down)
 
-    @property
-    def simulated(self) -> Clients:
-        """Return the simulated clients of the clock."""
-        assert self.oracle.rounds is not None, "the method is declared with clock=True"
-        return self.oracle.rounds.clients
-
-    def repeat(self, calls: int) -> None:
-        """Let gradients from now on stand for so many calls on the simulated clock, which share their samples."""
-        assert self.oracle.rounds is not None, "the method is declared with clock=True"
-        self.oracle.rounds.repeat = calls
-
-    def cut(self, most: np.ndarray | None, size: float | np.ndarray) -> np.ndarray:
-        """Cut calls that take longer than ``most`` seconds (B, n) from now on; return whose next call is done by then."""
-        assert self.oracle.rounds is not None, "the method is declared with clock=True"
-        return self.oracle.rounds.cut(most, size)
-
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""
         super().select(cells)
@@ -150,3 +122,104 @@ class Poisoned:
         at = x[some] if x.ndim == 2 else x[some][:, self.honest :]
         rows = None if sample is None else sample[some].of(slice(self.honest, None))
         return torch.cat((grads[:, : self.honest], self.problem.grad(at, rows)), 1)
+
+
+class EventNet(Net):
+    """The wire and the oracle of clients that do not wait for each other; all of them are hosted here.
+
+    A gradient is evaluated when its message arrives, at the point where it was begun. The client that arrives is the
+    same for all cells, so its gradient at the points of all is one call of the problem.
+    """
+
+    events: Events
+
+    def __init__(self, problem: Problem, roots: Stream, rounds: Rounds) -> None:
+        super().__init__(problem, roots)
+        self._clients = rounds.clients.select(np.array([0]))  # cells share their seed
+        # the problem of each client alone, and the same as a network, where it is one
+        self._alone: dict[int, tuple[Problem, Trained | None]] = {}
+        self._drawn: dict[int, tuple[int, Sample]] = {}
+
+    @property
+    def timing(self) -> Timing:
+        """Return the event queue, made as the method is set up."""
+        return self.events
+
+    def end_round(self) -> None:
+        """End a round: the clock goes on by events."""
+
+    def prepare(self, calls: int, batch: object, message: Message) -> None:
+        """Make the event queue of a method: its gradients per message, their samples, and a message (1, 1) of it.
+
+        Raises InputError where messages differ in length and travel over a link.
+        """
+        problem, bytes_up = self.oracle.problem, message.cost.bytes
+        if isinstance(bytes_up, Tensor) and self._clients.up_rate is not None:
+            what = "messages of this compressor differ in length with their values, so that cells would not share their events"
+            raise InputError.of("clock.link", what, "a compressor of fixed length, or no link")
+        size = np.asarray(batch if isinstance(batch, int) else problem.samples, float)
+        self._size, self._model = np.broadcast_to(size, (self.n,)), lent(self.zero())
+        cost = self._model.cost
+        up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
+        self.events = Events(self._clients, calls, self._size, up, float(cost.bytes))
+        self._fixed = None if message.cost.varies else np.array(message.cost, float) / self.n
+        self._model_cost = np.array(cost, float)[:, None] / self.n
+
+    def call_stream(self, purpose: str, i: int, back: int = 0) -> Stream:
+        """Return the stream (B, 1) of client i's latest computation, as the round of that number has it."""
+        count = int(self.events.taken[i]) - back
+        return self.roots.fold("round").fold(count).fold(purpose).each([i])
+
+    def grad_of(self, i: int, x: Tensor, batch: object = None, back: int = 0) -> Tensor:
+        """Return the gradient (B, d) of client i at x (B, d), of ``batch`` samples or all of them.
+
+        back: which call of its computation, counted from the last one.
+        """
+        began = perf_counter()
+        if i not in self._alone:
+            hosted = self.oracle.problem.host(range(i, i + 1))
+            self._alone[i] = hosted, hosted if isinstance(hosted, Trained) else None
+        sample = None
+        if isinstance(batch, int):
+            sample = self._sample(i, int(self.events.taken[i]) - back, batch)
+        alone, network = self._alone[i]
+        if sample is not None and network is not None:
+            grads, losses, _ = network.sampled(x[:, None], sample, {})
+            self.oracle.hear(losses, at=slice(i, i + 1))
+        else:
+            grads = alone.grad(x[:, None], sample)
+        self.clock.gradient += perf_counter() - began
+        self.oracle.evals += self._size[i] / self.n
+        return self.oracle.clipped(grads, x)[:, 0]
+
+    def _sample(self, i: int, count: int, size: int) -> Sample:
+        """Return the minibatch of client i in its call of that number, the same for all cells, which share their seed.
+
+        It is that of the round of this number in a method whose clients wait for each other.
+        """
+        block, place = divmod(count, BLOCK)
+        if self._drawn.get(i, (-1, None))[0] != block:
+            rounds = self.roots[:1].fold("round").each(range(block * BLOCK, (block + 1) * BLOCK))
+            source = Stream(rounds.keys[0]).fold("batch").each([i])
+            self._drawn[i] = block, Sample.drawn(source, size, self.oracle.samples[i : i + 1])
+        drawn = self._drawn[i][1][place : place + 1]
+        return Sample(drawn.indices.expand(self.B, -1, -1), drawn.stream)
+
+    def deliver(self, i: int, message: Message) -> Tensor:
+        """Book the message (B, 1) of client i, and return what the server decodes, (B, d)."""
+        with self.clock.on("communicate"):
+            if self._fixed is None:
+                self.ledger.book_one(message, i, self.n)
+            else:
+                self.ledger.book_fixed(self._fixed, i, self.n)
+            if isinstance(message, DenseMessage) and message.scale == 1.0:
+                return message.values[:, 0]  # nobody writes to it, so that it need not be copied
+            return message.decode()[:, 0]
+
+    def begin_computing(self, who: np.ndarray, step: int) -> None:
+        """Let clients ``who`` begin a computation each at the model of that step; book it for those that lack it."""
+        self.tell(self._model, self.events.begin(who, step))
+
+    def tell(self, model: Message, clients: int) -> None:
+        """Book the model (B,) that so many clients are sent, whose length is always the same."""
+        self.ledger.down += self._model_cost * clients

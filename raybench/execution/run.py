@@ -26,8 +26,7 @@ from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
-from raybench.execution.events import EventNet
-from raybench.execution.net import Net, Poisoned
+from raybench.execution.net import EventNet, Net, Poisoned
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
     COSTLY_MEASURES,

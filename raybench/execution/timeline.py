@@ -48,7 +48,7 @@ def timeline(cells: Mapping[str, Cell], allow_unproven: bool = False) -> pd.Data
 def _spans(run: Run) -> list[tuple[int, int, float, float]]:
     run.advance(0)  # the start
     assert run.net.timing is not None
-    until = SLOWEST * float(run.net.simulated.tau[0].max())
+    until = SLOWEST * float(run.net.timing.clients.tau[0].max())
     log: list[Span] = []
     run.net.timing.log = log
     began = float(run.net.timing.columns(1)["clock_seconds"][0])

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from raybench.clock import model
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Number, Operator, Param, Text
-from raybench.spec import sections
+from raybench.spec import clocks, sections
 from raybench.spec.model import Section, Step
 from raybench.spec.sections import (
     Kind,
@@ -256,31 +255,37 @@ class Steps(Kind):
 
 @dataclass(frozen=True)
 class Clocked(Kind):
-    """A clock: ``{compute: .., per: .., jitter: .., dropout: .., link: ..}``, see ``raybench.clock.model``."""
+    """A clock: ``{compute: .., per: .., jitter: .., dropout: .., link: ..}``, see ``clocks``."""
 
     merges = False
 
     def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
         if value is None or value == "none":
             return [None]
-        clock = model.typed(value, where)
+        clock = clocks.typed(value, where)
         trace = clock["compute"].get("trace")
         if trace is not None and locate(trace) is None:
             raise InputError.of(f"{where}.compute.trace", f"no file {trace}", "give its path")
         return [clock]
 
     def identity(self, value: Any) -> Any:
-        return model.identity(value, lambda path: content_hash(path, "clock.compute.trace"))
+        parts = {key: part for key, part in value.items() if part is not None}
+        if parts["per"] == "call":
+            del parts["per"]
+        if "trace" in parts["compute"]:  # what is in the file counts, not where it lies
+            content = content_hash(parts["compute"]["trace"], "clock.compute.trace")
+            parts["compute"] = {"trace": f"sha256:{content}"}
+        return parts
 
     def schema(self) -> Schema:
         either: Schema = {"type": ["number", "array", "object"]}
         parts = {
             "compute": {
                 **either,
-                "description": f"seconds of a gradient: {', '.join(model.COMPUTES)}",
+                "description": f"seconds of a gradient: {', '.join(clocks.COMPUTES)}",
             },
-            "per": {"enum": [*model.PER], "default": "call"},
-            "jitter": {"type": ["object", "null"], "description": ", ".join(model.JITTERS)},
+            "per": {"enum": [*clocks.PER], "default": "call"},
+            "jitter": {"type": ["object", "null"], "description": ", ".join(clocks.JITTERS)},
             "dropout": {"type": ["object", "null"], "description": "{p: .., back_after: ..}"},
             "link": {"type": ["string", "object", "null"]},
         }

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.algorithms import protocols
-from raybench.execution.events import EventNet
-from raybench.execution.net import Net
+from raybench.execution.net import EventNet, Net
 from raybench.execution.run import Run
 from raybench.testing.compressors import same_bits, sent
 from raybench.wire import CasesMessage, Message
@@ -32,7 +31,7 @@ def named(*kinds: type) -> frozenset[str]:
     return frozenset(n for n in every if not n.startswith("_")) - {*RECORD}
 
 
-OF_NET = named(protocols.Net, protocols.Events, protocols.Timed)
+OF_NET = named(protocols.Net, protocols.EventNet, protocols.Timed)
 OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Vertical)
 
 
@@ -245,7 +244,7 @@ class Spy:
             self._add_up(rows, self._most(message))
             return call(i, message)
 
-        def tell(message: Message, clients: int = 1) -> Any:
+        def tell(message: Message, clients: int) -> Any:
             packed = np.array([broadcast(message, b) for b in range(self.net.B)], float)
             self._add("down", packed * clients / self.net.n, clients * self._most(message))
             return call(message, clients)
