@@ -65,7 +65,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "measure": 1224,
     "problems": 4911,
     "reproduce": 912,
-    "spec": 2901,
+    "spec": 2902,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

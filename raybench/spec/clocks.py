@@ -70,9 +70,10 @@ def _mapping(value: object, where: str, keys: Sequence[str], fix: str) -> dict[s
 
 def _number(value: object, where: str, param: Param = POSITIVE) -> float:
     complaints: Complaints = []
-    number = sections.single(param, value, where, complaints)
+    numbers = sections.single(param, value, where, complaints)
     if complaints:
         raise InputError(complaints)
+    (number,) = numbers
     assert isinstance(number, float)
     return number
 
