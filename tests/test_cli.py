@@ -21,6 +21,7 @@ from cli_kit import SWEEP, Said, call, cli, refused, tidy, tree
 import raybench
 from raybench import spec, store
 from raybench.cli import VERBS
+from raybench.cli.shared import names_in
 from raybench.core import registry
 from raybench.execution.resolve import Resolver
 
@@ -276,6 +277,8 @@ def test_table_forms_and_accounting(swept, here):
     assert cli("table", out, "--format", "markdown").out.startswith("| Method | K |")
     some = ("--methods", "gd,EF21 Rand-K", "--format", "csv")
     assert set(pd.read_csv(io.StringIO(cli("table", out, *some).out))["method"]) == {"GD", one}
+    labels = "gd, EF21 Top-K (init=zero, p=0.1),DIANA"  # commas in brackets part nothing
+    assert names_in(labels) == ["gd", "EF21 Top-K (init=zero, p=0.1)", "DIANA"]
     refused("rank", out, "--methods", "ef12", says=["--methods", "did you mean ef21?"])
     assert cli("table", out, "--target", 1e300).out.count("not reached") == 0
     for wrong in (["--accounting", "paper:ef12"], ["--format", "cvs"], ["--by", "methods"]):

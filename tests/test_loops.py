@@ -44,7 +44,7 @@ import raybench.torch as rt
 from raybench.algorithms.build import check_loop
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.torch.saved import opened
+from raybench.torch.saved import opened, parts_of
 
 D = 1715  # parameters of the network
 
@@ -296,6 +296,15 @@ def test_a_hook_goes_on_from_what_it_saved():
     model.load_state_dict(kept)
     steps(parallel, optimizer, rank(), range(5, 8))
     assert far(end, vector(model)) == 0
+
+
+def test_a_part_is_of_a_rank_of_its_group():
+    """Ranks 2 and 3 of a run have saved as a group of two, and ranks 0 and 1 of another go on."""
+    part = {"algorithm": "ef21", "rank": 1, "n": 2, "alike": False, "exchanges": []}
+    state = {"raybench": {"rank 3": (part,)}}
+    assert parts_of(state, "ef21", 1, 2) == [part]
+    with pytest.raises(InputError, match="the part of rank 1 on rank 0"):
+        parts_of(state, "ef21", 0, 2)
 
 
 @SAVED

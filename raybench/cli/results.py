@@ -192,7 +192,7 @@ def plot(
         names[key] = name
     flags = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
     asked: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
-    drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
+    drawn_methods = shared.names_in(methods)
     frames = read(folder)
     note(*frames.absent)
     if not (asked or drawn_methods or names):

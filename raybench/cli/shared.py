@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 import time
 import warnings
@@ -155,10 +156,15 @@ def reading_options(
     def open_folder(folder: str, paid: str | None = None) -> Frames:
         from raybench.report.content import open_frames
 
-        some = methods.split(",") if methods else []
+        some = names_in(methods)
         return open_frames(folder, accounting, link, value, seeds, every, timed, paid, some)
 
     return open_folder
+
+
+def names_in(text: str | None) -> list[str]:
+    """Return the names that commas part, but for those in brackets: ``GD, EF21 Top-K (init=zero, p=0.1)`` has two."""
+    return [name.strip() for name in re.split(r",(?![^()]*\))", text)] if text else []
 
 
 def typed_clock(text: str) -> dict[str, Any]:
@@ -183,9 +189,9 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 
     An option that the verb declares itself is its own.
     """
-    own = inspect.signature(verb, eval_str=True).parameters
+    of_verb = inspect.signature(verb, eval_str=True).parameters
     every = inspect.signature(reading_options, eval_str=True).parameters
-    options = {name: option for name, option in every.items() if name not in own}
+    options = {name: option for name, option in every.items() if name not in of_verb}
 
     @functools.wraps(verb)
     def with_options(**values: Any) -> None:
@@ -194,7 +200,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [
         parameter
-        for name, declared in own.items()
+        for name, declared in of_verb.items()
         for parameter in (options.values() if name == "read" else [declared])
     ]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

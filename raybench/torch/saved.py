@@ -193,7 +193,9 @@ def parts_of(
     if len(parts) > 1 or first["n"] == 1:
         every = _complete([*parts.values()], place)
         return [every[rank]] if len(every) == n else every
-    if first["n"] != n or not first["alike"]:
+    if first["n"] != n or not (
+        first["alike"] or first["rank"] == rank
+    ):  # of a group it has another name
         what = f"saved by {first['n']} ranks, loaded by {n}: the part of rank {first['rank']} on rank {rank}"
         raise InputError.of("state_dict", what, f"a file per rank, or {ALL_PARTS}")
     return [first]
