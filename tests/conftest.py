@@ -15,7 +15,7 @@ import pytest
 from tiers import is_thorough
 
 THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
-UNTIL = float(os.environ.get("RAYBENCH_TEST_UNTIL", "inf"))  # seconds since 1970: see pytest_runtest_setup
+UNTIL = float(os.environ.get("RAYBENCH_TEST_UNTIL", "inf"))  # seconds since 1970, of thorough tests
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
 
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out thorough tests that have not begun by the time that .ci/run gives them; what make test runs never is."""
     if time.time() > UNTIL and item.get_closest_marker("thorough") is not None:
-        pytest.skip("the machine is slow: the time for thorough tests was over (RAYBENCH_TEST_UNTIL)")
+        pytest.skip("the time for thorough tests, RAYBENCH_TEST_UNTIL, was over")
 
 
 @pytest.fixture(scope="session")
