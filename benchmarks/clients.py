@@ -11,8 +11,8 @@ process grows over what it was before the first round, beside what `raybench pla
 between the least and the largest n: what one client more costs, and the exponent p of n^p that fits both.
 
 With ``--events`` 64 step sizes run in one batch on a data set of two classes, 100 clients, minibatches of 32: processor
-seconds of an event, of one call of the problem's gradient for the same client, cells and samples, and their ratio; medians
-of interleaved runs.
+seconds of an event, of its gradient alone (2000 events are recorded, and their gradients taken again: the same clients,
+points and minibatches in the same order), and their ratio; medians of interleaved runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
+from unittest.mock import patch
 
 from processes import memory, reset_peak
 
@@ -36,7 +37,6 @@ tune_process()
 import torch
 
 from raybench import spec
-from raybench.core.streams import Sample
 from raybench.execution.costs import need_of
 from raybench.execution.plan import make_plan
 from raybench.testing.trial import Method, started
@@ -121,6 +121,21 @@ def _slopes(a: dict[str, float], b: dict[str, float], few: int, many: int) -> st
     return " | ".join(["", "each more", *each, "", slope("peak", 1e-3, "kB"), ""])
 
 
+def gradients_of(run: Any, length: int) -> list[tuple[Any, Any, Any]]:
+    """Let a run go on for some events, so many rounds at a time; return of what it took minibatch gradients, and where."""
+    kind, calls = type(run.problem), []
+    plain = kind.grad
+
+    def grad(self: Any, x: Any, sample: Any = None) -> Any:
+        calls.append((self, x, sample))
+        return plain(self, x, sample)
+
+    with patch.object(kind, "grad", grad):
+        while len(calls) < EVENTS:
+            run.advance(length)
+    return [call for call in calls if call[2] is not None]
+
+
 def events(dataset: str, runs: int) -> None:
     """Print microseconds of an event and of a bare gradient, and their ratio."""
     torch.set_num_threads(1)
@@ -132,22 +147,18 @@ def events(dataset: str, runs: int) -> None:
         m = Method(name, params, None, problem, step=0.01, rounds=10**6, more=more)
         run = started(m.batch([10 ** (-j / 32) for j in range(CELLS)]), every=10**6)
         run.advance(200)  # kernels are compiled, every client is hosted
-        alone = [run.problem.host(range(i, i + 1)) for i in range(CLIENTS)]
-        x, least = run.s.x[:, None].clone(), int(min(run.problem.samples))
-        drawn = [torch.randint(0, least, (1, 1, BATCH)) for _ in range(CLIENTS)]
-        every = [Sample.at(indices.expand(CELLS, -1, -1)) for indices in drawn]
-        for part, sample in zip(alone, every, strict=True):
-            part.grad(x, sample)
+        length = 1 if name == "rennala_sgd" else 100
+        calls = gradients_of(run, length)
         ours, bare = [], []
         for _ in range(runs):
             before, began = run.net.events.taken.sum(), process_time()
             while run.net.events.taken.sum() - before < EVENTS:
-                run.advance(1 if name == "rennala_sgd" else 100)
+                run.advance(length)
             ours.append((process_time() - began) / (run.net.events.taken.sum() - before))
             began = process_time()
-            for j in range(EVENTS):
-                alone[j % CLIENTS].grad(x, every[j % CLIENTS])
-            bare.append((process_time() - began) / EVENTS)
+            for part, x, sample in calls:
+                part.grad(x, sample)
+            bare.append((process_time() - began) / len(calls))
         event, gradient = 1e6 * median(ours), 1e6 * median(bare)
         each = f"event {event:6.0f} us, bare gradient {gradient:6.0f} us"
         print(f"{name:16} {each}, ratio {event / gradient:.2f}", flush=True)

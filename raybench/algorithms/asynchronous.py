@@ -55,8 +55,9 @@ class AsyncSGD(Immediate):
     """
 
     def arrive(a, net, s, c, i, grad, delay):
-        factor = net.n / max(net.n, delay) if a.adaptive else 1.0
-        return a.descend(net, s, factor * grad)
+        if a.adaptive and delay > net.n:
+            grad = net.n / delay * grad
+        return a.descend(net, s, grad)
 
 
 @on_clock(

@@ -116,7 +116,8 @@ class Asynchronous(Algorithm):
 
     def descend(a, net: EventNet, s: State, u: Tensor) -> bool:
         """x <- x - gamma u; return that the server has stepped."""
-        s.x = s.x - a.gamma * u
+        step = a.gamma * u
+        s.x = torch.sub(s.x, step, out=step)  # x stays as it is for the clients that compute at it
         return True
 
 

@@ -43,8 +43,9 @@ class Events(Timing):
         Return to how many of them the model had to be sent: to those that have another one.
         """
         clients, news = self.clients, self.step[who] != step
-        start = np.full(len(who), self.now)
+        start: float | Array = self.now
         if clients.down_rate is not None and news.any():
+            start = np.full(len(who), self.now)
             travel = self.down / clients.down_rate[who[news]]
             if clients.shared:  # one copy after the other
                 travel[0] += max(self.down_free, self.now)
@@ -61,7 +62,8 @@ class Events(Timing):
         if clients.leave:
             self._vanish(who, each)
             who = who[self.kind[who] == COMPUTING]
-        self._count(who)
+            self.attempt[who] = 0
+        self.calls[who] += self.per
         return int(np.count_nonzero(news))
 
     def _vanish(self, who: Array, each: list[Array]) -> None:
@@ -77,11 +79,6 @@ class Events(Timing):
         self.kind[away] = AWAY
         self.due[away] = self.began[away] + self.work[away] + self.clients.back_after
         self.attempt[away] += 1
-
-    def _count(self, who: Array) -> None:
-        """Count the computations of clients ``who`` as begun for good: what they draw next is of later ones."""
-        self.calls[who] += self.per
-        self.attempt[who] = 0
 
     def _spent(self, who: Array, calls: Array) -> Array:
         """Return the seconds of one gradient of each of the clients ``who``, in the calls of these numbers."""
@@ -147,7 +144,8 @@ class Events(Timing):
         self.spent, self.wasted = self.spent + spent, self.wasted + spent
         for i, end in zip(who, until, strict=True) if self.log is not None else ():
             self._note(int(i), AWAY, self.began[i], end)
-        self._count(some[doomed])
+        self.calls[some[doomed]] += self.per
+        self.attempt[some[doomed]] = 0
         self.due[who], self.kind[who] = np.inf, WAITING
         return some[computes | (kind == WAITING)]
 

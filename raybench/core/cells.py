@@ -30,14 +30,17 @@ class PerCell:
     Plain (B, 1) numbers fit iterates (B, d) but not client tensors (B, n, d); this fits both.
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("_column", "values")
     __array_priority__ = 1000
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
+        self._column = values.unsqueeze(-1)  # what iterates ask for, each round
 
     def like(self, other: Tensor) -> Tensor:
         """Return the numbers shaped (B, 1, .., 1) for a tensor with cells on axis 0."""
+        if other.ndim == 2:
+            return self._column
         return self.values.view(-1, *[1] * (other.ndim - 1))
 
     def __getitem__(self, cells: Tensor | slice) -> PerCell:

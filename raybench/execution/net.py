@@ -158,10 +158,11 @@ class EventNet(Net):
             what = "messages of this compressor differ in length with their values, so that cells would not share their events"
             raise InputError.of("clock.link", what, "a compressor of fixed length, or no link")
         size = np.asarray(batch if isinstance(batch, int) else problem.samples, float)
-        self._size, self._model = np.broadcast_to(size, (self.n,)), lent(self.zero())
+        size, self._model = np.broadcast_to(size, (self.n,)), lent(self.zero())
+        self._share = (size / self.n).tolist()  # of a call, in gradients of all clients
         cost = self._model.cost
         up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
-        self.events = Events(self._clients, calls, self._size, up, float(cost.bytes))
+        self.events = Events(self._clients, calls, size, up, float(cost.bytes))
         self._fixed = None if message.cost.varies else np.array(message.cost, float) / self.n
         self._model_cost = np.array(cost, float)[:, None] / self.n
 
@@ -179,17 +180,17 @@ class EventNet(Net):
         if i not in self._alone:
             hosted = self.oracle.problem.host(range(i, i + 1))
             self._alone[i] = hosted, hosted if isinstance(hosted, Trained) else None
+        alone, network = self._alone[i]
         sample = None
         if isinstance(batch, int):
             sample = self._sample(i, int(self.events.taken[i]) - back, batch)
-        alone, network = self._alone[i]
         if sample is not None and network is not None:
             grads, losses, _ = network.sampled(x[:, None], sample, {})
             self.oracle.hear(losses, at=slice(i, i + 1))
         else:
             grads = alone.grad(x[:, None], sample)
         self.clock.gradient += perf_counter() - began
-        self.oracle.evals += self._size[i] / self.n
+        self.oracle.evals += self._share[i]
         return self.oracle.clipped(grads, x)[:, 0]
 
     def _sample(self, i: int, count: int, size: int) -> Sample:
@@ -202,19 +203,22 @@ class EventNet(Net):
             rounds = self.roots[:1].fold("round").each(range(block * BLOCK, (block + 1) * BLOCK))
             source = Stream(rounds.keys[0]).fold("batch").each([i])
             self._drawn[i] = block, Sample.drawn(source, size, self.oracle.samples[i : i + 1])
-        drawn = self._drawn[i][1][place : place + 1]
-        return Sample(drawn.indices.expand(self.B, -1, -1), drawn.stream)
+        drawn, here = self._drawn[i][1], slice(place, place + 1)
+        return Sample(drawn.indices[here].expand(self.B, -1, -1), drawn.stream[here])
 
     def deliver(self, i: int, message: Message) -> Tensor:
         """Book the message (B, 1) of client i, and return what the server decodes, (B, d)."""
-        with self.clock.on("communicate"):
-            if self._fixed is None:
-                self.ledger.book_one(message, i, self.n)
-            else:
-                self.ledger.book_fixed(self._fixed, i, self.n)
-            if isinstance(message, DenseMessage) and message.scale == 1.0:
-                return message.values[:, 0]  # nobody writes to it, so that it need not be copied
-            return message.decode()[:, 0]
+        began = perf_counter()
+        if self._fixed is None:
+            self.ledger.book_one(message, i, self.n)
+        else:
+            self.ledger.book_fixed(self._fixed, i, self.n)
+        if isinstance(message, DenseMessage) and message.scale == 1.0:
+            decoded = message.values  # nobody writes to it, so that it need not be copied
+        else:
+            decoded = message.decode()
+        self.clock.communicate += perf_counter() - began
+        return decoded[:, 0]
 
     def begin_computing(self, who: np.ndarray, step: int) -> None:
         """Let clients ``who`` begin a computation each at the model of that step; book it for those that lack it."""
