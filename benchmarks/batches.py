@@ -189,21 +189,21 @@ def requested(sizes: list[int]) -> None:
                 counts: Counter[str] = Counter()
                 for (method, path), n in proxy.asked.items():
                     counts["LIST" if method == "GET" and "list-type" in path else method] += n
-                said = " ".join(f"{counts[name]:>6}" for name in KINDS)
-                print(f"{shards:>6}  {what:<14} {said}  {counts.total() / shards:.1f}", flush=True)
+                row = " ".join(f"{counts[name]:>6}" for name in KINDS)
+                print(f"{shards:>6}  {what:<14} {row}  {counts.total() / shards:.1f}", flush=True)
         proxy.close()
 
 
 def main() -> None:
     """Read the arguments, measure and print."""
-    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    said.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 4])
-    said.add_argument("--workers", type=int, default=2, help="of each node")
-    said.add_argument("--batches", type=int, default=8, help="of each worker")
-    said.add_argument("--shards", nargs="+", type=int, help="count requests of a store, no nodes")
-    given = said.parse_args()
-    if given.shards:
-        requested(given.shards)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--workers", type=int, default=2, help="of each node")
+    parser.add_argument("--batches", type=int, default=8, help="of each worker")
+    parser.add_argument("--shards", nargs="+", type=int, help="count requests of a store, no nodes")
+    arguments = parser.parse_args()
+    if arguments.shards:
+        requested(arguments.shards)
         return
     for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
         os.environ.setdefault(name, value)
@@ -212,8 +212,8 @@ def main() -> None:
     print(f"{'':31}   {'processor ms a batch':<27}   {'MiB at the end':<27}")
     print(f"nodes workers batches  seconds   {heads}   {heads}")
     with tempfile.TemporaryDirectory() as folder:
-        for nodes in given.nodes:
-            measured(nodes, given.workers, given.batches, Path(folder))
+        for nodes in arguments.nodes:
+            measured(nodes, arguments.workers, arguments.batches, Path(folder))
         asked(Path(folder))
 
 

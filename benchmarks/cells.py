@@ -221,24 +221,24 @@ def main() -> None:
     parser.add_argument("--filter", default="", help="only cases whose title holds this text")
     parser.add_argument("--plain", action="store_true", help="beside kernels in plain torch")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.plain)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.plain)
         return
-    flags = ["--plain"] if given.plain else []
-    now = Worker(HERE, given.threads)
-    other = Worker((given.against or HERE).resolve(), given.threads, *flags)
+    flags = ["--plain"] if arguments.plain else []
+    now = Worker(HERE, arguments.threads)
+    other = Worker((arguments.against or HERE).resolve(), arguments.threads, *flags)
     slower = []
     print(f"{'milliseconds of a round':62s} {'now':>9s} {'before':>9s} {'ratio':>6s}")
-    for title, config in cases(given.filter):
+    for title, config in cases(arguments.filter):
         theirs = config
-        if not (given.against or given.plain):
+        if not (arguments.against or arguments.plain):
             theirs = {k: v for k, v in config.items() if k != "compressor"} | {"algorithm": "gd"}
         a, b, ratio = compare(now, config, other, theirs)
         mark = " slower" if theirs is config and ratio > 1.1 else ""
         slower += [title] if mark else []
         print(f"{title:62s} {1e3 * a:9.4f} {1e3 * b:9.4f} {ratio:6.2f}{mark}", flush=True)
-    if given.against or given.plain:
+    if arguments.against or arguments.plain:
         print(f"{len(slower)} cases slower by more than 10 %")
 
 

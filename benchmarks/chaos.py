@@ -186,10 +186,10 @@ class Command:
         while any(not gone(p) for p in others) and time.monotonic() < began + SOON:
             time.sleep(0.05)
         took = time.monotonic() - began
-        left = [p for p in others if not gone(p)]
-        for process in left:
+        survivors = [p for p in others if not gone(p)]
+        for process in survivors:
             process.kill()
-        return took, [self.family[p][:80] for p in left]
+        return took, [self.family[p][:80] for p in survivors]
 
 
 def gone(process: psutil.Process) -> bool:
@@ -438,21 +438,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=("both", *ROUNDS), default="both")
     parser.add_argument("--disk", type=int, metavar="FAULTS", help="faults of disks, no kills")
-    asked = parser.parse_args()
-    if asked.disk:
-        on_disks(asked.disk, asked.seed)
+    arguments = parser.parse_args()
+    if arguments.disk:
+        on_disks(arguments.disk, arguments.seed)
         return 0
-    modes = tuple(ROUNDS) if asked.mode == "both" else (asked.mode,)
+    modes = tuple(ROUNDS) if arguments.mode == "both" else (arguments.mode,)
     folder = Path(tempfile.mkdtemp(prefix="raybench-chaos-"))
-    began, tally, chance = time.monotonic(), Tally(), random.Random(asked.seed)
+    began, tally, chance = time.monotonic(), Tally(), random.Random(arguments.seed)
     for j, mode in enumerate(modes):  # which share the kills evenly
-        share = asked.kills // len(modes) + (j < asked.kills % len(modes))
+        share = arguments.kills // len(modes) + (j < arguments.kills % len(modes))
         disturb(mode, share, chance, folder / mode, tally)
     rows = [(*key, times) for key, times in sorted(tally.happened.items())]
     heads = ["mode", "killed", "when", "what happened", "times"]
     print(pd.DataFrame(rows, columns=heads).to_string(index=False))
     print(
-        f"{tally.happened.total()} kills in {time.monotonic() - began:.0f} s, seed {asked.seed}: "
+        f"{tally.happened.total()} kills in {time.monotonic() - began:.0f} s, seed {arguments.seed}: "
         f"{len(tally.wrong)} wrong; the last process of a command was gone after {tally.slowest_end:.1f} s at most"
     )
     for line in tally.wrong:

@@ -101,8 +101,8 @@ def _gradients(run: Any) -> Callable[[], object]:
 
 def apart(*args: object) -> dict[str, Any]:
     """Measure in a process of its own: the arguments of ``one``. Raises RuntimeError with what it said."""
-    asked = [sys.executable, __file__, "--one", json.dumps(args)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, __file__, "--one", json.dumps(args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -166,14 +166,14 @@ def events(dataset: str, runs: int) -> None:
 
 def main() -> None:
     """Read the arguments, measure and print the table."""
-    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    said.add_argument("--methods", nargs="+", default=["gd", "ef21", "diana"])
-    said.add_argument("--clients", nargs="+", type=int, default=[10_000, 20_000, 40_000, 80_000])
-    said.add_argument("--dim", type=int, default=2000)
-    said.add_argument("--rounds", type=int, default=5, help="of a method; or runs of events")
-    said.add_argument("--events", metavar="DATASET", help="events, not rounds")
-    said.add_argument("--one", help=argparse.SUPPRESS)
-    args = said.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--methods", nargs="+", default=["gd", "ef21", "diana"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[10_000, 20_000, 40_000, 80_000])
+    parser.add_argument("--dim", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5, help="of a method; or runs of events")
+    parser.add_argument("--events", metavar="DATASET", help="events, not rounds")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.one:
         print(json.dumps(one(*json.loads(args.one))))
         return

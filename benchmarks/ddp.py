@@ -196,17 +196,17 @@ def main() -> None:
     parser.add_argument("--link", help="rate of the link between the processes: 1Gbit")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.rank is not None:
-        rank(given)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        rank(arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
         write_images(folder)
-        with links.machines(PROCESSES) if given.link else contextlib.nullcontext() as machines:
+        with links.machines(PROCESSES) if arguments.link else contextlib.nullcontext() as machines:
             if machines is not None:
-                machines.set(*links.link(f"{given.link},0ms"))
+                machines.set(*links.link(f"{arguments.link},0ms"))
             run_ranks(PROCESSES, folder, machines=machines)
-        show(given, json.loads(Path(folder, "times.json").read_text()))
+        show(arguments, json.loads(Path(folder, "times.json").read_text()))
 
 
 if __name__ == "__main__":

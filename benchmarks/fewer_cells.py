@@ -33,7 +33,7 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
     """Run a sweep in each way and print the table."""
     print(f"\n{sweep}\n\n| steps | cells | cell-rounds | seconds | same best step |")
     print("|---|---:|---:|---:|---:|")
-    result, all_rounds, told = {}, 0.0, []
+    result, all_rounds, verdicts = {}, 0.0, []
     for name, more in WAYS.items():
         outcome = raybench.sweep(sweep, out / name, sets=[*sets, *more], inline=True)
         cells = pd.read_parquet(out / name / "cells")
@@ -51,19 +51,21 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
                 steps = [words.step(s["step_multiple"], s["step_size"]) for s in (other, one)]
                 bits = [words.bits(s["bits_to_target"]) for s in (other, one)]
                 which = " ".join(part for part in map(str, key) if part)
-                told.append(f"{name}: {which} {steps[0]} ({bits[0]}), grid {steps[1]} ({bits[1]})")
-    print("\n" + "\n".join(told))
+                verdicts.append(
+                    f"{name}: {which} {steps[0]} ({bits[0]}), grid {steps[1]} ({bits[1]})"
+                )
+    print("\n" + "\n".join(verdicts))
 
 
 def main() -> None:
     """Read the arguments and compare."""
-    said = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    said.add_argument("sweeps", nargs="+")
-    said.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
-    given = said.parse_args()
-    for sweep in given.sweeps:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("sweeps", nargs="+")
+    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    for sweep in arguments.sweeps:
         with tempfile.TemporaryDirectory(prefix="raybench-fewer-") as out:
-            compare(sweep, given.sets, Path(out))
+            compare(sweep, arguments.sets, Path(out))
 
 
 if __name__ == "__main__":

@@ -480,12 +480,12 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=0, help="forged data and sweep files to try")
     parser.add_argument("--results", type=int, default=0, help="changed results folders to try")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     failed = False
     kinds = {"messages": forge_messages, "files": forge_files, "results": forge_results}
     for name, forge in kinds.items():
-        if count := getattr(given, name):
-            begin, tally = time.perf_counter(), forge(count, given.seed, Tally(bounded=True))
+        if count := getattr(arguments, name):
+            begin, tally = time.perf_counter(), forge(count, arguments.seed, Tally(bounded=True))
             bound_addresses(None)
             print(f"{name}: {tally} ({time.perf_counter() - begin:.0f} s)", flush=True)
             for text in tally.failures[:SHOWN]:

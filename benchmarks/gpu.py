@@ -213,8 +213,8 @@ def codec(op: Any, x: Tensor, out: Tensor, source: Any) -> dict[str, float]:
         began = time.perf_counter()
         message = clock("compress", partial(op.compress, x, source))
         packed = clock("pack", message.pack)
-        kept = clock("unpack", partial(unpack, packed, tuple(x.shape)))
-        clock("decode", lambda kept=kept: out.copy_(kept.decode()))
+        unpacked = clock("unpack", partial(unpack, packed, tuple(x.shape)))
+        clock("decode", lambda m=unpacked: out.copy_(m.decode()))
         clock("first", partial(memory.add_, x))
         clock("second", lambda m=message: m.scaled(-1.0).add_to(memory))
         b, clock.best = clock.best, clock.best if turn else {}  # the first turn compiled
@@ -382,14 +382,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small sizes; always without CUDA")
     parser.add_argument("--parts", default=",".join(PARTS), help="of them, with commas")
     parser.add_argument("--minutes", type=float, default=7.5, help="then things are left out")
-    given = parser.parse_args()
-    if wrong := set(given.parts.split(",")) - set(PARTS):
+    arguments = parser.parse_args()
+    if wrong := set(arguments.parts.split(",")) - set(PARTS):
         parser.error(f"unknown parts {sorted(wrong)}: {', '.join(PARTS)}")
-    machine = Machine(given.small, given.minutes)
+    machine = Machine(arguments.small, arguments.minutes)
     figures: Row = {"format": FORMAT, "machine": machine.facts(), "parts": {}}
     with tempfile.TemporaryDirectory() as folder:
         backend = "nccl" if machine.cuda else "gloo"
-        for name in given.parts.split(","):
+        for name in arguments.parts.split(","):
             began, part = time.perf_counter(), {"error": "", "rows": []}
             try:
                 if not dist.is_initialized() and name in ("collectives", "training"):
@@ -404,10 +404,10 @@ def main() -> None:
             print(f"{name}: {part['seconds']:.1f} s {part['error']}", flush=True)
         if dist.is_initialized():
             dist.destroy_process_group()
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "gpu.json").write_text(json.dumps(figures, indent=1) + "\n")
-    (given.out / "gpu.md").write_text(page(figures))
-    print(f"written: {given.out / 'gpu.json'}, {given.out / 'gpu.md'}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "gpu.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (arguments.out / "gpu.md").write_text(page(figures))
+    print(f"written: {arguments.out / 'gpu.json'}, {arguments.out / 'gpu.md'}")
 
 
 if __name__ == "__main__":

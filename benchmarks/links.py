@@ -460,15 +460,17 @@ def main() -> int:
     ask.add_argument("--repeats", type=int, default=3)
     ask.add_argument("--rounds", type=int, default=6)
     ask.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    given = ask.parse_args()
-    if given.rank is not None:
-        rank(given.rank)
+    arguments = ask.parse_args()
+    if arguments.rank is not None:
+        rank(arguments.rank)
         return 0
     if why := unavailable():
         print(f"links cannot be emulated here: {why}", file=sys.stderr)
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
-    result = compare(given.links, given.machines, repeats=given.repeats, rounds=given.rounds)
+    result = compare(
+        arguments.links, arguments.machines, repeats=arguments.repeats, rounds=arguments.rounds
+    )
     print("\n".join(["", *summary(result)]))
     within = [one for one in result if one["bandwidth"] <= FASTEST]
     wrong = [one for one in within if abs(one["error"]) > BOUND]

@@ -103,17 +103,17 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="tests of make test-all too")
     parser.add_argument("--match", default="", help="only faults whose name or file holds this")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at once")
-    asked = parser.parse_args()
-    stale = [m for m in mutants(asked.match) if m.stale()]
+    arguments = parser.parse_args()
+    stale = [m for m in mutants(arguments.match) if m.stale()]
     for mutant in stale:
         print(f"does not apply: {mutant.stale()}")
-    tried = [m for m in mutants(asked.match) if m not in stale]
+    tried = [m for m in mutants(arguments.match) if m not in stale]
     if not tried:
         return int(bool(stale))
     alive = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         free: SimpleQueue[Path] = SimpleQueue()
-        for job in range(asked.jobs):
+        for job in range(arguments.jobs):
             free.put(copy(Path(temporary) / str(job)))
 
         def run(mutant: Mutant) -> str:
@@ -124,16 +124,16 @@ def main() -> int:
                 cached.unlink()
             try:
                 file.write_text(source.replace(mutant.old, mutant.new))
-                return pytest(folder, [mutant.test], asked.all)
+                return pytest(folder, [mutant.test], arguments.all)
             finally:
                 file.write_text(source)
                 free.put(folder)
 
-        without = pytest(copy(Path(temporary) / "sound"), {m.test for m in tried}, asked.all)
+        without = pytest(copy(Path(temporary) / "sound"), {m.test for m in tried}, arguments.all)
         if without not in ("passed", "none"):
             print((Path(temporary) / "sound" / "output").read_text()[-3000:])
             return 1
-        with ThreadPoolExecutor(asked.jobs) as pool:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
             for mutant, result in zip(tried, pool.map(run, tried)):
                 word = "killed" if result in ("failed", "hung") else "SURVIVED"
                 print(f"{word}: {mutant.name} ({mutant.test})", flush=True)

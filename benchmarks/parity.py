@@ -164,9 +164,9 @@ def dgc(code: Path, rounds: int, nesterov: bool) -> Iterator[Tensor]:
         steps = [torch.zeros_like(p) for p in model.params]
         for client, memory in enumerate(memories):
             for j, g in enumerate(model.grads(client)):
-                kept = memory.compensate(g, str(j)).flatten()
-                where = kept.abs().topk(-(-kept.numel() // 10)).indices
-                steps[j].view(-1).index_add_(0, where, kept[where] / 2)
+                sent = memory.compensate(g, str(j)).flatten()
+                where = sent.abs().topk(-(-sent.numel() // 10)).indices
+                steps[j].view(-1).index_add_(0, where, sent[where] / 2)
                 memory.update(str(j), (where,))
         for p, step in zip(model.params, steps, strict=True):
             p.data.sub_(step, alpha=0.02)
@@ -234,21 +234,21 @@ def main() -> int:
     for name in names:
         parser.add_argument(f"--{name}", type=Path, metavar="DIR", help="a clone of their code")
     parser.add_argument("--rounds", type=int, default=20)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch.set_default_dtype(torch.float64)
-    todo = [(name, getattr(given, name)) for name in names if getattr(given, name)]
-    if given.dgc:
-        todo.append(("dgc, nesterov", given.dgc))
+    todo = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name)]
+    if arguments.dgc:
+        todo.append(("dgc, nesterov", arguments.dgc))
     failed = False
     for what, code in todo:
-        name, points, theirs = compared(what, code, given.rounds)
+        name, points, theirs = compared(what, code, arguments.rounds)
         moved = float((points[-1] - points[0]).abs().max())
         pairs = zip(points, theirs, strict=True)
         apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
         failed |= not apart <= NEAR
         moved_and_apart = f"x moved {moved:.2g}, differs by {apart:.1e}"
-        print(f"{name:24} {given.rounds} rounds: {moved_and_apart}", flush=True)
+        print(f"{name:24} {arguments.rounds} rounds: {moved_and_apart}", flush=True)
     return int(failed)
 
 

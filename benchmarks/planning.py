@@ -185,22 +185,22 @@ def main() -> None:
     parser.add_argument("--through", choices=["inline", "ray", "none"], default="inline")
     parser.add_argument("--skip", nargs="*", default=[], help="phases to leave out, such as load")
     parser.add_argument("--phase", nargs=4, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.phase:
+    arguments = parser.parse_args()
+    if arguments.phase:
         from raybench.core.process import tune_process
 
         tune_process()
-        name, file, out, told = asked.phase
-        Path(told).write_text(json.dumps(FUNCTIONS[name](Path(file), Path(out))))
+        name, file, out, answer = arguments.phase
+        Path(answer).write_text(json.dumps(FUNCTIONS[name](Path(file), Path(out))))
         return
-    if any(n % EACH for n in asked.cells):
+    if any(n % EACH for n in arguments.cells):
         parser.error(f"--cells: multiples of {EACH}, a cell for each method, K and step size")
-    print(f"{asked.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{arguments.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     heads = f"{'':>11} {'each':>11} {'memory':>11}  {'floor':>11} {'ratio':>10}"
     print(f"{'cells':>8} {'phase':8} {heads}")
     with tempfile.TemporaryDirectory() as folder:
-        for count in asked.cells:
-            measured(count, asked.rounds, asked.through, Path(folder), asked.skip)
+        for count in arguments.cells:
+            measured(count, arguments.rounds, arguments.through, Path(folder), arguments.skip)
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     place, texts = pd.factorize(cells["config"].astype(object))
     short = np.array([*map(shared, texts), None], dtype=object)
     config = pd.factorize(short)[0][place]
-    asked = cells["group"].fillna(cells["label"])
-    group = asked.fillna(cells["cell"])
+    labels = cells["group"].fillna(cells["label"])
+    group = labels.fillna(cells["cell"])
     identity = ["algorithm", "compressor", "k", "dataset", "clients", "problem"]
     same = cells[identity].assign(config=config, group=group)
     number = same.groupby(list(same), sort=False, dropna=False).ngroup().to_numpy()
     first = np.unique(number, return_index=True)[1]
-    heads = same.iloc[first].assign(config=short[place[first]], asked=asked.iloc[first])
+    heads = same.iloc[first].assign(config=short[place[first]], asked=labels.iloc[first])
     heads = heads.reset_index(drop=True)
     config = configs(heads).map(_plain, na_action="ignore").astype(object)
     config = config.where(config.notna(), None)

@@ -661,11 +661,11 @@ def explained(table: pd.DataFrame, hit: np.ndarray) -> str:
             if (np.logical_or.reduce([pure[term] for term in terms]) == hit).all():
                 return _worded(terms)
     pure |= _pure(table, hit, 3, table.shape[1])
-    chosen, left = [], hit.copy()
-    while left.any() and pure:
+    chosen, rest = [], hit.copy()
+    while rest.any() and pure:
         # the first of equals is the shortest
-        chosen.append(max(pure, key=lambda term: (pure[term] & left).sum()))
-        left = left & ~pure[chosen[-1]]
+        chosen.append(max(pure, key=lambda term: (pure[term] & rest).sum()))
+        rest = rest & ~pure[chosen[-1]]
     return _worded(tuple(chosen))
 
 

@@ -53,10 +53,10 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFram
         return np.maximum(values - before, 0.0)
 
     rounds = np.maximum(steps("round"), 1.0)
-    up, down, most, sent, told, values = (steps(name) for name in COUNTS)
+    up, down, most, sent, down_messages, values = (steps(name) for name in COUNTS)
     unknown = np.isnan(_column(curves, "messages_up"))
     sent = np.where(unknown, np.where(up > 0, rounds, 0.0), sent)
-    told = np.where(unknown, np.where(down > 0, rounds, 0.0), told)
+    down_messages = np.where(unknown, np.where(down > 0, rounds, 0.0), down_messages)
     width = _column(curves, "d")
     dense = (sent > 0) & (values >= width * sent * (1 - 1e-9))
     clients = np.maximum(_column(curves, "clients", 1.0), 1.0)
@@ -68,7 +68,7 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFram
         "up_max": np.maximum(most, up) / rounds,
         # a round in which some clients are silent waits for the others all the same
         "messages_up": np.where(sent > 0, np.maximum(sent / rounds, 1.0), 0.0),
-        "messages_down": np.where(told > 0, np.maximum(told / rounds, 1.0), 0.0),
+        "messages_down": np.where(down_messages > 0, np.maximum(down_messages / rounds, 1.0), 0.0),
     }
     columns |= {"cell": cell, "clients": clients, "rounds": rounds, "dense": dense}
     return pd.DataFrame({**columns, "compute": compute, "how": _hows(curves, cells)})

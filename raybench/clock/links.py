@@ -172,19 +172,19 @@ def parse(text: str) -> Network:
     first, *words = [word.strip() for word in str(text).split(",")]
     if not first:
         raise InputError.of(WHERE, "no link is named", f"such as {EXAMPLE}")
-    link, given = _link(first), dict[str, Any]()
+    link, settings = _link(first), dict[str, Any]()
     for word in words:
         kind, value = _part(word)
-        if kind in given:
+        if kind in settings:
             raise InputError.of(WHERE, f"{text!r} has a second {kind}", f"give one {kind}")
-        given[kind] = value
-    if "latency" in given:
-        link = replace(link, latency=given["latency"])
+        settings[kind] = value
+    if "latency" in settings:
+        link = replace(link, latency=settings["latency"])
     elif not link.name:
         fix = f"add a latency, such as {first},0.1ms, or take one of {', '.join(PRESETS)}"
         raise InputError.of(WHERE, f"{first} has no latency", fix)
-    count, inner = given.get("inner link", (1, None))
-    form = given.get("form", "ring" if inner is None else "hierarchical")
+    count, inner = settings.get("inner link", (1, None))
+    form = settings.get("form", "ring" if inner is None else "hierarchical")
     if inner is not None and form != "hierarchical":
         raise InputError.of(WHERE, f"{form} has no nodes", "leave out the inner link")
     if inner is None and form == "hierarchical":

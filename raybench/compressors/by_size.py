@@ -139,15 +139,15 @@ def listed(marks, size, start, end, place):
     marks[size : 8 * words] = 0
     eights = marks.view(np.uint64)
     for w in range(words):
-        left = eights[w]
-        while left != 0:
-            below = (left & (~left + bit)) - bit  # the bits below the first that is set
+        remainder = eights[w]
+        while remainder != 0:
+            below = (remainder & (~remainder + bit)) - bit  # the bits below the first that is set
             byte = ((below & low_bits) * low_bits) >> np.uint64(
                 56
             )  # counts the bytes that they reach into
             place[end] = start + 8 * w + np.int64(byte)
             end += 1
-            left &= left - bit
+            remainder &= remainder - bit
     return end
 
 

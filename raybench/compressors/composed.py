@@ -392,8 +392,8 @@ class TwoShot(Composed):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         first, then = self.parts
         first_message = first.encode(x, stream.fold("first"))
-        left = first_message.scaled(-1.0).add_to(x.clone())
-        two = then.encode(left, stream.fold("then"))
+        residual = first_message.scaled(-1.0).add_to(x.clone())
+        two = then.encode(residual, stream.fold("then"))
         return SumMessage(x.shape[-1], x.dtype, [first_message, two])
 
     def omega(self, d: int) -> float | None:
@@ -544,8 +544,8 @@ class OptimalRescale(Composed):
         message = ScaledMessage.of(best_factor(x, inner), inner)
         if not self.correct:
             return message
-        left = message.scaled(-1.0).add_to(x.clone())
-        return SumMessage(x.shape[-1], x.dtype, [message, TopK(1).encode(left, stream)])
+        residual = message.scaled(-1.0).add_to(x.clone())
+        return SumMessage(x.shape[-1], x.dtype, [message, TopK(1).encode(residual, stream)])
 
     def alpha(self, d: int) -> float | None:
         constants = self.part("of").b3(d)

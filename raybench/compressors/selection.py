@@ -199,8 +199,8 @@ def energy_kept_torch(x: Tensor, share: float) -> Ragged:
     needed = share * energy.sum(-1, keepdim=True)
     rank = rank_of(size)
     held = torch.zeros_like(energy).scatter_(-1, rank, energy).cumsum(-1)
-    kept = (held < needed).sum(-1, keepdim=True) + 1
-    keep = torch.where(most.isfinite(), (rank < kept) & (size > 0), size.isinf())
+    count = (held < needed).sum(-1, keepdim=True) + 1
+    keep = torch.where(most.isfinite(), (rank < count) & (size > 0), size.isinf())
     return ragged(x, keep)
 
 
@@ -223,7 +223,7 @@ def _cuts(rows, integers, cuts, ties, share, mask, inf):
             needed += share * energies[j]
         # the least size that is kept is among the n left, by histograms of energy
         while low < high:
-            shift, left = 0, 0
+            shift, count = 0, 0
             while (high - low) >> shift >= BUCKETS:
                 shift += 1
             bucket = (high - low) >> shift
@@ -235,9 +235,9 @@ def _cuts(rows, integers, cuts, ties, share, mask, inf):
                 bucket -= 1
             for j in range(n):
                 size = sizes[j]
-                sizes[left], energies[left] = size, energies[j]
-                left += (size - low) >> shift == bucket
-            n = left
+                sizes[count], energies[count] = size, energies[j]
+                count += (size - low) >> shift == bucket
+            n = count
             low, high = sizes[:n].min(), sizes[:n].max()
         cuts[r], ties[r] = high, n
         if energies[0] > 0:

@@ -159,8 +159,8 @@ def st_hosvd(X: Tensor, ranks: Sizes) -> Parts:
     """Return core and factors: each axis is truncated on what the axes before it have left."""
     core, factors = X, []
     for k, r in enumerate(ranks):
-        U, left = truncated_svd(unfold(core, k), r)
-        core = fold(left, core.shape[1:], k)
+        U, rest = truncated_svd(unfold(core, k), r)
+        core = fold(rest, core.shape[1:], k)
         factors.append(U)
     return [core, *factors]
 
@@ -178,10 +178,10 @@ def hooi(X: Tensor, ranks: Sizes, iterations: int) -> Parts:
             for j, U in enumerate(factors):
                 core = core if j == k else multiply(core, j, U.mT)
             Y = unfold(core, k)
-            kept = min(r, Y.shape[2])
-            U, left = truncated_svd(Y, kept)
-            factors[k] = pad(U, (0, r - kept))
-            core = fold(pad(left, (0, 0, 0, r - kept)), core.shape[1:], k)
+            rank = min(r, Y.shape[2])
+            U, rest = truncated_svd(Y, rank)
+            factors[k] = pad(U, (0, r - rank))
+            core = fold(pad(rest, (0, 0, 0, r - rank)), core.shape[1:], k)
     return _better(_energy(core) > _energy(start[0]), [core, *factors], start)
 
 
@@ -470,11 +470,11 @@ class TensorTrain(Ranked):
         return alpha
 
     def parts(self, X: Tensor, ranks: Sizes) -> Parts:
-        left, cores, all_ranks = X.flatten(1), [], (1, *ranks)
+        rest, cores, all_ranks = X.flatten(1), [], (1, *ranks)
         for (before, after), n in zip(pairwise(all_ranks), X.shape[1:], strict=False):
-            U, left = truncated_svd(left.reshape(X.shape[0], before * n, -1), after)
+            U, rest = truncated_svd(rest.reshape(X.shape[0], before * n, -1), after)
             cores.append(U.reshape(-1, before, n, after))
-        return [*cores, left.reshape(X.shape[0], all_ranks[-1], X.shape[-1], 1)]
+        return [*cores, rest.reshape(X.shape[0], all_ranks[-1], X.shape[-1], 1)]
 
 
 @compressor("cp")

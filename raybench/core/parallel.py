@@ -74,10 +74,10 @@ def run_shared(work: Callable[[int, int], None], items: int, cost: float) -> Non
         _pool = ThreadPoolExecutor(many - 1, thread_name_prefix="raybench")
     pieces = min(items, 4 * many)
     ends = [items * i // pieces for i in range(pieces + 1)]
-    left = iter(list(pairwise(ends)))
+    pieces_ahead = iter(list(pairwise(ends)))
 
     def take() -> None:
-        for lo, hi in left:  # shared: whoever is free takes the next piece
+        for lo, hi in pieces_ahead:  # shared: whoever is free takes the next piece
             work(lo, hi)
 
     helpers = [_pool.submit(take) for _ in range(many - 1)]

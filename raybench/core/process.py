@@ -52,8 +52,8 @@ def keep_freed() -> bool:
     mallopt = _of_libc("mallopt")
     if mallopt is None:
         return False
-    kept = mallopt(MMAP_THRESHOLD, LARGEST_KEPT_ARRAY), mallopt(TRIM_THRESHOLD, MOST_KEPT)
-    return all(kept)
+    results = mallopt(MMAP_THRESHOLD, LARGEST_KEPT_ARRAY), mallopt(TRIM_THRESHOLD, MOST_KEPT)
+    return all(results)
 
 
 def give_back() -> None:

@@ -170,13 +170,13 @@ class Follower:
         return bool(self._guarded(where, where, self._pass_on))
 
     def _pass_on(self) -> bool:
-        left = False
+        torn = False
         for entry in self.files.files_in("cells"):
             if self._seen.get(entry.name) == entry or not entry.name.endswith(".parquet"):
                 continue
             tables = self._read(entry.name)
             if tables is None:
-                left = True  # it is being replaced; the next look finds it whole
+                torn = True  # it is being replaced; the next look finds it whole
                 continue
             self._seen[entry.name] = entry
             curves = tables[1].to_pandas().sort_values("round", kind="stable")
@@ -189,7 +189,7 @@ class Follower:
             if cells:
                 shard = entry.name.removesuffix(".parquet")
                 self._tell("batch", shard, [row["cell"] for row in cells])
-        return not left
+        return not torn
 
     def _read(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Return the rows of a shard and of its curves, None where its files do not fit together."""

@@ -414,7 +414,7 @@ def attach(
     as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
     Raises InputError where parts do not fit; where what ranks say differs, on all of them.
     """
-    asked = dict(locals())  # by the names that a plan has, too
+    arguments = dict(locals())  # by the names that a plan has, too
     others: list[Transport] = []
     if isinstance(model, FSDPModule):
         if group is None:
@@ -435,7 +435,7 @@ def attach(
     loop = {"size": size, "scaler": type(scaler).__name__}
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     replica = Replica(transport, plain.named_parameters(), others, check_every)
-    plan = planned(asked, replica, loop)
+    plan = planned(arguments, replica, loop)
     entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"

@@ -290,20 +290,20 @@ def fragments_of(
     held = [True] * len(trained)
     if node is not None and trained:
         held = node.everywhere([p for _, p in trained])
-    left = sum(held)
-    if type(count) is not int or not 1 <= count <= max(left, 1):
-        what = f"{count!r} of {left} parameters"
-        raise InputError.of("local.fragments", what, f"an integer from 1 to {left}")
+    remainder = sum(held)
+    if type(count) is not int or not 1 <= count <= max(remainder, 1):
+        what = f"{count!r} of {remainder} parameters"
+        raise InputError.of("local.fragments", what, f"an integer from 1 to {remainder}")
     total, before, filled = sum(p.numel() for _, p in trained), 0, False
     out: list[list[tuple[str, Tensor]]] = [[]]
     for (name, p), here in zip(trained, held, strict=True):
         # each of the groups that are to come needs a parameter
-        full = before * count >= total * len(out) or left == count - len(out)
+        full = before * count >= total * len(out) or remainder == count - len(out)
         if filled and full and len(out) < count:
             out.append([])
             filled = False
         out[-1].append((name, p))
-        before, left, filled = before + p.numel(), left - here, filled or here
+        before, remainder, filled = before + p.numel(), remainder - here, filled or here
     return out
 
 

@@ -81,7 +81,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
-        asked = dict(locals())  # by the names that a plan has, too
+        arguments = dict(locals())  # by the names that a plan has, too
         self.optimizer = optimizer
         params = named(optimizer, named_parameters)
         tensors = [p for _, p in params]
@@ -100,7 +100,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 raise InputError.of("group", "node says who exchanges", "one of both")
             Replica(self._node.within, params).compare(loop)
         replica = Replica(transport, params, others, every=check_every)
-        plan = planned(asked, replica, loop)
+        plan = planned(arguments, replica, loop)
         entry, numbers = plan.method
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)

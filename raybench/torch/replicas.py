@@ -120,15 +120,15 @@ class Replica:
         if any(changes):
             self._refuse_changes()
         if len(set(counts)) > 1:
-            said = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(counts))
+            listing = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(counts))
             raise RuntimeError(
-                f"the ranks have done different numbers of exchanges: {said}. Each has to load what it saved, "
+                f"the ranks have done different numbers of exchanges: {listing}. Each has to load what it saved, "
                 "all of it at the same step."
             )
         if len(set(saves)) > 1:
-            said = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(saves))
+            listing = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(saves))
             raise RuntimeError(
-                f"the ranks have called state_dict() a different number of times: {said}. Each remembers what no other "
+                f"the ranks have called state_dict() a different number of times: {listing}. Each remembers what no other "
                 "does, so that a checkpoint of some of them goes on wrongly: call it on every rank, and let each save its "
                 "own, to a file per rank or by torch.distributed.checkpoint."
             )

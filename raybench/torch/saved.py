@@ -225,8 +225,8 @@ def resized(x: Tensor, n: int, error: bool) -> Tensor:
     if n != before and x.is_floating_point():
         new = x.mean(1, keepdim=True)
         if error:
-            left = x[:, n:].sum(1, keepdim=True)
-            stay, new = (stay + left / stay.shape[1]) * (n / before), torch.zeros_like(new)
+            tail = x[:, n:].sum(1, keepdim=True)
+            stay, new = (stay + tail / stay.shape[1]) * (n / before), torch.zeros_like(new)
         elif n < before:
             stay = stay + (new - stay.mean(1, keepdim=True))
     return torch.cat((stay, new.expand(-1, n - stay.shape[1], *x.shape[2:])), 1)

@@ -139,10 +139,10 @@ class CasesMessage(_Compound):
         place = every.clone()  # where a cell's row lies within its part
         for at, part in zip(self.cells, self.parts, strict=True):
             place[at] = every[: len(at)]
-            asked = torch.nonzero(torch.isin(cells, at)).flatten()
-            if len(asked) or not len(cells):
-                kept.append(asked)
-                parts.append(part.select(place[cells[asked]]))
+            rows = torch.nonzero(torch.isin(cells, at)).flatten()
+            if len(rows) or not len(cells):
+                kept.append(rows)
+                parts.append(part.select(place[cells[rows]]))
         return replace(self, cells=kept, parts=parts)
 
     def row(self, *at: int) -> Message:

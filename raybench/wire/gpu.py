@@ -141,6 +141,6 @@ def add_rows(indices: Tensor, values: Tensor, out: Tensor) -> Tensor:
     edges = (torch.arange(tiles + 1, device=out.device) * TILE).clamp_(max=d)
     where = indices.contiguous()
     starts = torch.searchsorted(where, edges.expand(*where.shape[:-1], tiles + 1).contiguous())
-    given = where, values.contiguous(), starts, out, d, k, n, tiles
-    launch(add_kernel, out.numel() // d * tiles, *given, CHUNK=CHUNK)
+    arguments = where, values.contiguous(), starts, out, d, k, n, tiles
+    launch(add_kernel, out.numel() // d * tiles, *arguments, CHUNK=CHUNK)
     return out

@@ -124,12 +124,12 @@ class Ledger:
 
     def select(self, cells: np.ndarray) -> Ledger:
         """Return the ledger of some cells."""
-        kept = Ledger(0)
-        kept.up, kept.down = self.up[:, cells], self.down[:, cells]
-        kept._largest, kept._alike = self._largest[cells], self._alike[cells]
+        ledger = Ledger(0)
+        ledger.up, ledger.down = self.up[:, cells], self.down[:, cells]
+        ledger._largest, ledger._alike = self._largest[cells], self._alike[cells]
         sizes = self._own
-        kept._own = sizes if sizes is None or len(sizes) < self.up.shape[1] else sizes[cells]
-        return kept
+        ledger._own = sizes if sizes is None or len(sizes) < self.up.shape[1] else sizes[cells]
+        return ledger
 
     def state(self) -> dict[str, Tensor]:
         """Return the counts of the rounds so far, copied."""

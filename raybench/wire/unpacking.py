@@ -84,9 +84,9 @@ def _read(head: Header, data: memoryview, room: int) -> Message:
         raise ValueError("the message has bytes left over")
     tree = head["tree"]
     _check_depth(tree, MOST_NESTED)
-    left = iter(leaves)
-    message = KINDS[tree["kind"]].assemble(tree, left)
-    if next(left, None) is not None:
+    rest = iter(leaves)
+    message = KINDS[tree["kind"]].assemble(tree, rest)
+    if next(rest, None) is not None:
         raise ValueError("the message has parts left over")
     _check_factor(message, 1.0)
     return message

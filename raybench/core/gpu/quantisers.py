@@ -106,9 +106,9 @@ def codes(
     coordinates each, or for bucket 0 for all of a row; keys: (*lead), not read for ``nearest``.
     """
     rows, d, blocks = _shape(out)
-    given = x.contiguous(), keys.contiguous(), up.contiguous(), inverse.contiguous(), out
+    arguments = x.contiguous(), keys.contiguous(), up.contiguous(), inverse.contiguous(), out
     how = {"WAY": way, "BUCKET": bucket, "BLOCK": BLOCK}
-    launch(code_kernel, rows * blocks, *given, d, blocks, up.shape[-1], s, **how)
+    launch(code_kernel, rows * blocks, *arguments, d, blocks, up.shape[-1], s, **how)
 
 
 def cut(
@@ -120,9 +120,9 @@ def cut(
     ``last`` on they do not. below_sign: all bits of a code but its sign.
     """
     rows, d, blocks = _shape(out)
-    given = raw.contiguous(), (raw if keys is None else keys).contiguous(), out, d, blocks
+    arguments = raw.contiguous(), (raw if keys is None else keys).contiguous(), out, d, blocks
     how = {"NOISY": keys is not None, "BLOCK": BLOCK}
-    launch(cut_kernel, rows * blocks, *given, dropped, below_sign, last, **how)
+    launch(cut_kernel, rows * blocks, *arguments, dropped, below_sign, last, **how)
 
 
 def decode(codes: Tensor, table: Tensor | None, scales: Tensor, bucket: int, out: Tensor) -> None:
@@ -131,10 +131,10 @@ def decode(codes: Tensor, table: Tensor | None, scales: Tensor, bucket: int, out
     table: None for a pair, one of the two of a bucket in scales (*lead, 2 nb). bucket 0: one scale a row.
     """
     rows, d, blocks = _shape(out)
-    given = codes.contiguous(), scales if table is None else table, scales.contiguous(), out
+    arguments = codes.contiguous(), scales if table is None else table, scales.contiguous(), out
     many = scales.shape[-1] // (2 if table is None else 1)
     how = {"PAIR": table is None, "BUCKET": max(bucket, 0), "BLOCK": BLOCK}
-    launch(decode_kernel, rows * blocks, *given, d, blocks, many, **how)
+    launch(decode_kernel, rows * blocks, *arguments, d, blocks, many, **how)
 
 
 def _shape(out: Tensor) -> tuple[int, int, int]:

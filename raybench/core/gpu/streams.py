@@ -82,8 +82,10 @@ def draws(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """
     out = torch.empty(*keys.shape, count, dtype=dtype, device=keys.device)
     blocks = -(-count // BLOCK)
-    given = keys.contiguous(), out, count, blocks
-    launch(draw_kernel, keys.numel() * blocks, *given, UNIFORM=dtype == torch.float64, BLOCK=BLOCK)
+    arguments = keys.contiguous(), out, count, blocks
+    launch(
+        draw_kernel, keys.numel() * blocks, *arguments, UNIFORM=dtype == torch.float64, BLOCK=BLOCK
+    )
     return out
 
 
@@ -93,8 +95,8 @@ def keys_of(root: Tensor, tags: tuple[int, ...], ids: Tensor | None) -> Tensor:
     out = torch.empty(shape, dtype=torch.int64, device=root.device)
     folds = torch.tensor(tags, dtype=torch.int64, device=root.device)
     count, many = out.numel(), 1 if ids is None else max(len(ids), 1)
-    given = root.contiguous(), folds, folds if ids is None else ids, out, count, many, len(tags)
-    launch(keys_kernel, -(-count // BLOCK), *given, IDS=ids is not None, BLOCK=BLOCK)
+    arguments = root.contiguous(), folds, folds if ids is None else ids, out, count, many, len(tags)
+    launch(keys_kernel, -(-count // BLOCK), *arguments, IDS=ids is not None, BLOCK=BLOCK)
     return out
 
 
@@ -106,7 +108,7 @@ def images(keys: Tensor, first: Tensor, d: int, count: int, rounds: int) -> Tens
     """
     width, blocks = max(d - 1, 1).bit_length(), -(-count // BLOCK)
     out = torch.empty(*keys.shape, count, dtype=torch.int64, device=keys.device)
-    given = keys.contiguous(), first.contiguous(), out, d, count, blocks
+    arguments = keys.contiguous(), first.contiguous(), out, d, count, blocks
     halves = width - width // 2, width // 2
-    launch(images_kernel, keys.numel() * blocks, *given, *halves, ROUNDS=rounds, BLOCK=BLOCK)
+    launch(images_kernel, keys.numel() * blocks, *arguments, *halves, ROUNDS=rounds, BLOCK=BLOCK)
     return out
