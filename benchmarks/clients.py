@@ -44,8 +44,11 @@ from raybench.testing.trial import Method, started
 FLOOR = "gradients"
 BYTES_OF_BLOCK = 1 << 22  # enough for threads and vector units
 CELLS, CLIENTS, BATCH, EVENTS = 64, 100, 32, 2000
-ASYNCHRONOUS = {"async_sgd": {}, "ringmaster_asgd": {"threshold": 50}}
-ASYNCHRONOUS |= {"rennala_sgd": {"collect": 20}}
+ASYNCHRONOUS = {
+    "async_sgd": {},
+    "ringmaster_asgd": {"threshold": 50},
+    "rennala_sgd": {"collect": 20},
+}
 
 
 def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:

@@ -33,7 +33,7 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
     """Run a sweep in each way and print the table."""
     print(f"\n{sweep}\n\n| steps | cells | cell-rounds | seconds | same best step |")
     print("|---|---:|---:|---:|---:|")
-    result, all_rounds, verdicts = {}, 0.0, []
+    result, all_rounds, lines = {}, 0.0, []
     for name, more in WAYS.items():
         outcome = raybench.sweep(sweep, out / name, sets=[*sets, *more], inline=True)
         cells = pd.read_parquet(out / name / "cells")
@@ -51,10 +51,8 @@ def compare(sweep: str, sets: list[str], out: Path) -> None:
                 steps = [words.step(s["step_multiple"], s["step_size"]) for s in (other, one)]
                 bits = [words.bits(s["bits_to_target"]) for s in (other, one)]
                 which = " ".join(part for part in map(str, key) if part)
-                verdicts.append(
-                    f"{name}: {which} {steps[0]} ({bits[0]}), grid {steps[1]} ({bits[1]})"
-                )
-    print("\n" + "\n".join(verdicts))
+                lines.append(f"{name}: {which} {steps[0]} ({bits[0]}), grid {steps[1]} ({bits[1]})")
+    print("\n" + "\n".join(lines))
 
 
 def main() -> None:

@@ -460,17 +460,15 @@ def main() -> int:
     ask.add_argument("--repeats", type=int, default=3)
     ask.add_argument("--rounds", type=int, default=6)
     ask.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    arguments = ask.parse_args()
-    if arguments.rank is not None:
-        rank(arguments.rank)
+    args = ask.parse_args()
+    if args.rank is not None:
+        rank(args.rank)
         return 0
     if why := unavailable():
         print(f"links cannot be emulated here: {why}", file=sys.stderr)
         return 2
     print("link           n  exchange        size predicted  measured    error  (times in ms)")
-    result = compare(
-        arguments.links, arguments.machines, repeats=arguments.repeats, rounds=arguments.rounds
-    )
+    result = compare(args.links, args.machines, repeats=args.repeats, rounds=args.rounds)
     print("\n".join(["", *summary(result)]))
     within = [one for one in result if one["bandwidth"] <= FASTEST]
     wrong = [one for one in within if abs(one["error"]) > BOUND]
