@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Self
@@ -330,17 +330,7 @@ class NetworkProblem(Problem):
         }
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        return self.grad_buffered(x, sample, self.buffers(len(x)))[0]
-
-    def grad_buffered(
-        self, x: Tensor, sample: Sample | None, buffers: Buffers
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clients' gradients (B, n_here, d), and the buffers afterwards."""
-        if sample is None:
-            grads, _, after = self.oracle_buffered(x, buffers)
-        else:
-            grads, _, after = self.sampled(x, sample, buffers)
-        return grads, after
+        return self.gradients(x, sample, self.buffers(len(x)))[0]
 
     @property
     def tested(self) -> bool:
@@ -356,70 +346,52 @@ class NetworkProblem(Problem):
     def _next_token(self) -> bool:
         return self.train.kind == "text" and self.train.targets.ndim > 1
 
-    def sampled(
-        self, x: Tensor, sample: Sample, buffers: Buffers
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
+        return self.gradients(x, None, self.buffers(len(x)))[:2]
+
+    def gradients(
+        self, x: Tensor, sample: Sample | None, buffers: Buffers
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
-        at, out, after = self._room(x, buffers)
+        """Return gradients (B, n_here, d), full or of a sample, losses (B, n_here), and the buffers afterwards."""
+        at, decay = self.spread(x), self.weight_decay
+        out = decay * at if decay else torch.zeros_like(at, memory_format=torch.contiguous_format)
+        after = {name: buffer.clone() for name, buffer in buffers.items()}
+        flat = {name: buffer.flatten(0, 1) for name, buffer in after.items()}
         losses = x.new_zeros(out.shape[:2])
-        for part in sample.split(self.most) if sample.size > self.most else [sample]:
-            inputs, targets = self.minibatch(part)
-            weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
-            weights = weights.to(self.device)
-            losses += self._add(at, inputs, targets, weights, part.stream, after, out)
+        for inputs, targets, weights, streams in self._passes(x, sample):
+            draws = None if streams is None or not self.passes.draws else _flat(streams)
+            a, b, w = (t.flatten(0, 1) for t in (inputs, targets, weights))
+            work = Work(a, b, w, streams=draws, buffers=flat)
+            each = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
+            losses += each.view(losses.shape)
         return out, losses + self._penalty(at), after
 
-    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
-        return grads, losses
+    def _passes(
+        self, x: Tensor, sample: Sample | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Stream | None]]:
+        """Yield inputs and targets (B, n_here, b, ..), weights (B, n_here, b) and streams of each pass.
 
-    def oracle_buffered(
-        self, x: Tensor, buffers: Buffers
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return full gradients (B, n_here, d), losses (B, n_here), and the buffers afterwards.
-
-        All examples of a client in their order, in passes of ``chunk``: of the same examples each time.
+        Of a sample; else of all examples of a client in their order, ``chunk`` at a time: of the same ones each time.
         """
-        at, out, after = self._room(x, buffers)
+        if sample is not None:
+            for part in sample.split(self.most) if sample.size > self.most else [sample]:
+                inputs, targets = self.minibatch(part)
+                weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
+                yield inputs, targets, weights.to(self.device), part.stream
+            return
         counts = torch.tensor([len(rows) for rows in self.rows])
-        losses = x.new_zeros(len(x), len(self.rows))
         for first in range(0, int(counts.max()), self.chunk):
             place = torch.arange(first, min(first + self.chunk, int(counts.max())))
             inside = place < counts[:, None]
             indices = torch.where(inside, place, 0).expand(len(x), -1, -1)
             inputs, targets = self.examples(self.train, self._rows(indices))
             weights = (inside.to(x) / counts.to(x)[:, None]).expand(len(x), -1, -1)
-            losses += self._add(at, inputs, targets, weights, None, after, out)
-        return out, losses + self._penalty(at), after
-
-    def _room(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        at = self.spread(x)
-        w = self.weight_decay
-        out = w * at if w else torch.zeros(at.shape, dtype=self.dtype, device=self.device)
-        return at, out, {name: buffer.clone() for name, buffer in buffers.items()}
+            yield inputs, targets, weights, None
 
     def _penalty(self, at: Tensor) -> Tensor | float:
         """Return w/2 ||x||^2 of points (.., d)."""
         w = self.weight_decay
         return w / 2 * at.square().sum(-1) if w else 0.0
-
-    def _add(
-        self,
-        at: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        streams: Stream | None,
-        buffers: Buffers,
-        out: Tensor,
-    ) -> Tensor:
-        """Add the gradients of a pass to out (B, n_here, d); return the weighted losses (B, n_here)."""
-        flat = {name: buffer.flatten(0, 1) for name, buffer in buffers.items()}
-        draws = None if streams is None or not self.passes.draws else _flat(streams)
-        a, b, w = (t.flatten(0, 1) for t in (inputs, targets, weights))
-        work = Work(a, b, w, streams=draws, buffers=flat)
-        losses = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
-        return losses.view(out.shape[:2])
 
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
