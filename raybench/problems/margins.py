@@ -68,9 +68,6 @@ class MarginProblem(ScoreProblem):
         loss, z = LOSSES[self.loss], signs * scores
         return signs * loss(z, True), loss(z, False)[..., 0]
 
-    def values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return LOSSES[self.loss](labels * scores[..., 0], False)
-
     def right_share(self, scores: Tensor, labels: Tensor) -> Tensor:
         return share_signed(labels * scores[..., 0])
 

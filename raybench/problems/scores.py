@@ -43,10 +43,6 @@ class ScoreProblem(DataProblem):
         """Return grad l (.., c) and l (..) at scores (.., c), of labels (..)."""
         raise NotImplementedError
 
-    def values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return l alone, (..)."""
-        return self.terms(scores, labels)[1]
-
     def right_share(self, scores: Tensor, labels: Tensor) -> Tensor | None:
         """Return the share of right rows, (..), of scores (.., N, c) and labels (N, ..); ties count in part."""
         return share_right(scores, labels)
@@ -110,7 +106,7 @@ class ScoreProblem(DataProblem):
             if (share := self.right_share(z, labels)) is not None:
                 result.setdefault("accuracy", []).append(share)
             if whole.test is not None:
-                losses = self.values(z, _repeated(labels, len(z), 0))
+                _, losses = self.terms(z, _repeated(labels, len(z), 0))
                 result.setdefault("test_loss", []).append(losses.mean(-1))
         return {name: torch.cat(values).to(x.device) for name, values in result.items()}
 
@@ -146,7 +142,7 @@ class ScoreProblem(DataProblem):
             single.append(c * float(norms.max()) + reg.L)
             squares.append(float(norms.mean()))
         result = Constants(L_i=tuple(each))
-        least, mu = self._minimum(), self.strong_convexity()
+        least, mu = self._minimum(), self._mu
         return Constants(
             L=self.loss_L() + reg.L,
             L_i=tuple(each),
@@ -162,7 +158,8 @@ class ScoreProblem(DataProblem):
             facts=self.facts_where(convex=self.convex, strongly_convex=bool(mu)),
         )
 
-    def strong_convexity(self) -> float | None:
+    @property
+    def _mu(self) -> float | None:
         """Return lambda of l2 where the loss is convex: mu, None where there is none."""
         return (self.regularizer.mu or None) if self.convex else None
 
@@ -179,10 +176,8 @@ class ScoreProblem(DataProblem):
         return None
 
     def _minimum(self) -> tuple[float, np.ndarray] | None:
-        mu = self.strong_convexity()
-        if not mu:
-            return None
-        return self.once("minimum", lambda: self.least(mu))
+        mu = self._mu
+        return self.once("minimum", lambda: self.least(mu)) if mu else None
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""

@@ -36,16 +36,16 @@ class VerticalProblem(Problem):
     """
 
     width: int = 1
-
-    @property
-    def sample_count(self) -> int:
-        """Return N, the number of samples."""
-        raise NotImplementedError
+    sample_count: int  # N
 
     @property
     def message_dim(self) -> int:
         """Return the number of entries of all samples, N width."""
         return self.sample_count * self.width
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples, (B, b width)."""
+        return (rows[..., None] * self.width + torch.arange(self.width).to(rows)).flatten(1)
 
     def batch_size(self, batch: object) -> int:
         """Return the samples of a message: of a minibatch, an integer, or all. Raises InputError for too many."""
@@ -145,18 +145,12 @@ class VerticalLeastSquares(VerticalProblem):
         self.present = torch.from_numpy(present).to(self.dtype)
         self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
         self.b = torch.from_numpy(self.train.labels).to(self.dtype)
+        self.sample_count = len(self.b)
         self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'
         self.first = np.random.default_rng([seed, *b"start"]).random(d)
 
-    @property
-    def sample_count(self) -> int:
-        return len(self.b)
-
     def message_layout(self, batch: object = None) -> Layout:
         return Layout.vector(self.batch_size(batch))
-
-    def places(self, rows: Tensor) -> Tensor:
-        return rows
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return A_j x_j, (B, n_here, b), of the hosted clients' blocks (B, n_here, w), at rows (B, b)."""
@@ -290,6 +284,7 @@ class VerticalNetwork(VerticalProblem):
         super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
         self.batch = batch if isinstance(batch, int) else None
         self.labels = torch.from_numpy(first.train.targets)
+        self.sample_count = len(self.labels)
         self.test_labels = None if first.test is None else torch.from_numpy(first.test.targets)
         self.linear = all(isinstance(party, LinearParty) for party in self.parties)
         self.costly = not self.linear
@@ -308,17 +303,9 @@ class VerticalNetwork(VerticalProblem):
 
     # What clients send ----------------------------------------------------------------------------
 
-    @property
-    def sample_count(self) -> int:
-        return len(self.labels)
-
     def message_layout(self, batch: object = None) -> Layout:
         """Return the layout of contributions: a matrix of samples by classes."""
         return Layout((("contributions", (self.batch_size(batch), self.classes)),))
-
-    def places(self, rows: Tensor) -> Tensor:
-        """Return where the entries of rows (B, b) stand in a message of all samples, (B, b C)."""
-        return (rows[..., None] * self.classes + torch.arange(self.classes).to(rows)).flatten(1)
 
     def split(self, x: Tensor) -> Tensor:
         out = x.new_zeros(len(x), len(self.clients), max(self.sizes))
