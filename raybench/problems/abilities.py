@@ -52,12 +52,10 @@ class SplitByFeatures(Protocol):
 
     f is a function of v = sum_j u_j, a few entries per sample: with columns A_j of a matrix u_j = A_j x_j. A
     message holds the entries of all N samples, or of a minibatch, rows (B, b), the same for all clients;
-    below N and b stand for the entries of those. rows: None for all.
+    below N and b stand for the entries of those. rows: None for all. sample_count: N.
     """
 
-    @property
-    def sample_count(self) -> int:
-        """Return N, the number of samples."""
+    sample_count: int
 
     def places(self, rows: Tensor) -> Tensor:
         """Return where the entries of rows (B, b) stand in a message of all samples."""

@@ -291,10 +291,9 @@ class NetworkProblem(Problem):
     def module(self) -> torch.nn.Module:
         """Return the network at its start, to be trained by itself: no parameters shared with the problem."""
         network = copy.deepcopy(self.passes.model)
-        parameters = dict(network.named_parameters())
-        for (name, _), value in zip(self.layout, self.layout.views(self.start()), strict=True):
-            parameters[name].data.copy_(value)
-            parameters[name].requires_grad_(True)
+        network.load_state_dict(self.layout.named(self.start()), strict=False)
+        for name, _ in self.layout:
+            network.get_parameter(name).requires_grad_(True)
         return network
 
     @property
@@ -395,8 +394,7 @@ class NetworkProblem(Problem):
 
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
-        views = zip(self.layout, self.layout.views(x), strict=True)
-        weights = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        weights = {**self.passes.model.state_dict(), **self.layout.named(x)}
         weights = merged(self.passes.model, weights)
         file = io.BytesIO()
         torch.save({n: v.detach().cpu().clone() for n, v in {**weights, **buffers}.items()}, file)
@@ -405,15 +403,21 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        buffers = self._first(len(x)) if buffers is None else buffers
         means = [self._means(x, self.train, rows, buffers, metrics=False) for rows in self.rows]
         result = torch.stack([values["test_loss"] for values in means], 1).to(x)
         return result + self._penalty(x[:, None])
 
     def _means(
-        self, x: Tensor, source: Examples, rows: Tensor, buffers: Buffers, metrics: bool = True
+        self,
+        x: Tensor,
+        source: Examples,
+        rows: Tensor,
+        buffers: Buffers | None,
+        metrics: bool = True,
     ) -> dict[str, Tensor]:
         """Return the means over rows of a data set of what is measured at x (B, d), float64 (B,) by name."""
+        if buffers is None:  # those at the start, the same for all clients
+            buffers = {name: buffer[:, 0] for name, buffer in self.buffers(len(x)).items()}
         sums: dict[str, Tensor] = {}
         for part in rows.split(self.chunk):
             inputs, targets = self.examples(source, part)
@@ -430,13 +434,9 @@ class NetworkProblem(Problem):
             return losses
         return {**losses, **self._task.metrics(outputs, targets)}
 
-    def _first(self, cells: int) -> dict[str, Tensor]:
-        return {name: buffer[:, 0].clone() for name, buffer in self.buffers(cells).items()}
-
     def evaluate(self, x: Tensor, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""
         source = self.test or self.train
-        buffers = self._first(len(x)) if buffers is None else buffers
         values = self._means(x, source, torch.arange(len(source)), buffers)
         if self.test is None:
             del values["test_loss"]

@@ -22,7 +22,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
 from raybench.data.files import input_errors, renamed
-from raybench.problems.networks import build
+from raybench.problems.networks import build, own
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
 
@@ -70,8 +70,7 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
     if (kind == "texts") != (name in TEXTS):
         fix = "words, or bert" if kind == "texts" else "identity, mlp or torchvision:resnet18"
         raise InputError.of(KEY, f"{name} does not take a view of {kind}", fix)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own.seeded(seed):
         if name == "words":
             return _scaled(Encoder(nn.Flatten(), *_shares(view, _sizes(text)["size"])), scale)
         if name == "bert":
