@@ -45,7 +45,7 @@ class VerticalProblem(Problem):
 
     def places(self, rows: Tensor) -> Tensor:
         """Return where the entries of rows (B, b) stand in a message of all samples, (B, b width)."""
-        return (rows[..., None] * self.width + torch.arange(self.width).to(rows)).flatten(1)
+        return (rows[..., None] * self.width + torch.arange(self.width).to(rows)).flatten(-2)
 
     def batch_size(self, batch: object) -> int:
         """Return the samples of a message: of a minibatch, an integer, or all. Raises InputError for too many."""
