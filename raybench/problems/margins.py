@@ -75,12 +75,6 @@ class MarginProblem(ScoreProblem):
         """Return the probability of the label +1."""
         return torch.sigmoid(scores)
 
-    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
-        """Return (min f, x*) of logistic regression with mu ||x||^2/2, None of other losses."""
-        if self.loss != "logistic":
-            return None
-        return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
-
 
 @problem("logistic")
 class Logistic(MarginProblem):
@@ -95,6 +89,10 @@ class Logistic(MarginProblem):
     slope = 1.0
     curvature = 0.25
     convex = True
+
+    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x*) with mu ||x||^2/2, by Newton's method; None where d or N is large."""
+        return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
 
 
 def _steepest() -> float:

@@ -136,9 +136,7 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        pair = None
-        if dataset is not None:
-            pair = examples_of(dataset, model, length, level, size, tokenizer)
+        pair = examples_of(dataset, model, length, level, size, tokenizer) if dataset else None
         network, self._task = build.network_of(
             model, None if pair is None else pair.train, init_seed, loss, metrics, init_from
         )
@@ -169,7 +167,7 @@ class NetworkProblem(Problem):
         )
         net = net.to(self.dtype).requires_grad_(False)
         self._start = layout.concat([params[name].detach() for name, _ in layout]).to(self.dtype)
-        self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
+        self.networks = [Passes(net, layout, self._task, batchnorm == "frozen")]
         self._check(train)
 
     @classmethod
@@ -237,7 +235,7 @@ class NetworkProblem(Problem):
             if self.dtype != torch.float32:
                 fix = "problem.dtype: float32"
                 raise InputError.of("train.autocast", f"does not go with {self.dtype}", fix)
-            out.passes = self.passes.apart()
+            out.networks = [self.passes.apart()]
             out.passes.lower = torch.bfloat16
         return out
 
@@ -248,16 +246,10 @@ class NetworkProblem(Problem):
         few.test = (self.test or self.train)[:most]
         return few
 
-    def host(self, clients: range) -> Self:
-        part = super().host(clients)
-        part.passes = self.passes.apart()
-        return part
-
-    def to(self, device: torch.device | str) -> Self:
-        moved = super().to(device)
-        if moved is not self:
-            moved.passes = self.passes.to(moved.device)
-        return moved
+    @property
+    def passes(self) -> Passes:
+        """The network as a function of x."""
+        return self.networks[0]
 
     # Examples -----------------------------------------------------------------------------------
 
@@ -363,7 +355,7 @@ class NetworkProblem(Problem):
             work = Work(a, b, w, streams=draws, buffers=flat)
             each = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
             losses += each.view(losses.shape)
-        return out, losses + self._penalty(at), after
+        return out, losses + self.decay(at), after
 
     def _passes(
         self, x: Tensor, sample: Sample | None
@@ -387,11 +379,6 @@ class NetworkProblem(Problem):
             weights = (inside.to(x) / counts.to(x)[:, None]).expand(len(x), -1, -1)
             yield inputs, targets, weights, None
 
-    def _penalty(self, at: Tensor) -> Tensor | float:
-        """Return w/2 ||x||^2 of points (.., d)."""
-        w = self.weight_decay
-        return w / 2 * at.square().sum(-1) if w else 0.0
-
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
         weights = {**self.passes.model.state_dict(), **self.layout.named(x)}
@@ -405,7 +392,7 @@ class NetworkProblem(Problem):
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
         means = [self._means(x, self.train, rows, buffers, metrics=False) for rows in self.rows]
         result = torch.stack([values["test_loss"] for values in means], 1).to(x)
-        return result + self._penalty(x[:, None])
+        return result + self.decay(x[:, None])
 
     def _means(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.minimum import lmax_gram
 from raybench.problems.networks import build
-from raybench.problems.networks.parties import LinearParty, encoded, parties_of
+from raybench.problems.networks.parties import LinearParty, Party, encoded, parties_of
+from raybench.problems.networks.passes import cross_entropy
 
 _SHARED = (
     *("dataset", "clients", "dtype", "seed", "rows", "intercept"),
@@ -279,9 +280,10 @@ class VerticalNetwork(VerticalProblem):
         }
         self.classes = self.width = first.train.classes
         self.weight_decay = weight_decay
-        self.parties = parties_of(encoded_views, self.classes, freeze, DTYPES[dtype], chunk)
-        tensors = [tensor for party in self.parties for tensor in party.layout]
-        super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
+        parties = parties_of(encoded_views, self.classes, freeze, DTYPES[dtype], chunk)
+        tensors = [tensor for party in parties for tensor in party.layout]
+        super().__init__(len(parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
+        self.networks = parties
         self.batch = batch if isinstance(batch, int) else None
         self.labels = torch.from_numpy(first.train.targets)
         self.sample_count = len(self.labels)
@@ -290,16 +292,10 @@ class VerticalNetwork(VerticalProblem):
         self.costly = not self.linear
         self.sizes = [party.layout.dim for party in self.parties]
 
-    def host(self, clients: range) -> Self:
-        part = super().host(clients)
-        part.parties = [party.apart() for party in part.parties]
-        return part
-
-    def to(self, device: torch.device | str) -> Self:
-        moved = super().to(device)
-        if moved is not self:
-            moved.parties = [party.to(moved.device) for party in self.parties]
-        return moved
+    @property
+    def parties(self) -> list[Party]:
+        """The clients' views and encoders, of all clients."""
+        return self.networks
 
     # What clients send ----------------------------------------------------------------------------
 
@@ -352,11 +348,7 @@ class VerticalNetwork(VerticalProblem):
         return sum(p.outputs(weights, test=test) for p, weights in pairs)  # type: ignore[return-value]
 
     def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
-        each = F.cross_entropy(scores.flatten(0, 1), labels.repeat(len(scores)), reduction="none")
-        return each.view(scores.shape[:2]).mean(1)
-
-    def _penalty(self, x: Tensor) -> Tensor:
-        return self.weight_decay / 2 * x.square().sum(-1)
+        return cross_entropy(scores, labels.expand(scores.shape[:2]))
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         at = x.flatten(0, -2)
@@ -366,11 +358,11 @@ class VerticalNetwork(VerticalProblem):
         grads = (
             torch.cat([p.pullback(weights, r) for p, weights in parts], -1) + self.weight_decay * at
         )
-        losses = self._losses(scores, self.labels) + self._penalty(at) if loss else None
+        losses = self._losses(scores, self.labels) + self.decay(at) if loss else None
         return self.everywhere(x, grads, losses)
 
     def losses(self, x: Tensor) -> Tensor:
-        f = self._losses(self._scores(x), self.labels) + self._penalty(x)
+        f = self._losses(self._scores(x), self.labels) + self.decay(x)
         return f[:, None].expand(-1, len(self.clients))
 
     def evaluate(self, x: Tensor) -> dict[str, Tensor]:
