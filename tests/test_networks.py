@@ -236,7 +236,7 @@ def test_running_statistics_are_those_of_torch():
     x, buffers = problem.start()[None], problem.buffers(1)
     for seed in range(3):
         J = sample(problem, B=1, b=8, seed=seed)
-        _, buffers = problem.grad_buffered(x, J, buffers)
+        _, _, buffers = problem.gradients(x, J, buffers)
         model(problem.examples(problem.train, problem.rows[0][J.indices[0, 0]])[0])
     own = dict(model.named_buffers())
     assert buffers

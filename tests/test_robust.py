@@ -265,10 +265,10 @@ def test_liars_train_on_wrong_labels_and_on_nothing_else(tmp_path, batch, batchn
     x = problem.start()[None] + 0.1 * torch.randn(1, problem.dim, generator=torch.manual_seed(0))
     J = None if batch == "full" else run.net.sample("batch", batch)
     buffers = problem.buffers(1)
-    want, _ = problem.grad_buffered(x, J, buffers)
+    want, _, _ = problem.gradients(x, J, buffers)
     wrong = copy.copy(problem)
     wrong.train, wrong._kept = replace(problem.train, targets=9 - problem.train.targets), {}
-    lied, after = wrong.grad_buffered(x, J, buffers)
+    lied, _, after = wrong.gradients(x, J, buffers)
     got = run.net.grad(x, J)
     torch.testing.assert_close(got[:, :4], want[:, :4], rtol=0, atol=0)
     torch.testing.assert_close(got[:, 4], lied[:, 4])

@@ -315,15 +315,23 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
 
 def chosen(results: Frames, where: Where) -> Frames:
     """Return frames with those cells alone whose columns have one of the values given."""
-    keep = pd.Series(True, index=results.cells.index)
-    for name, values in where.items():
-        if name not in results.cells:
-            there = sorted(map(str, results.cells))
-            raise InputError.of("where", f"unknown column {name!r}", nearest(name, there))
-        several = isinstance(values, Collection) and not isinstance(values, str)
-        keep &= results.cells[name].isin(list(values) if several else [values])  # type: ignore[call-overload]
-    cells = results.cells[keep].reset_index(drop=True)
+    cells = having(results.cells, where, "where").reset_index(drop=True)
     return replace(results, cells=cells, held=results.held.part(cells), _tuned={})
+
+
+def having(cells: pd.DataFrame, where: Where, place: str) -> pd.DataFrame:
+    """Return the cells whose columns have one of the values given. Raises InputError, as ``check_column`` does."""
+    for name, values in where.items():
+        check_column(name, cells, place)
+        several = isinstance(values, Collection) and not isinstance(values, str)
+        cells = cells[cells[name].isin(list(values) if several else [values])]  # type: ignore[call-overload]
+    return cells
+
+
+def check_column(name: str, frame: pd.DataFrame, place: str) -> None:
+    """Raise InputError, which names ``place``, where a frame has no such column."""
+    if name not in frame:
+        raise InputError.of(place, f"unknown column {name!r}", nearest(name, map(str, frame)))
 
 
 def axis(name: str, results: Frames, key: str) -> str:
@@ -339,10 +347,7 @@ def keys(by: str | Sequence[str], cells: pd.DataFrame) -> list[str]:
     """Return columns to group cells by. Raises InputError for an unknown one."""
     names = [by] if isinstance(by, str) else list(by)
     for name in names:
-        if name not in cells:
-            raise InputError.of(
-                "by", f"unknown column {name!r}", nearest(name, sorted(map(str, cells)))
-            )
+        check_column(name, cells, "by")
     return names
 
 

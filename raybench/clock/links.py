@@ -362,9 +362,15 @@ def server(network: Network, n: Number, up: Number, down: Number) -> Number:
 def two_shot(network: Network, n: Number, message: Number) -> Number:
     """Return the seconds of two exchanges of all with all of ``message`` bytes in n parts: parts, then their means.
 
-    2 ((n - 1) a + (n - 1)/n message/B).
+    2 ((n - 1) a + (n - 1)/n message/B). A server takes and gives a message of each. Processes of one node exchange by
+    its inner link; of several nodes, those of a node share its link.
     """
-    return 2 * _exchange(network.link, n, message)
+    if network.form == "server":
+        return server(network, n, message, message)
+    spent = _exchange(network.link, n, np.asarray(message, float) * network.per_node)
+    if network.inner is not None:
+        spent = np.where(n <= network.per_node, _exchange(network.inner, n, message), spent)
+    return 2 * spent
 
 
 def _exchange(link: Link, n: Number, message: Number) -> Number:

@@ -43,6 +43,10 @@ class Layout:
         parts = x.split(self.sizes, dim=-1)
         return [p.view((*p.shape[:-1], *shape)) for p, (_, shape) in zip(parts, self.tensors)]
 
+    def named(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return ``views`` of x (..., d) by name."""
+        return {name: view for (name, _), view in zip(self.tensors, self.views(x), strict=True)}
+
     def concat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (..., d) from one tensor (..., *shape) per name: the inverse of ``views``."""
         pairs = zip(tensors, self.tensors, strict=True)

@@ -19,7 +19,7 @@ from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import Robust
 from raybench.execution.build import collective_of, relays, unbound, uplink
-from raybench.problems.abilities import Buffered, Labelled, Predicting, SplitByFeatures
+from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures, Trained
 from raybench.problems.base import Constants, Fact, Problem
 from raybench.spec import Cell
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
@@ -307,7 +307,7 @@ def about_clock(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]
         yield SkipCode.NOT_ASYNCHRONOUS, what, "an independent compressor, such as rand_k"
     if problem.has_prox:
         yield SkipCode.NONSMOOTH, f"{entry.name} takes no proximal steps", SMOOTH
-    if isinstance(problem, Buffered) and problem.buffers(1):
+    if isinstance(problem, Trained) and problem.buffers(1):
         what = f"{entry.name} has no place for the statistics of BatchNorm"
         yield SkipCode.NOT_ASYNCHRONOUS, what, "problem.batchnorm: none, or another model"
 

@@ -185,7 +185,7 @@ class EventNet(Net):
         if isinstance(batch, int):
             sample = self._sample(i, int(self.events.taken[i]) - back, batch)
         if sample is not None and network is not None:
-            grads, losses, _ = network.sampled(x[:, None], sample, {})
+            grads, losses, _ = network.gradients(x[:, None], sample, {})
             self.oracle.hear(losses, at=slice(i, i + 1))
         else:
             grads = alone.grad(x[:, None], sample)

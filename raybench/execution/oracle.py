@@ -21,7 +21,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
 from raybench.core.streams import Sample
-from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures, Trained
+from raybench.problems.abilities import Predicting, SplitByFeatures, Trained
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire
 
@@ -136,7 +136,7 @@ class Oracle:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
         if sample is None or self._trained is None:
             return self.problem.grad(x, sample)
-        grads, losses, _ = self._trained.sampled(x, sample, {})
+        grads, losses, _ = self._trained.gradients(x, sample, {})
         self.hear(losses, cells, clients)
         return grads
 
@@ -416,21 +416,19 @@ class BufferedOracle(Oracle):
         self._after: Buffers = {}  # of the last full gradient, until a method has taken it
 
     @property
-    def _buffered(self) -> Buffered:
-        assert isinstance(self.problem, Buffered)
-        return self.problem
+    def _buffered(self) -> Trained:
+        assert self._trained is not None
+        return self._trained
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
-        if sample is None or self._trained is None:
-            grads, self._after = self._buffered.grad_buffered(x, sample, before)
-        else:
-            grads, losses, self._after = self._trained.sampled(x, sample, before)
+        grads, losses, self._after = self._buffered.gradients(x, sample, before)
+        if sample is not None:
             self.hear(losses, cells, clients)
         return grads
 
     def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:
-        grads, losses, self._after = self._buffered.oracle_buffered(x, self.buffers)
+        grads, losses, self._after = self._buffered.gradients(x, None, self.buffers)
         return grads, losses
 
     def _taken(self, some: Cells | None, clients: Tensor | None) -> None:
@@ -488,7 +486,7 @@ def oracle_for(problem: Problem, wire: Wire) -> Oracle:
     """Return the oracle with what the problem is able to do."""
     if isinstance(problem, SplitByFeatures):
         return VerticalOracle(problem, wire)
-    if isinstance(problem, Buffered) and problem.buffers(1):
+    if isinstance(problem, Trained) and problem.buffers(1):
         return BufferedOracle(problem, wire)
     if isinstance(problem, Predicting):
         return PredictionOracle(problem, wire)

@@ -64,12 +64,8 @@ def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) 
         "gather": lambda: transport.gathered(data[None]),
         "all_reduce": lambda: dist.all_reduce(vector),
     }[what]
-    dist.barrier()
-    go()
-    began = time.perf_counter()
-    go()
-    once = max(time.perf_counter() - began, 1e-6)
-    burst = transport.agree(min(BURST_MOST, max(SHORT_BURST, round(BURST_SECONDS / once))))
+    once = max(in_a_row(go, 1), 1e-6)
+    burst = min(BURST_MOST, max(SHORT_BURST, round(BURST_SECONDS / once)))
     ways = 2 if what == "pair" else 1
     seconds = tuple(in_a_row(go, burst) / ways for _ in range(repeats))
     return Timing(what, transport.size, size, seconds)

@@ -178,20 +178,13 @@ def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> S
 
 def _travel(x: Exchange, how: str, network: Network, n: int) -> tuple[float, float, float]:
     """Return the seconds of travel, and how many messages a worker encodes and decodes."""
-    served, inner = network.form == "server", network.inner
     if how == REDUCE:
         return float(x.parts * all_reduce(network, n, x.size / x.parts)), 1, 1
-    if how == GATHER:
-        if served:  # that has added all up sends no more than a dense vector
-            return float(server(network, n, x.size, min(n * x.size, x.dense))), 1, n
-        return float(all_gather(network, n, x.size)), 1, n
-    if served:
-        spent = server(network, n, x.size, x.size)
-    elif inner is not None and n <= network.per_node:
-        spent = two_shot(Network(inner), n, x.size)
-    else:  # the processes of a node share its link
-        spent = two_shot(network, n, x.size * (network.per_node if inner is not None else 1))
-    return float(spent), 1 + 1 / n, 2
+    if how == ALL_TO_ALL:
+        return float(two_shot(network, n, x.size)), 1 + 1 / n, 2
+    if network.form == "server":  # that has added all up sends no more than a dense vector
+        return float(server(network, n, x.size, min(n * x.size, x.dense))), 1, n
+    return float(all_gather(network, n, x.size)), 1, n
 
 
 def break_even(

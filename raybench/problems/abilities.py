@@ -52,12 +52,10 @@ class SplitByFeatures(Protocol):
 
     f is a function of v = sum_j u_j, a few entries per sample: with columns A_j of a matrix u_j = A_j x_j. A
     message holds the entries of all N samples, or of a minibatch, rows (B, b), the same for all clients;
-    below N and b stand for the entries of those. rows: None for all.
+    below N and b stand for the entries of those. rows: None for all. sample_count: N.
     """
 
-    @property
-    def sample_count(self) -> int:
-        """Return N, the number of samples."""
+    sample_count: int
 
     def places(self, rows: Tensor) -> Tensor:
         """Return where the entries of rows (B, b) stand in a message of all samples."""
@@ -85,8 +83,9 @@ class SplitByFeatures(Protocol):
 class Trained(Protocol):
     """A problem whose gradients are those of a network that is trained.
 
-    A sample's gradients bring its loss along: for the record it is free. tested: whether there is a test part.
-    tokens: of a sample, 0 where it is no text.
+    A sample's gradients bring its loss along: for the record it is free. They may carry memory along, such as
+    BatchNorm's running statistics: buffers, tensors (B, n_here, ..) by name. It belongs to the run, per cell and client:
+    a problem itself has no state. tested: whether there is a test part. tokens: of a sample, 0 where it is no text.
     """
 
     @property
@@ -95,45 +94,28 @@ class Trained(Protocol):
     @property
     def tokens(self) -> int: ...
 
+    @property
+    def shares_buffers(self) -> bool:
+        """Return whether the clients average their buffers after every gradient, which is booked."""
+
     def trained(self, train: Train) -> Self:
         """Return the problem with these settings of training."""
 
     def weights(self, x: Tensor, buffers: Mapping[str, Tensor]) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
 
-    def sampled(
-        self, x: Tensor, sample: Sample, buffers: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the clients' gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
-
-
-@runtime_checkable
-class Buffered(Protocol):
-    """A problem whose gradients carry memory along, such as BatchNorm's running statistics.
-
-    The memory belongs to the run, per cell and client: a problem itself has no state. A buffer is a
-    tensor (B, n_here, ..).
-    """
-
     def buffers(self, cells: int) -> dict[str, Tensor]:
-        """Return the buffers of so many cells at the start, by name."""
+        """Return the buffers of so many cells at the start, by name; empty where gradients carry nothing along."""
 
-    def grad_buffered(
-        self, x: Tensor, sample: Sample | None, buffers: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clients' gradients (B, n_here, d), full or of a sample, and the buffers afterwards."""
-
-    def oracle_buffered(
-        self, x: Tensor, buffers: dict[str, Tensor]
+    def gradients(
+        self, x: Tensor, sample: Sample | None, buffers: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return full gradients (B, n_here, d), the losses they are of (B, n_here), and the buffers afterwards."""
+        """Return the clients' gradients (B, n_here, d), full or of a sample, its losses (B, n_here), and the buffers
+        afterwards.
+        """
 
-    def losses(self, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+    def losses(self, x: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return f_i(x) (B, n_here) at x (B, d), with the mean of the clients' buffers, (B, ..) by name."""
 
-    def evaluate(self, x: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    def evaluate(self, x: Tensor, buffers: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return metrics at x (B, d), (B,) each, with the mean of the clients' buffers, (B, ..) by name."""
-
-    @property
-    def shares_buffers(self) -> bool:
-        """Return whether the clients average their buffers after every gradient, which is booked."""

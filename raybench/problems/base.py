@@ -139,6 +139,8 @@ class Problem:
         self.device = torch.device("cpu")
         self.samples = samples or (1,) * n
         self._whole = None
+        # what computes with a torch module: every device, and every host of clients, has its own
+        self.networks: list[Any] = []
         self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
     @property
@@ -197,7 +199,9 @@ class Problem:
         for name in self.per_client:
             if getattr(part, name) is not None:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
-        return part.to(self.device)
+        part = part.to(self.device)
+        part.networks = [network.apart() for network in self.networks]
+        return part
 
     def few(self) -> Self:
         """Return the problem with few samples, to try what runs on it; itself where a round is cheap."""
@@ -213,6 +217,7 @@ class Problem:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device))
+        moved.networks = [network.to(device) for network in self.networks]
         return moved
 
     def __getstate__(self) -> dict[str, object]:
@@ -278,6 +283,11 @@ class Problem:
     def penalty(self, x: Tensor) -> Tensor:
         """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
         return x.new_zeros(x.shape[:-1])
+
+    def decay(self, x: Tensor) -> Tensor | float:
+        """Return w/2 ||x||^2 of points (.., d), w = ``weight_decay``."""
+        w = self.weight_decay
+        return w / 2 * x.square().sum(-1) if w else 0.0
 
     def start(self) -> Tensor:
         """Return the problem's own starting point (d,)."""

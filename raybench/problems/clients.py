@@ -220,8 +220,11 @@ class DataProblem(Problem):
             signs = self.targets(replace(self.data, labels=labels))
             self.test = Rows.of(features, signs, [np.arange(len(labels))])
         super().__init__(len(parts), self.shape(), dtype=DTYPES[dtype], samples=self.rows.counts)
-        factor = self.factor(lambda_) if regularizer != "none" else 0.0
-        self.regularizer = Regularizer(regularizer, factor)
+        if regularizer == "none":
+            lambda_ = 0.0
+        elif isinstance(lambda_, Mapping):
+            lambda_ = lambda_["times_L"] * self.loss_L()
+        self.regularizer = Regularizer(regularizer, float(lambda_))
         self.has_prox = self.regularizer.nonsmooth
 
     def targets(self, dataset: data.Dataset) -> np.ndarray:
@@ -235,12 +238,6 @@ class DataProblem(Problem):
     def loss_L(self) -> float:
         """Return the smoothness constant of the mean loss without regulariser."""
         raise NotImplementedError
-
-    def factor(self, lambda_: float | Mapping[str, float]) -> float:
-        """Return the regulariser's factor as a number."""
-        if isinstance(lambda_, Mapping):
-            return float(lambda_["times_L"]) * self.loss_L()
-        return float(lambda_)
 
     def facts_where(self, convex: bool, strongly_convex: bool) -> frozenset[Fact]:
         """Return what may be said of f: whether the loss is convex in every sample is given, and whether f is

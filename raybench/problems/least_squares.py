@@ -137,10 +137,9 @@ class LeastSquares(ScoreProblem):
         With l1 or a nonconvex regulariser f_inf is the minimum without it and f_star unknown.
         """
         ridge, extra = self.regularizer.mu, 0.0 if self.regularizer.mu else self.regularizer.L
-        weights = self.rows.weights()
-        norms = row_norms_sq(self.rows.features)
-        samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
-        f_star, mu, _, full = self._solution(ridge, weights)
+        norms = row_norms_sq(self.rows.features) + 2 * ridge
+        samples = lmax_gram(self.rows.features, norms * self.rows.weights()) + ridge**2
+        f_star, mu, _, full = self.once("solution", self._solution)
         if self.exact is not None:
             result = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
@@ -172,26 +171,20 @@ class LeastSquares(ScoreProblem):
             | (frozenset() if extra else {Fact.QUADRATIC}),
         )
 
-    def minimizer(self) -> Tensor | None:
-        """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
-        whole = self.whole
-        regularizer = self.regularizer
-        if regularizer.kind not in ("none", "l2"):
+    def minimum(self) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x* of smallest norm); None for other regularisers, or where too large."""
+        if self.regularizer.kind not in ("none", "l2"):
             return None
-        x = whole.once(
-            "minimizer", lambda: whole._solution(regularizer.mu, whole.rows.weights())[2]
-        )
-        return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
+        least, _, x, _ = self.once("solution", self._solution)
+        return None if x is None else (least, x)
 
-    def _solution(
-        self, ridge: float, weights: np.ndarray
-    ) -> tuple[float | None, float | None, np.ndarray | None, bool]:
+    def _solution(self) -> tuple[float | None, float | None, np.ndarray | None, bool]:
         """Return (min of the squares with ridge, its PL constant, x*, whether A'A has full rank).
 
         None (and False) where that is too large to find.
         """
         A, b = self.rows.features, self.rows.labels.reshape(len(self.rows.labels), -1)
-        root = np.sqrt(weights)[:, None]
+        ridge, root = self.regularizer.mu, np.sqrt(self.rows.weights())[:, None]
         A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
         b = b * root
         primal = A.shape[1] <= A.shape[0]

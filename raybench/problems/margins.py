@@ -68,21 +68,12 @@ class MarginProblem(ScoreProblem):
         loss, z = LOSSES[self.loss], signs * scores
         return signs * loss(z, True), loss(z, False)[..., 0]
 
-    def values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return LOSSES[self.loss](labels * scores[..., 0], False)
-
     def right_share(self, scores: Tensor, labels: Tensor) -> Tensor:
         return share_signed(labels * scores[..., 0])
 
     def link(self, scores: Tensor) -> Tensor:
         """Return the probability of the label +1."""
         return torch.sigmoid(scores)
-
-    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
-        """Return (min f, x*) of logistic regression with mu ||x||^2/2, None of other losses."""
-        if self.loss != "logistic":
-            return None
-        return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
 
 
 @problem("logistic")
@@ -98,6 +89,10 @@ class Logistic(MarginProblem):
     slope = 1.0
     curvature = 0.25
     convex = True
+
+    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x*) with mu ||x||^2/2, by Newton's method; None where d or N is large."""
+        return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
 
 
 def _steepest() -> float:

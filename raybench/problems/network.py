@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Self
@@ -136,9 +136,7 @@ class NetworkProblem(Problem):
         self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
-        pair = None
-        if dataset is not None:
-            pair = examples_of(dataset, model, length, level, size, tokenizer)
+        pair = examples_of(dataset, model, length, level, size, tokenizer) if dataset else None
         network, self._task = build.network_of(
             model, None if pair is None else pair.train, init_seed, loss, metrics, init_from
         )
@@ -169,7 +167,7 @@ class NetworkProblem(Problem):
         )
         net = net.to(self.dtype).requires_grad_(False)
         self._start = layout.concat([params[name].detach() for name, _ in layout]).to(self.dtype)
-        self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
+        self.networks = [Passes(net, layout, self._task, batchnorm == "frozen")]
         self._check(train)
 
     @classmethod
@@ -237,7 +235,7 @@ class NetworkProblem(Problem):
             if self.dtype != torch.float32:
                 fix = "problem.dtype: float32"
                 raise InputError.of("train.autocast", f"does not go with {self.dtype}", fix)
-            out.passes = self.passes.apart()
+            out.networks = [self.passes.apart()]
             out.passes.lower = torch.bfloat16
         return out
 
@@ -248,16 +246,10 @@ class NetworkProblem(Problem):
         few.test = (self.test or self.train)[:most]
         return few
 
-    def host(self, clients: range) -> Self:
-        part = super().host(clients)
-        part.passes = self.passes.apart()
-        return part
-
-    def to(self, device: torch.device | str) -> Self:
-        moved = super().to(device)
-        if moved is not self:
-            moved.passes = self.passes.to(moved.device)
-        return moved
+    @property
+    def passes(self) -> Passes:
+        """The network as a function of x."""
+        return self.networks[0]
 
     # Examples -----------------------------------------------------------------------------------
 
@@ -291,10 +283,9 @@ class NetworkProblem(Problem):
     def module(self) -> torch.nn.Module:
         """Return the network at its start, to be trained by itself: no parameters shared with the problem."""
         network = copy.deepcopy(self.passes.model)
-        parameters = dict(network.named_parameters())
-        for (name, _), value in zip(self.layout, self.layout.views(self.start()), strict=True):
-            parameters[name].data.copy_(value)
-            parameters[name].requires_grad_(True)
+        network.load_state_dict(self.layout.named(self.start()), strict=False)
+        for name, _ in self.layout:
+            network.get_parameter(name).requires_grad_(True)
         return network
 
     @property
@@ -330,17 +321,7 @@ class NetworkProblem(Problem):
         }
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        return self.grad_buffered(x, sample, self.buffers(len(x)))[0]
-
-    def grad_buffered(
-        self, x: Tensor, sample: Sample | None, buffers: Buffers
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clients' gradients (B, n_here, d), and the buffers afterwards."""
-        if sample is None:
-            grads, _, after = self.oracle_buffered(x, buffers)
-        else:
-            grads, _, after = self.sampled(x, sample, buffers)
-        return grads, after
+        return self.gradients(x, sample, self.buffers(len(x)))[0]
 
     @property
     def tested(self) -> bool:
@@ -356,75 +337,51 @@ class NetworkProblem(Problem):
     def _next_token(self) -> bool:
         return self.train.kind == "text" and self.train.targets.ndim > 1
 
-    def sampled(
-        self, x: Tensor, sample: Sample, buffers: Buffers
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the gradients (B, n_here, d) of a sample, its losses (B, n_here), and the buffers afterwards."""
-        at, out, after = self._room(x, buffers)
-        losses = x.new_zeros(out.shape[:2])
-        for part in sample.split(self.most) if sample.size > self.most else [sample]:
-            inputs, targets = self.minibatch(part)
-            weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
-            weights = weights.to(self.device)
-            losses += self._add(at, inputs, targets, weights, part.stream, after, out)
-        return out, losses + self._penalty(at), after
-
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
-        return grads, losses
+        return self.gradients(x, None, self.buffers(len(x)))[:2]
 
-    def oracle_buffered(
-        self, x: Tensor, buffers: Buffers
+    def gradients(
+        self, x: Tensor, sample: Sample | None, buffers: Buffers
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return full gradients (B, n_here, d), losses (B, n_here), and the buffers afterwards.
+        """Return gradients (B, n_here, d), full or of a sample, losses (B, n_here), and the buffers afterwards."""
+        at, decay = self.spread(x), self.weight_decay
+        out = decay * at if decay else torch.zeros_like(at, memory_format=torch.contiguous_format)
+        after = {name: buffer.clone() for name, buffer in buffers.items()}
+        flat = {name: buffer.flatten(0, 1) for name, buffer in after.items()}
+        losses = x.new_zeros(out.shape[:2])
+        for inputs, targets, weights, streams in self._passes(x, sample):
+            draws = None if streams is None or not self.passes.draws else _flat(streams)
+            a, b, w = (t.flatten(0, 1) for t in (inputs, targets, weights))
+            work = Work(a, b, w, streams=draws, buffers=flat)
+            each = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
+            losses += each.view(losses.shape)
+        return out, losses + self.decay(at), after
 
-        All examples of a client in their order, in passes of ``chunk``: of the same examples each time.
+    def _passes(
+        self, x: Tensor, sample: Sample | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Stream | None]]:
+        """Yield inputs and targets (B, n_here, b, ..), weights (B, n_here, b) and streams of each pass.
+
+        Of a sample; else of all examples of a client in their order, ``chunk`` at a time: of the same ones each time.
         """
-        at, out, after = self._room(x, buffers)
+        if sample is not None:
+            for part in sample.split(self.most) if sample.size > self.most else [sample]:
+                inputs, targets = self.minibatch(part)
+                weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
+                yield inputs, targets, weights.to(self.device), part.stream
+            return
         counts = torch.tensor([len(rows) for rows in self.rows])
-        losses = x.new_zeros(len(x), len(self.rows))
         for first in range(0, int(counts.max()), self.chunk):
             place = torch.arange(first, min(first + self.chunk, int(counts.max())))
             inside = place < counts[:, None]
             indices = torch.where(inside, place, 0).expand(len(x), -1, -1)
             inputs, targets = self.examples(self.train, self._rows(indices))
             weights = (inside.to(x) / counts.to(x)[:, None]).expand(len(x), -1, -1)
-            losses += self._add(at, inputs, targets, weights, None, after, out)
-        return out, losses + self._penalty(at), after
-
-    def _room(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        at = self.spread(x)
-        w = self.weight_decay
-        out = w * at if w else torch.zeros(at.shape, dtype=self.dtype, device=self.device)
-        return at, out, {name: buffer.clone() for name, buffer in buffers.items()}
-
-    def _penalty(self, at: Tensor) -> Tensor | float:
-        """Return w/2 ||x||^2 of points (.., d)."""
-        w = self.weight_decay
-        return w / 2 * at.square().sum(-1) if w else 0.0
-
-    def _add(
-        self,
-        at: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        streams: Stream | None,
-        buffers: Buffers,
-        out: Tensor,
-    ) -> Tensor:
-        """Add the gradients of a pass to out (B, n_here, d); return the weighted losses (B, n_here)."""
-        flat = {name: buffer.flatten(0, 1) for name, buffer in buffers.items()}
-        draws = None if streams is None or not self.passes.draws else _flat(streams)
-        a, b, w = (t.flatten(0, 1) for t in (inputs, targets, weights))
-        work = Work(a, b, w, streams=draws, buffers=flat)
-        losses = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
-        return losses.view(out.shape[:2])
+            yield inputs, targets, weights, None
 
     def weights(self, x: Tensor, buffers: Buffers) -> bytes:
         """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
-        views = zip(self.layout, self.layout.views(x), strict=True)
-        weights = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        weights = {**self.passes.model.state_dict(), **self.layout.named(x)}
         weights = merged(self.passes.model, weights)
         file = io.BytesIO()
         torch.save({n: v.detach().cpu().clone() for n, v in {**weights, **buffers}.items()}, file)
@@ -433,15 +390,21 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        buffers = self._first(len(x)) if buffers is None else buffers
         means = [self._means(x, self.train, rows, buffers, metrics=False) for rows in self.rows]
         result = torch.stack([values["test_loss"] for values in means], 1).to(x)
-        return result + self._penalty(x[:, None])
+        return result + self.decay(x[:, None])
 
     def _means(
-        self, x: Tensor, source: Examples, rows: Tensor, buffers: Buffers, metrics: bool = True
+        self,
+        x: Tensor,
+        source: Examples,
+        rows: Tensor,
+        buffers: Buffers | None,
+        metrics: bool = True,
     ) -> dict[str, Tensor]:
         """Return the means over rows of a data set of what is measured at x (B, d), float64 (B,) by name."""
+        if buffers is None:  # those at the start, the same for all clients
+            buffers = {name: buffer[:, 0] for name, buffer in self.buffers(len(x)).items()}
         sums: dict[str, Tensor] = {}
         for part in rows.split(self.chunk):
             inputs, targets = self.examples(source, part)
@@ -458,13 +421,9 @@ class NetworkProblem(Problem):
             return losses
         return {**losses, **self._task.metrics(outputs, targets)}
 
-    def _first(self, cells: int) -> dict[str, Tensor]:
-        return {name: buffer[:, 0].clone() for name, buffer in self.buffers(cells).items()}
-
     def evaluate(self, x: Tensor, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""
         source = self.test or self.train
-        buffers = self._first(len(x)) if buffers is None else buffers
         values = self._means(x, source, torch.arange(len(source)), buffers)
         if self.test is None:
             del values["test_loss"]

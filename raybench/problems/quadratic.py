@@ -148,8 +148,7 @@ def quadratic(
     """
     layout = None
     if shape is not None:
-        good = all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in shape)
-        if not shape or not good:
+        if not shape or not all(type(s) is int and s >= 1 for s in shape):
             raise InputError.of("problem.shape", f"{shape!r}", "a list of sizes, such as [14, 8]")
         if dim is not None and math.prod(shape) != dim:
             what = f"{list(shape)} has {math.prod(shape)} entries, dim is {dim}"

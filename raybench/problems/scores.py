@@ -43,10 +43,6 @@ class ScoreProblem(DataProblem):
         """Return grad l (.., c) and l (..) at scores (.., c), of labels (..)."""
         raise NotImplementedError
 
-    def values(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return l alone, (..)."""
-        return self.terms(scores, labels)[1]
-
     def right_share(self, scores: Tensor, labels: Tensor) -> Tensor | None:
         """Return the share of right rows, (..), of scores (.., N, c) and labels (N, ..); ties count in part."""
         return share_right(scores, labels)
@@ -81,7 +77,8 @@ class ScoreProblem(DataProblem):
     def _summed(self, linear: DenseScores | SparseScores, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradients (b, n, d) and losses (b, n) at x (b[, n], d), without the regulariser."""
         z = linear.scores(self._matrix(x))  # (R, b, c)
-        slopes, each = self.terms(z, _repeated(linear.labels, z.shape[1], 1))
+        labels = linear.labels[:, None].expand(*z.shape[:2], *linear.labels.shape[1:])
+        slopes, each = self.terms(z, labels)
         slopes *= linear.weights[:, None, None]
         losses = linear.sums(each * linear.weights[:, None])
         return linear.pull(slopes).flatten(-2).contiguous(), losses
@@ -110,7 +107,7 @@ class ScoreProblem(DataProblem):
             if (share := self.right_share(z, labels)) is not None:
                 result.setdefault("accuracy", []).append(share)
             if whole.test is not None:
-                losses = self.values(z, _repeated(labels, len(z), 0))
+                _, losses = self.terms(z, labels.expand(len(z), *labels.shape))
                 result.setdefault("test_loss", []).append(losses.mean(-1))
         return {name: torch.cat(values).to(x.device) for name, values in result.items()}
 
@@ -146,7 +143,7 @@ class ScoreProblem(DataProblem):
             single.append(c * float(norms.max()) + reg.L)
             squares.append(float(norms.mean()))
         result = Constants(L_i=tuple(each))
-        least, mu = self._minimum(), self.strong_convexity()
+        least, mu = self.minimum(), self._mu
         return Constants(
             L=self.loss_L() + reg.L,
             L_i=tuple(each),
@@ -162,27 +159,24 @@ class ScoreProblem(DataProblem):
             facts=self.facts_where(convex=self.convex, strongly_convex=bool(mu)),
         )
 
-    def strong_convexity(self) -> float | None:
+    @property
+    def _mu(self) -> float | None:
         """Return lambda of l2 where the loss is convex: mu, None where there is none."""
         return (self.regularizer.mu or None) if self.convex else None
 
     def minimizer(self) -> Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
-        whole = self.whole
-        result = whole._minimum()
-        if result is None:
-            return None
-        return torch.from_numpy(result[1]).to(self.dtype).to(self.device)
+        least = self.whole.minimum()
+        return None if least is None else torch.from_numpy(least[1]).to(self.dtype).to(self.device)
 
     def least(self, mu: float) -> tuple[float, np.ndarray] | None:
         """Return (min f, x* (d,)) with the regulariser mu ||x||^2/2, mu > 0, in float64; None where unknown."""
         return None
 
-    def _minimum(self) -> tuple[float, np.ndarray] | None:
-        mu = self.strong_convexity()
-        if not mu:
-            return None
-        return self.once("minimum", lambda: self.least(mu))
+    def minimum(self) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x* (d,)) of the whole problem, found once; None where f is not strongly convex, or unknown."""
+        mu = self._mu
+        return self.once("minimum", lambda: self.least(mu)) if mu else None
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""
@@ -194,13 +188,6 @@ class ScoreProblem(DataProblem):
     def turned(self, labels: np.ndarray) -> np.ndarray:
         """Return wrong labels: signs are turned around, by default."""
         return -labels
-
-
-def _repeated(labels: Tensor, cells: int, axis: int) -> Tensor:
-    """Return labels (N, ..) for so many cells, which are the axis ``axis``."""
-    shape = list(labels.shape)
-    shape.insert(axis, cells)
-    return labels.unsqueeze(axis).expand(shape)
 
 
 def stored_entries(features: Features) -> int:

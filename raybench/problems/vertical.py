@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.minimum import lmax_gram
 from raybench.problems.networks import build
-from raybench.problems.networks.parties import LinearParty, encoded, parties_of
+from raybench.problems.networks.parties import LinearParty, Party, encoded, parties_of
+from raybench.problems.networks.passes import cross_entropy
 
 _SHARED = (
     *("dataset", "clients", "dtype", "seed", "rows", "intercept"),
@@ -36,16 +37,16 @@ class VerticalProblem(Problem):
     """
 
     width: int = 1
-
-    @property
-    def sample_count(self) -> int:
-        """Return N, the number of samples."""
-        raise NotImplementedError
+    sample_count: int  # N
 
     @property
     def message_dim(self) -> int:
         """Return the number of entries of all samples, N width."""
         return self.sample_count * self.width
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples, (B, b width)."""
+        return (rows[..., None] * self.width + torch.arange(self.width).to(rows)).flatten(-2)
 
     def batch_size(self, batch: object) -> int:
         """Return the samples of a message: of a minibatch, an integer, or all. Raises InputError for too many."""
@@ -145,18 +146,12 @@ class VerticalLeastSquares(VerticalProblem):
         self.present = torch.from_numpy(present).to(self.dtype)
         self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
         self.b = torch.from_numpy(self.train.labels).to(self.dtype)
+        self.sample_count = len(self.b)
         self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'
         self.first = np.random.default_rng([seed, *b"start"]).random(d)
 
-    @property
-    def sample_count(self) -> int:
-        return len(self.b)
-
     def message_layout(self, batch: object = None) -> Layout:
         return Layout.vector(self.batch_size(batch))
-
-    def places(self, rows: Tensor) -> Tensor:
-        return rows
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return A_j x_j, (B, n_here, b), of the hosted clients' blocks (B, n_here, w), at rows (B, b)."""
@@ -285,40 +280,28 @@ class VerticalNetwork(VerticalProblem):
         }
         self.classes = self.width = first.train.classes
         self.weight_decay = weight_decay
-        self.parties = parties_of(encoded_views, self.classes, freeze, DTYPES[dtype], chunk)
-        tensors = [tensor for party in self.parties for tensor in party.layout]
-        super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
+        parties = parties_of(encoded_views, self.classes, freeze, DTYPES[dtype], chunk)
+        tensors = [tensor for party in parties for tensor in party.layout]
+        super().__init__(len(parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
+        self.networks = parties
         self.batch = batch if isinstance(batch, int) else None
         self.labels = torch.from_numpy(first.train.targets)
+        self.sample_count = len(self.labels)
         self.test_labels = None if first.test is None else torch.from_numpy(first.test.targets)
         self.linear = all(isinstance(party, LinearParty) for party in self.parties)
         self.costly = not self.linear
         self.sizes = [party.layout.dim for party in self.parties]
 
-    def host(self, clients: range) -> Self:
-        part = super().host(clients)
-        part.parties = [party.apart() for party in part.parties]
-        return part
-
-    def to(self, device: torch.device | str) -> Self:
-        moved = super().to(device)
-        if moved is not self:
-            moved.parties = [party.to(moved.device) for party in self.parties]
-        return moved
+    @property
+    def parties(self) -> list[Party]:
+        """The clients' views and encoders, of all clients."""
+        return self.networks
 
     # What clients send ----------------------------------------------------------------------------
-
-    @property
-    def sample_count(self) -> int:
-        return len(self.labels)
 
     def message_layout(self, batch: object = None) -> Layout:
         """Return the layout of contributions: a matrix of samples by classes."""
         return Layout((("contributions", (self.batch_size(batch), self.classes)),))
-
-    def places(self, rows: Tensor) -> Tensor:
-        """Return where the entries of rows (B, b) stand in a message of all samples, (B, b C)."""
-        return (rows[..., None] * self.classes + torch.arange(self.classes).to(rows)).flatten(1)
 
     def split(self, x: Tensor) -> Tensor:
         out = x.new_zeros(len(x), len(self.clients), max(self.sizes))
@@ -365,11 +348,7 @@ class VerticalNetwork(VerticalProblem):
         return sum(p.outputs(weights, test=test) for p, weights in pairs)  # type: ignore[return-value]
 
     def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
-        each = F.cross_entropy(scores.flatten(0, 1), labels.repeat(len(scores)), reduction="none")
-        return each.view(scores.shape[:2]).mean(1)
-
-    def _penalty(self, x: Tensor) -> Tensor:
-        return self.weight_decay / 2 * x.square().sum(-1)
+        return cross_entropy(scores, labels.expand(scores.shape[:2]))
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         at = x.flatten(0, -2)
@@ -379,11 +358,11 @@ class VerticalNetwork(VerticalProblem):
         grads = (
             torch.cat([p.pullback(weights, r) for p, weights in parts], -1) + self.weight_decay * at
         )
-        losses = self._losses(scores, self.labels) + self._penalty(at) if loss else None
+        losses = self._losses(scores, self.labels) + self.decay(at) if loss else None
         return self.everywhere(x, grads, losses)
 
     def losses(self, x: Tensor) -> Tensor:
-        f = self._losses(self._scores(x), self.labels) + self._penalty(x)
+        f = self._losses(self._scores(x), self.labels) + self.decay(x)
         return f[:, None].expand(-1, len(self.clients))
 
     def evaluate(self, x: Tensor) -> dict[str, Tensor]:

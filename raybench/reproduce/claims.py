@@ -6,13 +6,13 @@ A file ``NAME.claims.yaml`` stands beside ``NAME.yaml``, a sweep, or ``NAME.py``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raybench.analysis.measures import COMMON, END, Measure
 from raybench.core import yaml
 from raybench.core.errors import InputError, nearest
 from raybench.core.params import REQUIRED, Choice, List, Number, Param, Text, record
@@ -20,34 +20,7 @@ from raybench.spec.sections import mapping
 
 ENDING = ".claims.yaml"
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
-COMMON = "common"  # the largest budget that every cell of a comparison has spent
-END = "end"
 T = TypeVar("T")
-
-
-@record
-class Measure:
-    """What is measured of some cells: one number of each, its median over seeds, the best over what else varies.
-
-    kind: ``cost``, the ``of`` spent when ``y`` first comes down to ``target``, inf if it never does; ``value`` of a
-    column at the last row that has spent no more than the budget ``at``; the ``lowest`` or ``highest`` recorded; the
-    ``rate``, the slope of the line that fits log10 of the column best over rounds; the share of cells that ``ended``
-    so; the median of a ``column`` of a script's table. best: which of several steps or K is meant.
-    """
-
-    kind: str
-    of: str
-    at: tuple[str, float | str]
-    y: str = Text("grad_norm_sq")
-    target: float = Number(math.nan, low=0, open_low=True)
-    best: str = Choice("lowest", "highest")
-
-    @property
-    def columns(self) -> set[str]:
-        """The columns of curves that it reads."""
-        if self.kind == "ended":
-            return set()
-        return {self.of, self.y if self.kind == "cost" else self.at[0]}
 
 
 @record

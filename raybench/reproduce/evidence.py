@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis import describe, frames
+from raybench.analysis.frames import check_column, having
 from raybench.analysis.tuned import main_metric
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError
 from raybench.reproduce.claims import Reproduction
 from raybench.spec import load
 from raybench.store.reader import configs
@@ -50,22 +51,9 @@ class Evidence:
         if "config" in cells and not set(names) <= set(cells):
             settings = configs(cells)
             cells = cells.join(settings[[n for n in names if n in settings and n not in cells]])
-        for name in names:
+        for name in more:
             check_column(name, cells, place)
-        return having(cells, where)
-
-
-def having(cells: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the cells that have the value, or one of the list of values, given in each of some columns."""
-    for name, given in where.items():
-        cells = cells[cells[name].isin(given if isinstance(given, list) else [given])]
-    return cells
-
-
-def check_column(name: str, frame: pd.DataFrame, place: str) -> None:
-    """Raise InputError, which names ``place``, where a frame has no such column."""
-    if name not in frame:
-        raise InputError.of(place, f"unknown column {name!r}", nearest(name, map(str, frame)))
+        return having(cells, where, place)
 
 
 def of_folder(folder: Path) -> Evidence | None:

@@ -1,7 +1,7 @@
 """Judge claims on results: measure both sides of every comparison, and say what their seeds allow to be said.
 
-What is not known is never filled in: a number lies between two bounds, and a verdict has to hold for all that lies
-between them. A cost that was not reached is at least what was spent; of a cell that failed nothing is known.
+A number that is not known lies between two bounds (``analysis.measures``), and a verdict has to hold for all that lies
+between them.
 """
 
 from __future__ import annotations
@@ -13,66 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import first_crossing
-from raybench.analysis.statistics import paired
-from raybench.reproduce.claims import COMMON, END, Claim, Measure, Reproduction, Side
-from raybench.reproduce.evidence import Evidence, check_column, having
+from raybench.analysis.frames import having
+from raybench.analysis.measures import COMMON, Sample, certain, common_budget, order, sample
+from raybench.reproduce.claims import Claim, Reproduction, Side
+from raybench.reproduce.evidence import Evidence
 
-CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
 WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN)
-LEVEL = 0.05  # of the test over seeds
-TESTED = 6  # the fewest pairs of seeds that can have a p-value of LEVEL: 2 / 2^6
 SHOWN = 4  # comparisons that are told one by one; of more the span of their ratios
 AGAINST = {"below": "<", "above": ">", "within": "="}
-SPENT = 0.9  # the share of a budget from which on a curve that ends there is taken to have spent it
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
-
-    drawn: whether another seed would give another number. spread: how far one seed alone may be off, None if not known.
-    """
-
-    lower: pd.Series
-    upper: pd.Series
-    drawn: bool = True
-    spread: float | None = None
-
-    @property
-    def value(self) -> float:
-        """The median over seeds, inf where a target was never reached."""
-        return float(self.upper.median())
-
-    @property
-    def least(self) -> float:
-        """What the value is at least, where it is not known."""
-        return float(self.lower.median())
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds, 0 where none enters."""
-        return len(self.upper) if self.drawn else 0
-
-    def times(self, factor: float) -> Sample:
-        """This sample, multiplied by a number."""
-        ends = (self.lower * factor, self.upper * factor)
-        return Sample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
-
-    def reach(self, values: pd.Series) -> tuple[float, float]:
-        """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
-        low, high = float(values.min()), float(values.max())
-        if not self.drawn or len(values) > 1:
-            return low, high
-        if self.spread is None:
-            return -math.inf, math.inf
-        if math.isinf(low):
-            return low, high
-        return low - self.spread * abs(low), high + self.spread * abs(high)
-
-
-NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
 
 
 @dataclass(frozen=True)
@@ -143,14 +92,16 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> Iterator[
     combinations = every[keys].drop_duplicates().sort_values(keys) if keys else pd.DataFrame([{}])
     for of in combinations.to_dict("records") if len(every) else []:
         parts = {
-            name: having(cells[name], {k: v for k, v in of.items() if k in each[name]})
+            name: having(cells[name], {k: v for k, v in of.items() if k in each[name]}, name)
             for name in sides
         }
-        budget = _budget(evidence.curves, sides.values(), pd.concat(parts.values()))
+        axes = [s.measure.at[0] for s in sides.values() if s.measure.at[1] == COMMON]
+        of_all = pd.concat(parts.values())
+        budget = common_budget(evidence.curves, of_all, axes[0]) if axes else math.nan
         left, right = (
-            _measured(evidence, parts[name], side.measure, budget, claim.spread)
+            sample(evidence.curves, parts[name], side.measure, budget, claim.spread)
             if isinstance(side, Side)
-            else _certain(float(side), float(side))
+            else certain(float(side), float(side))
             for name, side in both.items()
         )
         yield Compared(of, left, right, *held(claim, left, right))
@@ -184,135 +135,14 @@ def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
 
 def _below(a: Sample, b: Sample, pairs: bool = False) -> tuple[str, float]:
     """Return whether a is below b, whatever lies between their bounds, and the p-value."""
-    less, p_value = _ordered(a, a.upper, b, b.lower, pairs)
+    less, p_value = order(a, a.upper, b, b.lower, pairs)
     if less:
         return AGREES, p_value
-    less, at_best = _ordered(a, a.lower, b, b.upper, pairs)
+    less, at_best = order(a, a.lower, b, b.upper, pairs)
     if less is False:
         return DISAGREES, at_best
     in_doubt = not all(side.lower.equals(side.upper) for side in (a, b))
     return (NOT_RUN if in_doubt else UNDECIDED), p_value
-
-
-def _ordered(
-    a: Sample, x: pd.Series, b: Sample, y: pd.Series, pairs: bool
-) -> tuple[bool | None, float]:
-    """Return whether seeds x are below seeds y, None where they do not tell, and the p-value of a test."""
-    if a.drawn != b.drawn:  # a number that no seed changes faces every seed
-        x, y = (
-            v if side.drawn else pd.Series(v.iloc[0], w.index)
-            for side, v, w in ((a, x, y), (b, y, x))
-        )
-    both = x.index.intersection(y.index) if a.drawn or b.drawn else x.index[:0]
-    left, right = (v[both].replace(-math.inf, 0.0) for v in (x, y))  # ratios follow
-    if len(both) >= TESTED and min(left.min(), right.min()) >= 0:
-        if (left == right).all():
-            return False, math.nan
-        test = paired(right.to_numpy(), left.to_numpy())
-        return (test.effect < 0 if test.p_value <= LEVEL else None), test.p_value
-    if pairs and len(both) > 1:
-        less = x[both] < y[both]
-        return (bool(less.all()) if less.all() or not less.any() else None), math.nan
-    (low_x, high_x), (low_y, high_y) = a.reach(x), b.reach(y)
-    if high_x < low_y:
-        return True, math.nan
-    return (False if low_x >= high_y else None), math.nan
-
-
-def _certain(lower: float, upper: float) -> Sample:
-    """Return a number in which no seed enters, between its bounds."""
-    return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
-
-
-def _budget(curves: pd.DataFrame, sides: Iterable[Side], cells: pd.DataFrame) -> float:
-    """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
-    axes = [side.measure.at[0] for side in sides if side.measure.at[1] == COMMON]
-    if not axes:
-        return math.nan
-    ids = cells.loc[cells["status"] == "ok", "cell"]
-    return float(curves[curves["cell"].isin(ids)].groupby("cell")[axes[0]].max().min())
-
-
-def _measured(
-    evidence: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float | None
-) -> Sample:
-    """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
-    if measure.kind == "column":
-        check_column(measure.of, cells, "measure.column")
-        values = cells[measure.of].astype(float)
-        return _certain(values.median(), values.median()) if len(cells) else NOTHING
-    cells = cells[cells["status"] != "skipped"]  # no setting that can be run
-    if cells.empty:
-        return NOTHING
-    if measure.kind == "ended":
-        so = cells["status"] == measure.of
-        open_ = ~cells["status"].isin(["ok", "diverged"]) & ~so
-        return _certain(so.mean(), (so | open_).mean())
-    for name in measure.columns:
-        check_column(name, evidence.curves, "measure")
-    bounds = _bounds(evidence.curves, cells, measure, budget)
-    highest = measure.best == "highest"
-    groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
-    groups["missed"] = (cells["status"] != "failed") & ~np.isfinite(bounds["upper"])
-    candidates = [part.set_index("seed") for _, part in groups.groupby(CANDIDATE, dropna=False)]
-    if measure.kind == "cost":
-        # as in every table, a setting that loses a seed is not preferred to one that loses none
-        candidates = [part for part in candidates if not part["missed"].any()] or candidates
-    ends = []
-    for end in ("lower", "upper"):
-        numbers = [part[end].rename(None).sort_index() for part in candidates]
-        ends.append((max if highest else min)(numbers, key=lambda series: float(series.median())))
-    return Sample(ends[0], ends[1], spread=spread)
-
-
-def _bounds(
-    curves: pd.DataFrame, cells: pd.DataFrame, measure: Measure, budget: float
-) -> pd.DataFrame:
-    """Return between what the number of each cell lies, at the index of the cells.
-
-    Known: what a whole curve gives; of a cell that diverged the worst; of a cost what was spent, which it is at least.
-    Of the cells that failed, and of curves that end before the budget or before the rounds that their cell has done,
-    nothing.
-    """
-    rows = curves[curves["cell"].isin(cells["cell"])]
-    numbers = cells["cell"].map(_numbers(rows, measure, budget))
-    diverged = cells["status"] == "diverged"
-    worst = -math.inf if measure.best == "highest" else math.inf
-    if measure.kind == "cost":
-        spent = cells["cell"].map(rows.groupby("cell")[measure.of].max()).fillna(0.0)
-        lower = numbers.where(np.isfinite(numbers), spent.where(~diverged, worst))
-        upper, finished = numbers.fillna(worst), cells["status"] != "failed"
-    else:
-        x, limit = measure.at
-        last = cells["cell"].map(rows.groupby("cell")[x].max())
-        asked = cells.get("rounds", -math.inf) if limit == END else -math.inf
-        whole = last >= (asked if limit in (END, COMMON) else SPENT * float(limit))
-        lower = upper = numbers.where(~diverged, worst)
-        finished = diverged | ((cells["status"] == "ok") & numbers.notna() & whole)
-    return pd.DataFrame(
-        {"lower": lower.where(finished, -math.inf), "upper": upper.where(finished, math.inf)}
-    )
-
-
-def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
-    """Return what is measured of each curve, by cell; cells of which nothing is known are missing."""
-    if measure.kind == "cost":
-        return first_crossing(rows, measure.target, measure.of, measure.y)
-    x, limit = measure.at
-    if limit != END:
-        rows = rows[rows[x] <= (budget if limit == COMMON else limit)]
-    recorded = rows[rows[measure.of].notna()].sort_values("round", kind="stable")
-    if measure.kind == "rate":
-        recorded = recorded[recorded[measure.of] > 0]
-        slopes = {
-            cell: np.polyfit(curve["round"].astype(float), np.log10(curve[measure.of]), 1)[0]
-            for cell, curve in recorded.groupby("cell")
-            if len(curve) > 1
-        }
-        return pd.Series(slopes, dtype=float)
-    values = recorded.groupby("cell")[measure.of]
-    how = {"value": "last", "lowest": "min", "highest": "max"}[measure.kind]
-    return values.agg(how).astype(float)
 
 
 # In words ---------------------------------------------------------------------------------------------

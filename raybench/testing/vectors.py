@@ -1,4 +1,4 @@
-"""The vectors that compressors are tried on: families, Gaussians, and a real gradient, that of ResNet-18 on images."""
+"""The vectors that compressors are tried on: families, drawn ones, and real gradients of networks on images."""
 
 from __future__ import annotations
 
@@ -30,6 +30,32 @@ def families(d: int) -> dict[str, Tensor]:
     }
 
 
+def drawn(d: int, draws: int, seed: int = 0) -> dict[str, Tensor]:
+    """Return vectors (draws, d), float32, with i.i.d. entries of each family.
+
+    gaussian; laplace; uniform on (0, 1); exponential; student t2 (two degrees of freedom: no
+    variance, heavy tails); lognormal (of sigma 2, random signs).
+    """
+    root = stream(seed).fold("study").each(range(draws))
+
+    def signs(name: str) -> Tensor:
+        return 1 - 2 * (root.fold(name).uniform(d) < 0.5).double()
+
+    def exponentials(name: str) -> Tensor:
+        return -torch.log1p(-root.fold(name).uniform(d))
+
+    scale = exponentials("t2 scale").clamp_min(1e-12).sqrt()
+    vectors = {
+        "gaussian": root.fold("gaussian").normal(d),
+        "laplace": exponentials("laplace") * signs("laplace sign"),
+        "uniform": root.fold("uniform").uniform(d),
+        "exponential": exponentials("exponential"),
+        "student t2": root.fold("t2").normal(d) / scale,
+        "lognormal": torch.exp(2 * root.fold("lognormal").normal(d)) * signs("lognormal sign"),
+    }
+    return {name: value.float() for name, value in vectors.items()}
+
+
 def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return standard Gaussians of a shape."""
     return stream(seed).fold("gaussian").normal(math.prod(shape)).view(shape).to(dtype)
@@ -40,7 +66,7 @@ def cells_and_clients(cells: int, clients: int, seed: int = 0) -> Stream:
     return stream(seed).each(torch.arange(cells)).each(torch.arange(clients))
 
 
-# A real gradient -----------------------------------------------------------------------------------
+# Real gradients ------------------------------------------------------------------------------------
 
 CLASSES = 10
 SIZE = 11_181_642  # parameters of torchvision's resnet18(num_classes=10)
@@ -81,6 +107,40 @@ def resnet18(seed: int = 0, batch: int = 64, steps: int = 3) -> Gradient:
     return Gradient(
         vector, f"gradient of ResNet-18 on {len(labels)} images of {source} after {steps} steps"
     )
+
+
+def gradients(draws: int, seed: int = 0, steps: int = 300) -> dict[str, Tensor]:
+    """Return minibatch gradients (draws, 51946), float32, of a convolutional network on digits.
+
+    At the initial weights and after ``steps`` steps of SGD with momentum, batches of 32 images of
+    scikit-learn's digits (8 x 8 pixels).
+    """
+    from sklearn.datasets import load_digits
+    from torch.nn import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+    from torch.nn.functional import cross_entropy
+
+    data = load_digits()
+    images = torch.tensor(data.images[:, None] / 16, dtype=torch.float32)
+    labels = torch.tensor(data.target)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body = (Conv2d(1, 32, 3, padding=1), ReLU(), Conv2d(32, 64, 3, padding=1), ReLU())
+        head = (MaxPool2d(2), Flatten(), Linear(1024, 32), ReLU(), Linear(32, 10))
+        net = Sequential(*body, *head)
+
+        def gradient() -> Tensor:
+            net.zero_grad()
+            batch = torch.randint(len(labels), (32,))
+            cross_entropy(net(images[batch]), labels[batch]).backward()
+            return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+        first = torch.stack([gradient() for _ in range(draws)])
+        sgd = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(steps):
+            gradient()
+            sgd.step()
+        last = torch.stack([gradient() for _ in range(draws)])
+    return {"gradient, start": first, "gradient, trained": last}
 
 
 def thinned(x: Tensor, d: int) -> Tensor:

@@ -222,26 +222,30 @@ class _Scores(nn.Module):
 
 
 def _causal_lm(folder: str | None) -> nn.Module:
-    """Return the language model of a folder of the user's: nothing is fetched, no code of the folder is run."""
-    key, fix = "problem.init_from", "a folder with config.json and model.safetensors"
+    more = {"attn_implementation": "eager", "dtype": torch.float32, "use_safetensors": True}
+    instead = "a model of your own, my.py:function"
+    return _Scores(pretrained("AutoModelForCausalLM", folder, CAUSAL_LM, instead, **more))
+
+
+def pretrained(kind: str, folder: str | None, name: str, instead: str, **more: Any) -> Any:
+    """Return what a class of the library transformers reads from a folder: nothing is fetched, no code of it is run.
+
+    name: what needs it; instead: what needs no such library. Raises InputError where the folder is not given, is no
+    such folder or cannot be read, and where the library is missing.
+    """
+    key = "problem.init_from"
+    fix = "a folder with config.json, model.safetensors and, for bert, the tokenizer's files"
     if folder is None:
-        raise InputError.of(key, f"{CAUSAL_LM} needs it", fix)
-    safetensors_of(folder)
+        raise InputError.of(key, f"{name} needs it", fix)
     try:
         import transformers
     except ImportError as error:
-        fix = f"{EXTRA}; or a model of your own, my.py:function"
-        raise InputError.of(key, f"{CAUSAL_LM} needs the package transformers", fix) from error
+        what = f"{name} needs the package transformers"
+        raise InputError.of(key, what, f"{EXTRA}; or {instead}") from error
+    safetensors_of(folder)
+    place, safe = Path(folder).expanduser(), {"local_files_only": True, "trust_remote_code": False}
     with input_errors(key, f"cannot read {folder}", fix):
-        net = transformers.AutoModelForCausalLM.from_pretrained(
-            str(Path(folder).expanduser()),
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            dtype=torch.float32,
-        )
-    return _Scores(net)
+        return getattr(transformers, kind).from_pretrained(str(place), **safe, **more)
 
 
 def safetensors_of(path: str) -> list[Path]:

@@ -11,7 +11,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
 from raybench.data.files import input_errors, renamed
-from raybench.problems.networks import build
+from raybench.problems.networks import build, own
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
 
@@ -70,8 +70,7 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
     if (kind == "texts") != (name in TEXTS):
         fix = "words, or bert" if kind == "texts" else "identity, mlp or torchvision:resnet18"
         raise InputError.of(KEY, f"{name} does not take a view of {kind}", fix)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own.seeded(seed):
         if name == "words":
             return _scaled(Encoder(nn.Flatten(), *_shares(view, _sizes(text)["size"])), scale)
         if name == "bert":
@@ -169,32 +168,17 @@ class _Sentences(nn.Module):
 
 def _bert(length: int, view: Pair, folder: str | None) -> Encoder:
     """Return BERT of a folder of the user's, and its tokens of texts: nothing is fetched, no code is run."""
-    key = "problem.init_from"
-    fix = "a folder with config.json, model.safetensors and the tokenizer's files"
-    if folder is None:
-        raise InputError.of(key, "bert needs it", fix)
-    try:
-        import transformers
-    except ImportError as error:
-        fix = "pip install 'raybench[text]', or words, which needs nothing"
-        raise InputError.of(KEY, "bert needs the package transformers", fix) from error
-    place = Path(folder).expanduser()
-    if not (place / "config.json").is_file():
-        raise InputError.of(key, f"{folder} is no folder of BERT's weights", fix)
-    with input_errors(key, f"cannot read {folder}", fix):
-        net = transformers.BertModel.from_pretrained(
-            str(place), local_files_only=True, use_safetensors=True, add_pooling_layer=False
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(place), local_files_only=True, trust_remote_code=False
-        )
-        most = min(length, net.config.max_position_embeddings)
+    read = partial(build.pretrained, folder=folder, name="bert", instead="words")
+    net = read("BertModel", use_safetensors=True, add_pooling_layer=False)
+    tokenizer = read("AutoTokenizer")
+    most = min(length, net.config.max_position_embeddings)
 
-        def tokens(part: Examples) -> Examples:
-            texts = part.inputs.tolist()
-            out = tokenizer(texts, padding="max_length", truncation=True, max_length=most)
-            return replace(part, inputs=np.asarray(out["input_ids"], np.int64))
+    def tokens(part: Examples) -> Examples:
+        texts = part.inputs.tolist()
+        out = tokenizer(texts, padding="max_length", truncation=True, max_length=most)
+        return replace(part, inputs=np.asarray(out["input_ids"], np.int64))
 
+    with input_errors("problem.init_from", f"cannot read {folder}", "the tokenizer's files"):
         test = None if view.test is None else tokens(view.test)
         return Encoder(_Sentences(net, int(tokenizer.pad_token_id)), tokens(view.train), test)
 

@@ -6,7 +6,7 @@ A row is a cell and a client: its point x (d,), its minibatch, its random number
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -128,9 +128,9 @@ class Passes:
             total += tensor.numel()
             return tensor
 
-        views = [view.detach().requires_grad_() for view in self.layout.views(x)]
+        views = {n: view.detach().requires_grad_() for n, view in self.layout.named(x).items()}
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            self._call(views, inputs, None, 0)
+            self._call(views, inputs)
         return total
 
     def gradients(self, x: Tensor, work: Work, out: Tensor) -> Tensor:
@@ -151,15 +151,13 @@ class Passes:
         return [slice(j, j + some) for j in range(0, rows, some)]
 
     def _stacked(self, x: Tensor, work: Work, out: Tensor) -> Tensor:
-        names = [name for name, _ in self.layout]
-
         def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor, w: Tensor) -> Tensor:
             outputs = self._outputs(params, inputs)
             return (self.task.losses(outputs, targets) * w).sum()
 
-        params = dict(zip(names, self.layout.views(x), strict=True))
+        params = self.layout.named(x)
         grads, losses = vmap(grad_and_value(loss))(params, work.inputs, work.targets, work.weights)
-        for view, name in zip(self.layout.views(out), names, strict=True):
+        for name, view in self.layout.named(out).items():
             view.add_(grads[name])
         return losses
 
@@ -171,26 +169,28 @@ class Passes:
         inputs, targets, w = (
             t[j] if every else t[j][some] for t in (work.inputs, work.targets, work.weights)
         )
-        views = [v.detach().requires_grad_() for v in self.layout.views(x)]
+        views = {n: view.detach().requires_grad_() for n, view in self.layout.named(x).items()}
         with (
             torch.enable_grad(),
             drawing(None if work.streams is None else Stream(work.streams.keys[j])),
         ):
             outputs = self._call(views, inputs, work.buffers, j)
             loss = (self.task.losses(outputs, targets) * w).sum()
-            grads = torch.autograd.grad(loss, views, allow_unused=True)
+            grads = torch.autograd.grad(loss, [*views.values()], allow_unused=True)
         for view, grad in zip(self.layout.views(out), grads, strict=True):
             if grad is not None:
                 view.add_(grad)
         return loss.detach()
 
     def _call(
-        self, views: Sequence[Tensor], inputs: Tensor, buffers: Mapping[str, Tensor] | None, j: int
+        self,
+        views: Mapping[str, Tensor],
+        inputs: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+        j: int = 0,
     ) -> Tensor:
-        tensors = {name: view for (name, _), view in zip(self.layout, views, strict=True)}
-        if buffers:
-            tensors |= {name: buffer[j] for name, buffer in buffers.items()}
-        return self._outputs(tensors, inputs)
+        of_row = {name: buffer[j] for name, buffer in (buffers or {}).items()}
+        return self._outputs({**views, **of_row}, inputs)
 
     def _outputs(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.lower is None:
@@ -201,7 +201,7 @@ class Passes:
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Return the outputs (b, ..) at one point x (d,) without dropout."""
-        return self._call(self.layout.views(x), inputs, None, 0)
+        return self._call(self.layout.named(x), inputs)
 
     @torch.no_grad()
     def measured(
@@ -221,13 +221,13 @@ class Passes:
             return {name: v.double().sum() for name, v in measure(outputs).items()}
 
         if self.stacks:
-            names, result = [name for name, _ in self.layout], []
+            result = []
             for g in self._groups(len(x), len(inputs)):
-                params = dict(zip(names, self.layout.views(x[g]), strict=True))
+                params = self.layout.named(x[g])
                 result += [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
         else:
             rows = range(len(x))
-            result = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
+            result = [sums(self._call(self.layout.named(x[j]), inputs, buffers, j)) for j in rows]
         return {name: torch.stack([values[name] for values in result]) for name in result[0]}
 
 
