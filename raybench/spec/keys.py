@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Number, Operator, Param, Text
 from raybench.spec import clocks, sections
@@ -262,34 +262,17 @@ class Clocked(Kind):
     def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
         if value is None or value == "none":
             return [None]
-        clock = clocks.typed(value, where)
-        trace = clock["compute"].get("trace")
-        if trace is not None and locate(trace) is None:
-            raise InputError.of(f"{where}.compute.trace", f"no file {trace}", "give its path")
-        return [clock]
+        return [clocks.typed(value, where)]
 
     def identity(self, value: Any) -> Any:
-        parts = {key: part for key, part in value.items() if part is not None}
-        if parts["per"] == "call":
-            del parts["per"]
+        parts = beside_defaults(clocks.KEYS, value)
         if "trace" in parts["compute"]:  # what is in the file counts, not where it lies
             content = content_hash(parts["compute"]["trace"], "clock.compute.trace")
             parts["compute"] = {"trace": f"sha256:{content}"}
         return parts
 
     def schema(self) -> Schema:
-        either: Schema = {"type": ["number", "array", "object"]}
-        parts = {
-            "compute": {
-                **either,
-                "description": f"seconds of a gradient: {', '.join(clocks.COMPUTES)}",
-            },
-            "per": {"enum": [*clocks.PER], "default": "call"},
-            "jitter": {"type": ["object", "null"], "description": ", ".join(clocks.JITTERS)},
-            "dropout": {"type": ["object", "null"], "description": "{p: .., back_after: ..}"},
-            "link": {"type": ["string", "object", "null"]},
-        }
-        return or_list({"anyOf": [closed(parts, ["compute"]), {"type": "null"}]})
+        return or_list({"anyOf": [mapping_schema(clocks.KEYS), {"type": "null"}]})
 
 
 # Groups of tensors: compressors by the names of the tensors that they are for -----------------------
@@ -359,6 +342,11 @@ _FORMS: Mapping[str, list[Schema]] = {
     "text": [{"type": "string"}],
     # written as a short form or as a section
     "operator": [{"type": "string"}, {"$ref": "#/$defs/compressor"}],
+    # parts of a clock
+    "seconds": [{"type": ["number", "array", "object"]}],
+    "jitter": [{"type": "object"}],
+    "dropout": [{"type": "object"}],
+    "link": [{"type": ["string", "object"]}],
 }
 
 

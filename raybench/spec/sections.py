@@ -208,7 +208,8 @@ def product(
         elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
             continue
         elif param.default is REQUIRED:
-            fix = param.help if param.kind == "text" and param.help else allowed(param)
+            words = allowed(param)
+            fix = param.help if words in ("", "text") and param.help else words
             complaints.append(Complaint(at, "required", fix))
         else:
             axes.append([default(param)])
@@ -603,16 +604,22 @@ def section(
     return first
 
 
-def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str, Any]:
+def mapping(
+    params: Mapping[str, Param],
+    given: object,
+    where: str,
+    read: Callable[..., list[Any]] | None = None,
+) -> dict[str, Any]:
     """Return the typed settings of a mapping, defaults filled in, none of them an axis.
 
-    A list is one value of a list-valued parameter. Raises InputError with all that is wrong.
+    A list is one value of a list-valued parameter. read: what reads a setting, ``single`` by default. Raises
+    InputError with all that is wrong.
     """
     if not isinstance(given, Mapping):
         what = f"expected a mapping, not {show(given)}"
         raise InputError.of(where, what, f"keys: {', '.join(params)}")
     complaints: Complaints = []
-    every = product(params, yaml.plain(dict(given), where), where, complaints, read=single)
+    every = product(params, yaml.plain(dict(given), where), where, complaints, read=read or single)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     return {key: tuple(v) if isinstance(v, list) else v for key, v in every[0].items()}
