@@ -148,13 +148,10 @@ def _lists(param: Param, value: object, where: str, complaints: Complaints) -> l
             return [[tidy(part) for part in item]]
         raise Wrong("an entry that is neither number nor text", "lists hold numbers and text")
 
-    if not isinstance(value, list) and not is_word(value):
-        fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(v, list) or is_word(v) for v in items):
+        fix = f"write {key}: [{show(items, bare=True)}]; the outer list is the axis"
         complaints.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
-        return []
-    if isinstance(value, list) and not all(isinstance(v, list) or is_word(v) for v in value):
-        fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
-        complaints.append(Complaint(where, "a flat list would be an axis of single values", fix))
         return []
     form = f"write {key}: [[]]" if value == [] else allowed(param)
     return axis(value, where, complaints, entry, form)
@@ -572,9 +569,6 @@ def _yaml(value: object) -> str:
 # Plug-ins and settings outside of axes -------------------------------------------------------------
 
 
-NO_AXIS = "this key is no axis: give single values"
-
-
 def section(
     kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
 ) -> Section:
@@ -632,7 +626,9 @@ def single(param: Param, value: object, where: str, complaints: Complaints) -> l
         value = entries if any(isinstance(entry, list) for entry in entries) else [entries]
     every = options(param, value, where, complaints)
     if len(every) > 1:
-        complaints.append(Complaint(where, "several values", NO_AXIS))
+        complaints.append(
+            Complaint(where, "several values", "this key is no axis: give single values")
+        )
     return every
 
 
