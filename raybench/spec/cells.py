@@ -234,11 +234,11 @@ class FolderName(Scalar):
     """A name that a folder may have."""
 
     def read(self, value: object, where: str, complaints: Complaints) -> str | None:
-        value = super().read(value, where, complaints)
-        if value is not None and not _NAME.fullmatch(value):
+        name: str | None = super().read(value, where, complaints)
+        if name is not None and not _NAME.fullmatch(name):
             fix = "letters, digits, '.', '_' and '-', at most 100, beginning with a letter or digit"
-            raise InputError.of(where, f"{show(value)} cannot name a folder", fix)
-        return value
+            raise InputError.of(where, f"{show(name)} cannot name a folder", fix)
+        return name
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
