@@ -30,8 +30,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from html import unescape
 from typing import Any, Literal
 
 from raybench.problems.base import Constants
@@ -453,6 +455,20 @@ def thumb(formula: Formula) -> StepSizes:
 def explained(step: Theorem | Convention) -> str:
     """Return the text of a step's formula: where it comes from."""
     return inspect.getdoc(step.formula) or ""
+
+
+GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
+SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
+MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
+
+
+def pretty(formula: str) -> str:
+    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
+    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
+    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
+    for plain, sign in MARKS.items():
+        text = text.replace(plain, sign)
+    return text
 
 
 # Expected smoothness -----------------------------------------------------------------------------

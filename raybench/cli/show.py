@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
-from html import unescape
 from typing import NamedTuple
 
 import torch
@@ -42,6 +40,7 @@ from raybench.theory import (
     Theorem,
     contraction,
     explained,
+    pretty,
 )
 
 CONSTANTS = {
@@ -321,18 +320,6 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
 # What a step size rests on ---------------------------------------------------------------------
 
 PROVED = "the largest step proved here under this rule"
-GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
-SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
-MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
-
-
-def pretty(formula: str) -> str:
-    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
-    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
-    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
-    for plain, sign in MARKS.items():
-        text = text.replace(plain, sign)
-    return text
 
 
 class Here(NamedTuple):
