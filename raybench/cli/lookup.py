@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from raybench.core.registry import Entry
-    from raybench.testing import Finding
 
 LISTED = ("algorithms", "compressors", "problems", "metrics", "datasets", "sweeps")
 ON_A_PROBLEM = ("algorithm", "metric")  # the kinds that ``check`` tries on a problem
@@ -172,6 +171,7 @@ def check(
     from itertools import groupby
 
     from raybench.core import registry
+    from raybench.testing import summary, tried
 
     entries = registry.load_plugin(file)
     options = _options(entries, sets or (), problem)
@@ -179,9 +179,9 @@ def check(
     for entry, more in zip(entries, options, strict=True):
         print(f"{entry.kind} {entry.name}", flush=True)
         told: set[str] = set()
-        for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
+        for about, group in groupby(tried(entry, **more), lambda finding: finding.about):
             findings = list(group)
-            lines = map(str, findings) if verbose else _summary(about, findings, told)
+            lines = map(str, findings) if verbose else summary(about, findings, told)
             for line in lines:
                 print(f"  {line}", flush=True)
             failed += sum(not finding.ok for finding in findings)
@@ -191,38 +191,6 @@ def check(
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
-
-
-def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
-    """Yield what the kit finds of a plug-in; an error of the user's own code, before a check began, is a finding."""
-    from importlib import import_module
-
-    from raybench.testing import Finding
-
-    try:
-        yield from import_module(f"raybench.testing.{entry.kind}s").check_entry(entry, **options)
-    except InputError:
-        raise
-    except Exception as error:
-        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
-
-
-def _summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterable[str]:
-    """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
-    failures = [finding for finding in findings if not finding.ok]
-    again: list[str] = []
-    for finding in failures:
-        if finding.check in told:
-            again.append(finding.check)
-        else:
-            told.add(finding.check)
-            yield str(finding)
-    if again:
-        yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
-    if not failures:
-        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
-        checks = count(sum(finding.claimed for finding in findings), "check")
-        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
 def _options(
