@@ -14,9 +14,8 @@ from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
     from torch import Tensor
-
-    from raybench.report.sheet import Sheet
 
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
@@ -253,26 +252,22 @@ def study(
     heavy-tailed vectors, and gradients of a network at the start and in training.
     """
     from raybench.measure import study as studies
-    from raybench.report.formats import Fitted
 
     check_word("study", what, ("compressors",), "study")
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows, paths = studies.compressors(folder, d, draws, grids, seed)
-    Screen().print(Fitted(_errors(rows)))
+    screen = Screen()
+    screen.print(_errors(rows))
+    screen.dim("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
     shared.show_files(paths)
 
 
-def _errors(rows: pd.DataFrame) -> Sheet:
+def _errors(rows: pd.DataFrame) -> Table:
     """Return every compressor's error by family, and its bits a coordinate."""
-    from raybench.report.sheet import Field, Sheet
     from raybench.report.words import number
 
     table = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
-    bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
-    table.insert(0, "bits", bits)
-    fields = [Field(name="operator", head="operator", texts=[*table.index], left=True)]
-    for name, values in table.items():
-        fields.append(Field(name=str(name), head=str(name), texts=[*map(number, values)]))
-    note = "‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed"
-    return Sheet(fields=fields, sections=[0] * len(table), data=table, notes=[note])
+    table.insert(0, "bits", rows.groupby("operator", sort=False)["wire_per_coordinate"].mean())
+    lines = [(name, *map(number, values)) for name, *values in table.itertuples()]
+    return listing(("operator", *table), lines, right=table, fold="operator")
