@@ -65,14 +65,23 @@ def _part(param: Param, value: Any, where: str, complaints: Complaints) -> list[
             return [_distribution(value, where, JITTERS, complaints)]
         case "dropout":
             return [sections.mapping(DROPOUT, value, where)]
+        case "link" if isinstance(value, str):
+            return [links.to_server(value, where)]
         case "link":
-            return [_link(value, where)]
+            return [{**sections.mapping(LINK, value, where, read=_part), "shared": False}]
         case "rates" if isinstance(value, list):
-            rates = [_rate(rate, f"{where}[{i}]") for i, rate in enumerate(value)]
-            return [_each(rates, where, complaints)]
+            read = (_rate(rate, f"{where}[{i}]", complaints) for i, rate in enumerate(value))
+            return [[rate for one in read for rate in one]]
         case "rates":
-            return [_each(_rate(value, where), where, complaints)]
+            return _rate(value, where, complaints)
     return sections.single(param, value, where, complaints)
+
+
+def _rate(value: object, where: str, complaints: Complaints) -> list[float]:
+    """Return the bytes per second of a text such as 10Mbit, or of a number of them, alone in a list."""
+    if isinstance(value, str):
+        return [links.rate(value, where)]
+    return sections.single(POSITIVE, value, where, complaints)
 
 
 def _each(value: object, where: str, complaints: Complaints) -> float | list[float] | None:
@@ -114,30 +123,3 @@ def _distribution(
         what = f"from {numbers['low']:g} to {numbers['high']:g}"
         raise InputError.of(at, what, "low before high")
     return {name: numbers}
-
-
-def _link(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, str):
-        return {**sections.mapping(LINK, value, where, read=_part), "shared": False}
-    network, words = _network(value, where), value.lower().replace(" ", "").split(",")
-    shared = network.form == "server"
-    if not shared and any(form in words for form in links.FORMS):
-        what = f"clients that talk to a server form no {network.form}"
-        raise InputError.of(where, what, f"{words[0]}, or {words[0]},server")
-    rate, latency = network.link.bandwidth, network.link.latency
-    return {"up": rate, "down": rate, "latency": latency, "shared": shared}
-
-
-def _rate(value: object, where: str) -> object:
-    """Return the bytes per second of a text such as 10Mbit, anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return _network(value if "," in value else f"{value},0s", where).link.bandwidth
-
-
-def _network(text: str, where: str) -> links.Network:
-    try:
-        return links.parse(text)
-    except InputError as error:
-        first = error.complaints[0]
-        raise InputError.of(where, first.what, first.fix) from None
