@@ -442,7 +442,9 @@ def reproduce(
     from raybench.store.status import status_of
 
     if not (names or every):
-        _list()
+        there = [(name, find(name)) for name in catalogue()]
+        rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in there]
+        Screen().print(listing(("name", "kind", "what"), rows, fold="what"))
         return
     if names and every:
         raise InputError.of("--all", "stands beside names", "give names, or --all")
@@ -516,12 +518,3 @@ def _tell(what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None
     table = listing(("", "", "claim", "measured"), rows, fold="measured")
     table.show_header = False
     screen.print(table)
-
-
-def _list() -> None:
-    """Print which reproductions there are."""
-    from raybench.reproduce import catalogue, find
-
-    kinds = [(name, find(name)) for name in catalogue()]
-    rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in kinds]
-    Screen().print(listing(("name", "kind", "what"), rows, fold="what"))
