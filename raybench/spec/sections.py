@@ -191,18 +191,17 @@ def product(
     ``also`` are further names that may be meant by an unknown key; ``read`` is ``options`` or ``single``.
     """
     before = len(complaints)
-    misspelt = ""
     for key in given:
         if key not in params:
             fix = nearest(key, [*params, *also]) or "it takes no parameters"
-            misspelt += f"{fix} "
             complaints.append(Complaint(f"{where}.{key}", "unknown key", fix))
+    meant = {complaint.fix for complaint in complaints[before:]}
     axes: list[list[Any]] = []
     for name, param in params.items():
         at = f"{where}.{name}"
         if name in given:
             axes.append(read(param, given[name], at, complaints))
-        elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
+        elif param.default is REQUIRED and f"did you mean {name}?" in meant:
             continue
         elif param.default is REQUIRED:
             words = allowed(param)
@@ -327,17 +326,16 @@ class Sections(Kind):
             if not self.optional:
                 raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
             return [None]
-        short = isinstance(value, str)
-        if isinstance(value, str):
-            if ":" in value:
-                what = f"{show(value)} is the short form of command lines and of Python"
-                raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
-            value = {"name": value}
+        if isinstance(value, str) and ":" in value:
+            what = f"{show(value)} is the short form of command lines and of Python"
+            raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
+        at = where if isinstance(value, str) else f"{where}.name"
+        value = self.long_form(value)
         if not isinstance(value, Mapping):
             what = f"expected {a(self.kind)} by name or as a mapping, not {show(value)}"
             raise Wrong(what, choices(self.kind))
         if "name" not in value:
-            raise InputError.of(f"{where}.name", "required", choices(self.kind))
+            raise InputError.of(at, "required", choices(self.kind))
         grain = {"granularity": GRANULARITY} if self.kind == "compressor" else {}
         beside = {**grain, **self.beside}
         given = {k: v for k, v in value.items() if k != "name" and k not in self.overrides}
@@ -345,7 +343,7 @@ class Sections(Kind):
         out: list[Section] = []
         for name in names:
             try:
-                params = self.parameters(name, where if short else f"{where}.name")
+                params = self.parameters(name, at)
             except InputError as error:
                 complaints.extend(error.complaints)
                 continue
