@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -34,12 +33,12 @@ from raybench.testing import claims
 from raybench.theory import (
     RULES,
     Convention,
-    Rate,
     Setting,
     StepSizes,
     Theorem,
     contraction,
     explained,
+    in_numbers,
     pretty,
 )
 
@@ -353,7 +352,9 @@ def _told(
     backing: Theorem | Convention, rule: str, here: Here | None, step: float | None
 ) -> Iterator[str]:
     """Yield what is said of a rule's theorem or convention."""
-    lines = [] if here is None or step is None else _lines(backing, step, here.setting, here.start)
+    lines = (
+        [] if here is None or step is None else in_numbers(backing, step, here.setting, here.start)
+    )
     if not isinstance(backing, Theorem):
         yield f"{backing.kind}, no theorem: {backing.source}"
         yield from lines
@@ -382,43 +383,3 @@ def _start(cell: Cell, problem: Problem) -> float | None:
     losses = problem.oracle(x[None])[1]
     assert losses is not None, "asked for by default"
     return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
-
-
-def _lines(
-    backing: Theorem | Convention, step: float, k: Setting, start: float | None
-) -> list[str]:
-    """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
-    rate = backing.formula(k)
-    if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
-        return [f"γ = {number(step, 6)}"]
-    times = "" if rate.scale == 1 else f"{number(rate.scale, 4)} · "
-    lines, form = [], "1/L"
-    if rate.B:
-        numbers = {"ρ": rate.rho, "B": rate.B, "√(B/ρ)": math.sqrt(rate.B / rate.rho)}
-        said = ", ".join(f"{name} = {number(value, 6)}" for name, value in numbers.items())
-        lines.append(f"E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: {said}")
-        form = "1/(L + √(B/ρ))"
-    if backing.linear:
-        form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
-    lines += [f"γ = {times}{form} = {number(step, 6)}", pretty(backing.promises)]
-    if backing.linear or start is not None:
-        lines.append(_in_words(backing, rate, step / rate.scale, k, start or 0.0))
-    return lines
-
-
-def _in_words(theorem: Theorem, rate: Rate, step: float, k: Setting, start: float) -> str:
-    """Return what the inequality of the generic rule says with this problem's numbers."""
-    exact = "G^0" not in theorem.promises
-    noisy = "sigma" in theorem.promises and k.noise != 0
-    beside = " beside the floor of the noise" if noisy else ""
-    if theorem.linear:
-        shrink = step * k.need("mu")
-        rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
-        tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
-        return f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."
-    first = 2 * start / step
-    sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
-    return (
-        f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
-        f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
-    )
