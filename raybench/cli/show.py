@@ -30,17 +30,6 @@ from raybench.spec.sections import default
 from raybench.spec.values import allowed
 from raybench.spec.values import show as spelled
 from raybench.testing import claims
-from raybench.theory import (
-    RULES,
-    Convention,
-    Setting,
-    StepSizes,
-    Theorem,
-    contraction,
-    explained,
-    in_numbers,
-    pretty,
-)
 
 CONSTANTS = {
     "clients": "n",
@@ -181,7 +170,7 @@ def _steps(
     rows: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     resolver, numbers = Resolver(), {}
-    for rule in RULES:
+    for rule in theory.RULES:
         (cell,) = spec.load({**content, "step_size": {"theory": 1, "rule": rule}}).cells
         try:
             resolved = resolver.resolve(cell)
@@ -207,7 +196,7 @@ def _steps(
             out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
 
 
-def _numbers(resolved: Resolved, k: Setting, up: bool) -> dict[str, object]:
+def _numbers(resolved: Resolved, k: theory.Setting, up: bool) -> dict[str, object]:
     """Return what the step makes of the compressors: theta and beta, or omega of the mean; and the method's numbers.
 
     up: whether clients compress; else only what is told of the downlink.
@@ -216,7 +205,7 @@ def _numbers(resolved: Resolved, k: Setting, up: bool) -> dict[str, object]:
     if up or resolved.cell.downlink is None:
         rows |= {"ω": resolved.omega, "α": resolved.alpha}
     if up and k.alpha is not None and k.alpha > 0:
-        theta, beta = contraction(k.alpha)
+        theta, beta = theory.contraction(k.alpha)
         rows |= {"θ = 1 − √(1−α)": theta, "β = (1−α)/θ": beta}
     if resolved.cell.downlink is not None:
         rows["α of the downlink"] = k.down_alpha
@@ -324,15 +313,15 @@ PROVED = "the largest step proved here under this rule"
 class Here(NamedTuple):
     """What a theory is asked about: its setting, the step sizes that there are by rule, a bound of f(x^0) - inf f."""
 
-    setting: Setting
+    setting: theory.Setting
     sizes: Mapping[str, float]
     start: float | None
 
 
-def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
+def basis(out: Screen, steps: theory.StepSizes, here: Here | None = None) -> None:
     """Print what step sizes rest on, rule by rule: theorem, assumptions, source; of a problem what they promise there."""
-    told: dict[str, Theorem | Convention] = {}
-    for rule in RULES:
+    told: dict[str, theory.Theorem | theory.Convention] = {}
+    for rule in theory.RULES:
         backing = steps.under(rule)
         if backing is None:
             continue
@@ -344,18 +333,20 @@ def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
         for line in _told(backing, rule, here, step):
             out.set_in(line)
         if not any(other.formula is backing.formula for other in told.values()):
-            out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
+            out.set_in("where it comes from: " + " ".join(theory.explained(backing).split()), "dim")
         told[rule] = backing
 
 
 def _told(
-    backing: Theorem | Convention, rule: str, here: Here | None, step: float | None
+    backing: theory.Theorem | theory.Convention, rule: str, here: Here | None, step: float | None
 ) -> Iterator[str]:
     """Yield what is said of a rule's theorem or convention."""
     lines = (
-        [] if here is None or step is None else in_numbers(backing, step, here.setting, here.start)
+        []
+        if here is None or step is None
+        else theory.in_numbers(backing, step, here.setting, here.start)
     )
-    if not isinstance(backing, Theorem):
+    if not isinstance(backing, theory.Theorem):
         yield f"{backing.kind}, no theorem: {backing.source}"
         yield from lines
         return
@@ -365,7 +356,7 @@ def _told(
     yield f"theorem{how}: {backing.source}"
     yield from lines
     if here is None or not lines or not backing.recursive(here.setting):
-        yield pretty(backing.promises)
+        yield theory.pretty(backing.promises)
     for assumption in backing.assumes:
         mark = "assumes that"
         if here is not None:
