@@ -171,11 +171,11 @@ def check(
     from itertools import groupby
 
     from raybench.core import registry
-    from raybench.testing import summary, tried
+    from raybench.testing import Finding, summary, tried
 
     entries = registry.load_plugin(file)
-    options = _options(entries, sets or (), problem)
-    failed = claimed = unclaimed = 0
+    options = [*_options(entries, sets or (), problem)]
+    every: list[Finding] = []
     for entry, more in zip(entries, options, strict=True):
         print(f"{entry.kind} {entry.name}", flush=True)
         told: set[str] = set()
@@ -184,10 +184,10 @@ def check(
             lines = map(str, findings) if verbose else summary(about, findings, told)
             for line in lines:
                 print(f"  {line}", flush=True)
-            failed += sum(not finding.ok for finding in findings)
-            unclaimed += sum(not finding.claimed for finding in findings)
-            claimed += sum(finding.claimed for finding in findings)
-    checks = count(claimed, "check")
+            every += findings
+    failed = sum(not finding.ok for finding in every)
+    unclaimed = sum(not finding.claimed for finding in every)
+    checks = count(len(every) - unclaimed, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
@@ -195,8 +195,8 @@ def check(
 
 def _options(
     entries: Sequence[Entry[Any]], sets: Sequence[str], problem: str | None
-) -> list[dict[str, Any]]:
-    """Return what the kit is told of each plug-in beside its defaults.
+) -> Iterator[dict[str, Any]]:
+    """Yield what the kit is told of each plug-in beside its defaults.
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
@@ -214,13 +214,11 @@ def _options(
             raise InputError.of("--problem", what, "leave it out")
         section = sections.section("problem", problem, where="--problem")
         tried["problem"] = {"name": section.name, **section.params}
-    options: list[dict[str, Any]] = []
     for entry in entries:
         fitting = {key: values[key] for key in values if key in entry.params}
         params = {key: entry.params[key] for key in fitting}
         typed = {"given": sections.mapping(params, fitting, "--set")} if fitting else {}
-        options.append(typed | (tried if entry.kind in ON_A_PROBLEM else {}))
-    return options
+        yield typed | (tried if entry.kind in ON_A_PROBLEM else {})
 
 
 # doctor --------------------------------------------------------------------------------------

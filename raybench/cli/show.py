@@ -88,7 +88,6 @@ def page(
             content = config(name, problem, dataset, clients, operator, downlink, clock=clock)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
-            assert isinstance(entry.facts, AlgorithmFacts)
             out.head("\n  step size")
             steps = theory.of(entry.facts.theory)
             if steps is not None:
@@ -282,12 +281,11 @@ def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
     families = claims.check(op, d)
-    unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
     draws = families[0].draws
     text = f"measured, {label}{count(draws, 'draw')} each: ‖{what} − x‖²/‖x‖² beside its bound"
-    bias = ["bias", "by chance"] if unbiased and draws > 1 else []
+    bias = ["bias", "by chance"] if op.omega(d) is not None and draws > 1 else []
     if bias:
         text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
     out.print("")
@@ -295,8 +293,7 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     rows = []
     for family in families:
         mean, error = family.error
-        row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
-        row.append(number(bound, 4))
+        row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2), number(bound, 4)]
         if bias and family.bias is not None:
             row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
@@ -329,8 +326,7 @@ def basis(out: Screen, steps: theory.StepSizes, here: Here | None = None) -> Non
         if same := [other for other, earlier in told.items() if earlier is backing]:
             out.set_in(f"the same as {same[0]}")
             continue
-        step = None if here is None else here.sizes.get(rule)
-        for line in _told(backing, rule, here, step):
+        for line in _told(backing, rule, here):
             out.set_in(line)
         if not any(other.formula is backing.formula for other in told.values()):
             out.set_in("where it comes from: " + " ".join(theory.explained(backing).split()), "dim")
@@ -338,14 +334,12 @@ def basis(out: Screen, steps: theory.StepSizes, here: Here | None = None) -> Non
 
 
 def _told(
-    backing: theory.Theorem | theory.Convention, rule: str, here: Here | None, step: float | None
+    backing: theory.Theorem | theory.Convention, rule: str, here: Here | None
 ) -> Iterator[str]:
     """Yield what is said of a rule's theorem or convention."""
-    lines = (
-        []
-        if here is None or step is None
-        else theory.in_numbers(backing, step, here.setting, here.start)
-    )
+    lines: list[str] = []
+    if here is not None and rule in here.sizes:
+        lines = theory.in_numbers(backing, here.sizes[rule], here.setting, here.start)
     if not isinstance(backing, theory.Theorem):
         yield f"{backing.kind}, no theorem: {backing.source}"
         yield from lines
