@@ -413,12 +413,10 @@ def steps(known: Any) -> Iterator[str]:
 
 def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
     """Yield the source of a step, what it promises, what it assumes and the formula."""
-    from raybench.cli.show import pretty
-
     if isinstance(found, Theorem):
         kind = "a theorem recalled from the paper" if found.recalled else "a theorem"
         yield f"**Step size, rule `{rule}`:** {kind}. Source: {escaped(found.source)}.\n"
-        yield quoted(pretty(found.promises))
+        yield quoted(theory.pretty(found.promises))
         yield "It assumes that\n"
         yield from (f"* {escaped(one.text)}" for one in found.assumes)
         yield ""

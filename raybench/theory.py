@@ -30,8 +30,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from html import unescape
 from typing import Any, Literal
 
 from raybench.problems.base import Constants
@@ -453,6 +455,60 @@ def thumb(formula: Formula) -> StepSizes:
 def explained(step: Theorem | Convention) -> str:
     """Return the text of a step's formula: where it comes from."""
     return inspect.getdoc(step.formula) or ""
+
+
+GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
+SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
+MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
+
+
+def pretty(formula: str) -> str:
+    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
+    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
+    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
+    for plain, sign in MARKS.items():
+        text = text.replace(plain, sign)
+    return text
+
+
+def in_numbers(
+    backing: Theorem | Convention, step: float, k: Setting, start: float | None
+) -> list[str]:
+    """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
+    rate = backing.formula(k)
+    if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
+        return [f"γ = {step:.6g}"]
+    times = "" if rate.scale == 1 else f"{rate.scale:.4g} · "
+    lines, form = [], "1/L"
+    if rate.B:
+        numbers = {"ρ": rate.rho, "B": rate.B, "√(B/ρ)": math.sqrt(rate.B / rate.rho)}
+        said = ", ".join(f"{name} = {value:.6g}" for name, value in numbers.items())
+        lines.append(f"E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: {said}")
+        form = "1/(L + √(B/ρ))"
+    if backing.linear:
+        form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
+    lines += [f"γ = {times}{form} = {step:.6g}", pretty(backing.promises)]
+    if backing.linear or start is not None:
+        lines.append(_in_words(backing, rate, step / rate.scale, k, start or 0.0))
+    return lines
+
+
+def _in_words(theorem: Theorem, rate: Rate, step: float, k: Setting, start: float) -> str:
+    """Return what the inequality of the generic rule says with this problem's numbers."""
+    exact = "G^0" not in theorem.promises
+    noisy = "sigma" in theorem.promises and k.noise != 0
+    beside = " beside the floor of the noise" if noisy else ""
+    if theorem.linear:
+        shrink = step * k.need("mu")
+        rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
+        tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
+        return f"Here γμ = {shrink:.4g}: the bound falls tenfold every {tenth}{beside}."
+    first = 2 * start / step
+    sums = f"{first:.4g}" if exact else f"({first:.4g} + {1 / rate.rho:.4g} G⁰)"
+    return (
+        f"Here Δ₀ ≤ {start:.4g}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+        f"below 1e-6 from T = {1e6 * first:.2g} on{'' if exact else ' if G⁰ = 0'}."
+    )
 
 
 # Expected smoothness -----------------------------------------------------------------------------

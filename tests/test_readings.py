@@ -23,7 +23,6 @@ from raybench.report.rankings import after_trials, comparison, headline, ranking
 from raybench.report.tables import closing
 from raybench.store import log, reader
 from raybench.store.files import open_folder
-from raybench.store.status import _best
 
 
 def results_of(runs, target=0.1):
@@ -207,9 +206,3 @@ def test_a_link_beside_a_clock_is_said_to_be_another_time():
     config = {**json.loads(cells["config"][0]), "clock": {"per": "call"}}
     results = framed(curves, cells.assign(config=json.dumps(config)), link=parse("1Gbit"))
     assert any("1 of 1 cells ran on a clock" in note for note in results.notes)
-
-
-def test_the_best_so_far_is_no_cell_that_diverged():
-    _, cells = make([*reaching(1.0, 5), {"g": [1, 9e9], "multiple": 9.0, "status": "diverged"}])
-    (best,) = _best(cells.assign(best_grad_norm_sq=[0.01, 0.001], label="a"))
-    assert (best.value, best.step_multiple) == (0.01, 1.0)

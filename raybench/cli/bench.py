@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from raybench.report.sheet import Sheet
-
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
-NONE = "none"
 USUAL_BATCH = "64,20,112"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
 
@@ -109,16 +106,16 @@ def _vectors(d: int | None, batch: str, vector: str) -> Iterator[tuple[str, Tens
 
     from raybench.testing.vectors import SIZE, gaussian, resnet18, thinned
 
-    parts = [] if batch == NONE else [p.strip() for p in batch.split(",")]
-    if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
+    parts = [] if batch == "none" else [p.strip() for p in batch.split(",")]
+    if batch != "none" and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
         fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
     of_a_file = vector.endswith(".npy")
     if not of_a_file:
-        check_word("--vector", vector, (*VECTORS, NONE), "vector")
+        check_word("--vector", vector, (*VECTORS, "none"), "vector")
     if vector == "gaussian":
         yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
-    elif vector != NONE:
+    elif vector != "none":
         about, x = _read(vector) if of_a_file else resnet18()[::-1]
         if (d or 0) > x.numel():
             fix = "ask for fewer; --vector gaussian has any length"
@@ -253,26 +250,16 @@ def study(
     heavy-tailed vectors, and gradients of a network at the start and in training.
     """
     from raybench.measure import study as studies
-    from raybench.report.formats import Fitted
+    from raybench.report.words import number
 
     check_word("study", what, ("compressors",), "study")
     grids = {text: [text] for text in operators} if operators else None
     folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows, paths = studies.compressors(folder, d, draws, grids, seed)
-    Screen().print(Fitted(_errors(rows)))
+    errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
+    errors.insert(0, "bits", rows.groupby("operator", sort=False)["wire_per_coordinate"].mean())
+    lines = [(name, *map(number, values)) for name, *values in errors.itertuples()]
+    screen = Screen()
+    screen.print(listing(("operator", *errors), lines, right=errors, fold="operator"))
+    screen.dim("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
     shared.show_files(paths)
-
-
-def _errors(rows: pd.DataFrame) -> Sheet:
-    """Return every compressor's error by family, and its bits a coordinate."""
-    from raybench.report.sheet import Field, Sheet
-    from raybench.report.words import number
-
-    table = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
-    bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
-    table.insert(0, "bits", bits)
-    fields = [Field(name="operator", head="operator", texts=[*table.index], left=True)]
-    for name, values in table.items():
-        fields.append(Field(name=str(name), head=str(name), texts=[*map(number, values)]))
-    note = "‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed"
-    return Sheet(fields=fields, sections=[0] * len(table), data=table, notes=[note])

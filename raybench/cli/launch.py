@@ -22,7 +22,7 @@ from raybench.core.errors import InputError
 from raybench.core.limits import duration
 
 if TYPE_CHECKING:
-    from raybench.cluster.file import ClusterFile, NodeType, Price
+    from raybench.cluster.file import ClusterFile, Price
     from raybench.cluster.steps import Steps
     from raybench.execution.plan import Plan
 
@@ -241,7 +241,7 @@ def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str) -> 
         ends += "; what is not fetched by then is lost"
     rows: list[tuple[str, object]] = [
         ("work", f"{low} to {high} on one slot of this machine, in {batches}"),
-        ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
+        ("nodes", ", ".join(map(str, cluster.nodes))),
         ("slots", slots),
         ("time", f"{soon} to {late} with the start, as fast as this machine per slot"),
         *_costs(cost, cluster),
@@ -269,12 +269,3 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
     if days > OLD_DAYS:
         rows.append(("", f"these prices are {days} days old: look at the provider's"))
     return rows
-
-
-def _node(node: NodeType) -> str:
-    """Return ``up to 4 worker (c7i.4xlarge, spot) of 16 CPUs``."""
-    sizes = [(node.cpus, "CPU"), (node.gpus, "GPU")]
-    size = " and ".join(count(int(n), word) for n, word in sizes if 0 < n < math.inf)
-    kind = ", ".join([node.machine] * (node.machine != node.name) + ["spot"] * node.spot)
-    text = f"{'' if node.most == 1 else 'up to '}{node.most} {node.name}"
-    return text + f" ({kind})" * bool(kind) + f" of {size}" * bool(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from raybench.core.registry import Entry
-    from raybench.testing import Finding
 
 LISTED = ("algorithms", "compressors", "problems", "metrics", "datasets", "sweeps")
 ON_A_PROBLEM = ("algorithm", "metric")  # the kinds that ``check`` tries on a problem
@@ -172,63 +171,32 @@ def check(
     from itertools import groupby
 
     from raybench.core import registry
+    from raybench.testing import Finding, summary, tried
 
     entries = registry.load_plugin(file)
-    options = _options(entries, sets or (), problem)
-    failed = claimed = unclaimed = 0
+    options = [*_options(entries, sets or (), problem)]
+    every: list[Finding] = []
     for entry, more in zip(entries, options, strict=True):
         print(f"{entry.kind} {entry.name}", flush=True)
         told: set[str] = set()
-        for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
+        for about, group in groupby(tried(entry, **more), lambda finding: finding.about):
             findings = list(group)
-            lines = map(str, findings) if verbose else _summary(about, findings, told)
+            lines = map(str, findings) if verbose else summary(about, findings, told)
             for line in lines:
                 print(f"  {line}", flush=True)
-            failed += sum(not finding.ok for finding in findings)
-            unclaimed += sum(not finding.claimed for finding in findings)
-            claimed += sum(finding.claimed for finding in findings)
-    checks = count(claimed, "check")
+            every += findings
+    failed = sum(not finding.ok for finding in every)
+    unclaimed = sum(not finding.claimed for finding in every)
+    checks = count(len(every) - unclaimed, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
 
 
-def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
-    """Yield what the kit finds of a plug-in; an error of the user's own code, before a check began, is a finding."""
-    from importlib import import_module
-
-    from raybench.testing import Finding
-
-    try:
-        yield from import_module(f"raybench.testing.{entry.kind}s").check_entry(entry, **options)
-    except InputError:
-        raise
-    except Exception as error:
-        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
-
-
-def _summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterable[str]:
-    """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
-    failures = [finding for finding in findings if not finding.ok]
-    again: list[str] = []
-    for finding in failures:
-        if finding.check in told:
-            again.append(finding.check)
-        else:
-            told.add(finding.check)
-            yield str(finding)
-    if again:
-        yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
-    if not failures:
-        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
-        checks = count(sum(finding.claimed for finding in findings), "check")
-        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
-
-
 def _options(
     entries: Sequence[Entry[Any]], sets: Sequence[str], problem: str | None
-) -> list[dict[str, Any]]:
-    """Return what the kit is told of each plug-in beside its defaults.
+) -> Iterator[dict[str, Any]]:
+    """Yield what the kit is told of each plug-in beside its defaults.
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
@@ -246,13 +214,11 @@ def _options(
             raise InputError.of("--problem", what, "leave it out")
         section = sections.section("problem", problem, where="--problem")
         tried["problem"] = {"name": section.name, **section.params}
-    options: list[dict[str, Any]] = []
     for entry in entries:
         fitting = {key: values[key] for key in values if key in entry.params}
         params = {key: entry.params[key] for key in fitting}
         typed = {"given": sections.mapping(params, fitting, "--set")} if fitting else {}
-        options.append(typed | (tried if entry.kind in ON_A_PROBLEM else {}))
-    return options
+        yield typed | (tried if entry.kind in ON_A_PROBLEM else {})
 
 
 # doctor --------------------------------------------------------------------------------------

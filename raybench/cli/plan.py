@@ -14,7 +14,7 @@ from rich.text import Text
 from raybench import store
 from raybench.analysis import BestSteps
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
+from raybench.cli.shared import Screen, count, listing, note, pairs, span
 from raybench.core import registry
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
@@ -37,17 +37,8 @@ LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient a
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
-def preview(
-    file: str,
-    out: str | None,
-    sets: list[str] | None,
-    plugin: list[str] | None,
-    retry_failed: bool,
-    measure: bool,
-) -> None:
-    """Check a sweep file; print its cells, bits and time. Raises InputError with every error at once."""
-    sweep = shared.read(file, sets, plugin)
-    folder = results_of(sweep, out)
+def preview(sweep: Sweep, file: str, folder: str, retry_failed: bool, measure: bool) -> None:
+    """Print the cells, bits and time of a sweep. Raises InputError with every error at once."""
     check_reachable(folder)
     results = store.Store(folder)
     results.claim(sweep.text, write=False)

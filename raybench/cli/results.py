@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from raybench.store.status import Status
 
 FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
-MOST_METHODS = 12  # that ``status`` shows
 
 Paid = Annotated[
     str | None,
@@ -309,10 +308,10 @@ def verify(folder: shared.Folder) -> None:
 
 
 def status(folder: shared.Folder, json: shared.Json = False) -> None:
-    """Show how far a sweep is, how fast, and what is best so far.
+    """Show how far a sweep is, and how fast.
 
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
-    while nobody works on them.
+    while nobody works on them. What is best so far: raybench table DIR.
     """
     from dataclasses import asdict
     from json import dumps
@@ -386,16 +385,6 @@ def _show(state: Status) -> None:
         *(("" if i else "failed", line) for i, line in enumerate(errors[:3])),
     ]
     out.print(pairs(rows))
-    if state.best:
-        lines = []
-        for best in state.best[:MOST_METHODS]:
-            multiple, size = best.step_multiple, best.step_size
-            step = f"{multiple:g}×" if multiple is not None else f"{size:.3g}" if size else "–"
-            lines.append((best.label, str(best.k or "–"), step, f"{best.value:.2e}"))
-        heads = ("best so far", "K", "step", "‖∇f‖²")
-        out.print(listing(heads, lines, right=heads[1:]))
-    if others := max(0, len(state.best) - MOST_METHODS):
-        out.print(f"{others} methods more: raybench table {state.folder}")
 
 
 def _problem(state: Status) -> str:
@@ -453,7 +442,9 @@ def reproduce(
     from raybench.store.status import status_of
 
     if not (names or every):
-        _list()
+        there = [(name, find(name)) for name in catalogue()]
+        rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in there]
+        Screen().print(listing(("name", "kind", "what"), rows, fold="what"))
         return
     if names and every:
         raise InputError.of("--all", "stands beside names", "give names, or --all")
@@ -527,12 +518,3 @@ def _tell(what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None
     table = listing(("", "", "claim", "measured"), rows, fold="measured")
     table.show_header = False
     screen.print(table)
-
-
-def _list() -> None:
-    """Print which reproductions there are."""
-    from raybench.reproduce import catalogue, find
-
-    kinds = [(name, find(name)) for name in catalogue()]
-    rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in kinds]
-    Screen().print(listing(("name", "kind", "what"), rows, fold="what"))

@@ -113,22 +113,19 @@ def run(
     if planned.name == "sweep":  # a name given by --set stays
         named = folder_name(planned)
         planned = spec.load(content, sets=sets or (), plugins=plugin or (), name=named)
-    _work(planned, results_of(planned, out), fresh)
 
-
-def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.core.process import Terminated
     from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
 
-    plan = make_plan(sweep)
-    for cell in plan.skipped:
+    made, folder = make_plan(planned), results_of(planned, out)
+    for cell in made.skipped:
         raise InputError.of("run", cell.why.text, _way_out(cell))
-    outcome = drive(sweep, folder, inline=True, fresh=fresh, beside=True)
-    note(*outcome.plan.notes[len(sweep.notes) :])
+    outcome = drive(planned, folder, inline=True, fresh=fresh, beside=True)
+    note(*outcome.plan.notes[len(planned.notes) :])
     if outcome.interrupted:
         raise Terminated if outcome.terminated else KeyboardInterrupt
-    _show(plan.cells[0], folder, before=not outcome.plan.batches)
+    _show(made.cells[0], folder, before=not outcome.plan.batches)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -207,7 +204,8 @@ def plan(
     """
     from raybench.cli.plan import preview
 
-    preview(file, out, sets, plugin, retry_failed, measure)
+    planned = shared.read(file, sets, plugin)
+    preview(planned, file, results_of(planned, out), retry_failed, measure)
 
 
 def sweep(

@@ -270,15 +270,13 @@ class Screen:
 
 def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
     """Print a sheet in a form, or write it to a file and print its name; a form that is none is told before it is made."""
-    from raybench.report.formats import check, written
+    from raybench.report.formats import Fitted, check, written
 
     form, sheet = check(form), make()
     if out is not None:
         out.write_text(written(sheet, form), encoding="utf-8")
         print(out)
     elif form == "terminal":
-        from raybench.report.formats import Fitted
-
         Screen().print(Fitted(sheet))
     else:
         sys.stdout.write(written(sheet, form))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
-import re
 from collections.abc import Iterator, Mapping
-from html import unescape
 from typing import NamedTuple
 
 import torch
@@ -33,16 +30,6 @@ from raybench.spec.sections import default
 from raybench.spec.values import allowed
 from raybench.spec.values import show as spelled
 from raybench.testing import claims
-from raybench.theory import (
-    RULES,
-    Convention,
-    Rate,
-    Setting,
-    StepSizes,
-    Theorem,
-    contraction,
-    explained,
-)
 
 CONSTANTS = {
     "clients": "n",
@@ -101,7 +88,6 @@ def page(
             content = config(name, problem, dataset, clients, operator, downlink, clock=clock)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
-            assert isinstance(entry.facts, AlgorithmFacts)
             out.head("\n  step size")
             steps = theory.of(entry.facts.theory)
             if steps is not None:
@@ -183,7 +169,7 @@ def _steps(
     rows: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     resolver, numbers = Resolver(), {}
-    for rule in RULES:
+    for rule in theory.RULES:
         (cell,) = spec.load({**content, "step_size": {"theory": 1, "rule": rule}}).cells
         try:
             resolved = resolver.resolve(cell)
@@ -209,7 +195,7 @@ def _steps(
             out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
 
 
-def _numbers(resolved: Resolved, k: Setting, up: bool) -> dict[str, object]:
+def _numbers(resolved: Resolved, k: theory.Setting, up: bool) -> dict[str, object]:
     """Return what the step makes of the compressors: theta and beta, or omega of the mean; and the method's numbers.
 
     up: whether clients compress; else only what is told of the downlink.
@@ -218,7 +204,7 @@ def _numbers(resolved: Resolved, k: Setting, up: bool) -> dict[str, object]:
     if up or resolved.cell.downlink is None:
         rows |= {"ω": resolved.omega, "α": resolved.alpha}
     if up and k.alpha is not None and k.alpha > 0:
-        theta, beta = contraction(k.alpha)
+        theta, beta = theory.contraction(k.alpha)
         rows |= {"θ = 1 − √(1−α)": theta, "β = (1−α)/θ": beta}
     if resolved.cell.downlink is not None:
         rows["α of the downlink"] = k.down_alpha
@@ -295,12 +281,11 @@ def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
     families = claims.check(op, d)
-    unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
     draws = families[0].draws
     text = f"measured, {label}{count(draws, 'draw')} each: ‖{what} − x‖²/‖x‖² beside its bound"
-    bias = ["bias", "by chance"] if unbiased and draws > 1 else []
+    bias = ["bias", "by chance"] if op.omega(d) is not None and draws > 1 else []
     if bias:
         text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
     out.print("")
@@ -308,8 +293,7 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     rows = []
     for family in families:
         mean, error = family.error
-        row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
-        row.append(number(bound, 4))
+        row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2), number(bound, 4)]
         if bias and family.bias is not None:
             row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
@@ -321,32 +305,20 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
 # What a step size rests on ---------------------------------------------------------------------
 
 PROVED = "the largest step proved here under this rule"
-GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
-SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
-MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
-
-
-def pretty(formula: str) -> str:
-    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
-    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
-    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
-    for plain, sign in MARKS.items():
-        text = text.replace(plain, sign)
-    return text
 
 
 class Here(NamedTuple):
     """What a theory is asked about: its setting, the step sizes that there are by rule, a bound of f(x^0) - inf f."""
 
-    setting: Setting
+    setting: theory.Setting
     sizes: Mapping[str, float]
     start: float | None
 
 
-def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
+def basis(out: Screen, steps: theory.StepSizes, here: Here | None = None) -> None:
     """Print what step sizes rest on, rule by rule: theorem, assumptions, source; of a problem what they promise there."""
-    told: dict[str, Theorem | Convention] = {}
-    for rule in RULES:
+    told: dict[str, theory.Theorem | theory.Convention] = {}
+    for rule in theory.RULES:
         backing = steps.under(rule)
         if backing is None:
             continue
@@ -354,20 +326,21 @@ def basis(out: Screen, steps: StepSizes, here: Here | None = None) -> None:
         if same := [other for other, earlier in told.items() if earlier is backing]:
             out.set_in(f"the same as {same[0]}")
             continue
-        step = None if here is None else here.sizes.get(rule)
-        for line in _told(backing, rule, here, step):
+        for line in _told(backing, rule, here):
             out.set_in(line)
         if not any(other.formula is backing.formula for other in told.values()):
-            out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
+            out.set_in("where it comes from: " + " ".join(theory.explained(backing).split()), "dim")
         told[rule] = backing
 
 
 def _told(
-    backing: Theorem | Convention, rule: str, here: Here | None, step: float | None
+    backing: theory.Theorem | theory.Convention, rule: str, here: Here | None
 ) -> Iterator[str]:
     """Yield what is said of a rule's theorem or convention."""
-    lines = [] if here is None or step is None else _lines(backing, step, here.setting, here.start)
-    if not isinstance(backing, Theorem):
+    lines: list[str] = []
+    if here is not None and rule in here.sizes:
+        lines = theory.in_numbers(backing, here.sizes[rule], here.setting, here.start)
+    if not isinstance(backing, theory.Theorem):
         yield f"{backing.kind}, no theorem: {backing.source}"
         yield from lines
         return
@@ -377,7 +350,7 @@ def _told(
     yield f"theorem{how}: {backing.source}"
     yield from lines
     if here is None or not lines or not backing.recursive(here.setting):
-        yield pretty(backing.promises)
+        yield theory.pretty(backing.promises)
     for assumption in backing.assumes:
         mark = "assumes that"
         if here is not None:
@@ -395,43 +368,3 @@ def _start(cell: Cell, problem: Problem) -> float | None:
     losses = problem.oracle(x[None])[1]
     assert losses is not None, "asked for by default"
     return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
-
-
-def _lines(
-    backing: Theorem | Convention, step: float, k: Setting, start: float | None
-) -> list[str]:
-    """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
-    rate = backing.formula(k)
-    if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
-        return [f"γ = {number(step, 6)}"]
-    times = "" if rate.scale == 1 else f"{number(rate.scale, 4)} · "
-    lines, form = [], "1/L"
-    if rate.B:
-        numbers = {"ρ": rate.rho, "B": rate.B, "√(B/ρ)": math.sqrt(rate.B / rate.rho)}
-        said = ", ".join(f"{name} = {number(value, 6)}" for name, value in numbers.items())
-        lines.append(f"E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: {said}")
-        form = "1/(L + √(B/ρ))"
-    if backing.linear:
-        form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
-    lines += [f"γ = {times}{form} = {number(step, 6)}", pretty(backing.promises)]
-    if backing.linear or start is not None:
-        lines.append(_in_words(backing, rate, step / rate.scale, k, start or 0.0))
-    return lines
-
-
-def _in_words(theorem: Theorem, rate: Rate, step: float, k: Setting, start: float) -> str:
-    """Return what the inequality of the generic rule says with this problem's numbers."""
-    exact = "G^0" not in theorem.promises
-    noisy = "sigma" in theorem.promises and k.noise != 0
-    beside = " beside the floor of the noise" if noisy else ""
-    if theorem.linear:
-        shrink = step * k.need("mu")
-        rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
-        tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
-        return f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."
-    first = 2 * start / step
-    sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
-    return (
-        f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
-        f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
-    )

@@ -162,38 +162,39 @@ _RATE = re.compile(_NUMBER + r"\s*([kmgt]?bit|[kmg]b/s)(?:/s)?")
 _NODE = re.compile(r"(\d+)\s*[x×*]\s*(.+)")
 
 
-def parse(text: str) -> Network:
+def parse(text: str, where: str = WHERE) -> Network:
     """Return the network that a text names: ``1Gbit``, ``10Gbit,20ms,server``, ``100Gbit,hierarchical,8xnvlink4``.
 
     First a link: one of ``PRESETS``, or a rate (``250Mbit``, ``31MB/s``) with a latency; then, in any order and
     each at most once, a latency (``20ms``, ``80us``), a form of ``FORMS``, and how many processes share a node
-    by which inner link. The form is ``ring`` unless given. Raises InputError that names the nearest name.
+    by which inner link. The form is ``ring`` unless given. where: what names the text in complaints. Raises InputError
+    that names the nearest name.
     """
     first, *words = [word.strip() for word in str(text).split(",")]
     if not first:
-        raise InputError.of(WHERE, "no link is named", f"such as {EXAMPLE}")
-    link, settings = _link(first), dict[str, Any]()
+        raise InputError.of(where, "no link is named", f"such as {EXAMPLE}")
+    link, settings = _link(first, where), dict[str, Any]()
     for word in words:
-        kind, value = _part(word)
+        kind, value = _part(word, where)
         if kind in settings:
-            raise InputError.of(WHERE, f"{text!r} has a second {kind}", f"give one {kind}")
+            raise InputError.of(where, f"{text!r} has a second {kind}", f"give one {kind}")
         settings[kind] = value
     if "latency" in settings:
         link = replace(link, latency=settings["latency"])
     elif not link.name:
         fix = f"add a latency, such as {first},0.1ms, or take one of {', '.join(PRESETS)}"
-        raise InputError.of(WHERE, f"{first} has no latency", fix)
+        raise InputError.of(where, f"{first} has no latency", fix)
     count, inner = settings.get("inner link", (1, None))
     form = settings.get("form", "ring" if inner is None else "hierarchical")
     if inner is not None and form != "hierarchical":
-        raise InputError.of(WHERE, f"{form} has no nodes", "leave out the inner link")
+        raise InputError.of(where, f"{form} has no nodes", "leave out the inner link")
     if inner is None and form == "hierarchical":
         fix = f"{first},hierarchical,8xnvlink4"
-        raise InputError.of(WHERE, "hierarchical has no inner link", fix)
+        raise InputError.of(where, "hierarchical has no inner link", fix)
     return Network(link, form, inner, count)
 
 
-def _part(word: str) -> tuple[str, Any]:
+def _part(word: str, where: str) -> tuple[str, Any]:
     """Return what a word after the first one gives, and its value: a form, a latency or an inner link."""
     form = word.lower().replace("-", "_")
     time, node = _TIME.fullmatch(word.lower()), _NODE.fullmatch(word)
@@ -202,21 +203,21 @@ def _part(word: str) -> tuple[str, Any]:
     if time is not None:
         latency = float(time[1]) * TIMES[time[2]]
         if not math.isfinite(latency):
-            raise InputError.of(WHERE, f"{word} is no latency", "such as 20ms")
+            raise InputError.of(where, f"{word} is no latency", "such as 20ms")
         return "latency", latency
     if node is None:
         fix = nearest(word.lower(), FORMS)
-        raise InputError.of(WHERE, f"{word!r} is no form and no latency such as 20ms", fix)
-    count, inner = int(node[1]), _link(node[2])
+        raise InputError.of(where, f"{word!r} is no form and no latency such as 20ms", fix)
+    count, inner = int(node[1]), _link(node[2], where)
     if count < 1:
-        raise InputError.of(WHERE, f"{word}: a node has one process at least", "8xnvlink4")
+        raise InputError.of(where, f"{word}: a node has one process at least", "8xnvlink4")
     if not inner.name:
         fix = f"take one of {', '.join(PRESETS)}"
-        raise InputError.of(WHERE, f"the inner link {node[2]!r} has no latency", fix)
+        raise InputError.of(where, f"the inner link {node[2]!r} has no latency", fix)
     return "inner link", (count, inner)
 
 
-def _link(word: str) -> Link:
+def _link(word: str, where: str) -> Link:
     """Return the preset of a name, or a link of a rate without a name and latency."""
     names = {name.lower(): link for name, link in PRESETS.items()}
     lowered = word.lower().removesuffix("/s") if "bit" in word.lower() else word.lower()
@@ -225,8 +226,33 @@ def _link(word: str) -> Link:
     rate = _RATE.fullmatch(word.lower())
     if rate is None or not 0 < float(rate[1]) < 1e15:
         what = f"unknown link {word!r}"
-        raise InputError.of(WHERE, what, f"{_near(word)}; or a rate with a latency: 250Mbit,2ms")
+        raise InputError.of(where, what, f"{_near(word)}; or a rate with a latency: 250Mbit,2ms")
     return Link(0.0, float(rate[1]) * RATES[rate[2]])
+
+
+def rate(text: str, where: str) -> float:
+    """Return the bytes per second that a text names: ``10Mbit``, ``1Gbit``. Raises InputError as ``parse``."""
+    return _link(text.strip(), where).bandwidth
+
+
+def to_server(text: str, where: str) -> dict[str, Any]:
+    """Return clients' links to a server that a text names, as a clock has them.
+
+    ``up`` and ``down`` in bytes per second, ``latency``, and ``shared``, whether the server's one link carries all.
+    Raises InputError as ``parse``, and for a form that has no server.
+    """
+    network, words = parse(text, where), text.lower().replace(" ", "").split(",")
+    shared = network.form == "server"
+    if not shared and any(form in words for form in FORMS):
+        what = f"clients that talk to a server form no {network.form}"
+        raise InputError.of(where, what, f"{words[0]}, or {words[0]},server")
+    link = network.link
+    return {
+        "up": link.bandwidth,
+        "down": link.bandwidth,
+        "latency": link.latency,
+        "shared": shared,
+    }
 
 
 def _near(word: str) -> str:

@@ -72,6 +72,13 @@ class NodeType:
     spot: bool = False
     fewest: int = 0
 
+    def __str__(self) -> str:  # up to 4 worker (c7i.4xlarge, spot) of 16 CPUs
+        sizes = [(self.cpus, "CPU"), (self.gpus, "GPU")]
+        numbers = [f"{n:g} {word}{'s' * (n != 1)}" for n, word in sizes if 0 < n < math.inf]
+        kind = ", ".join([self.machine] * (self.machine != self.name) + ["spot"] * self.spot)
+        text = f"{'' if self.most == 1 else 'up to '}{self.most} {self.name}"
+        return text + f" ({kind})" * bool(kind) + f" of {' and '.join(numbers)}" * bool(numbers)
+
 
 @dataclass(frozen=True)
 class ClusterFile:

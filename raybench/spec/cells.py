@@ -230,16 +230,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
-class FolderName(Kind):
+class FolderName(Scalar):
     """A name that a folder may have."""
 
     def read(self, value: object, where: str, complaints: Complaints) -> str | None:
-        if not isinstance(value, str):
-            raise InputError.of(where, f"expected text, not {show(value)}")
-        if not _NAME.fullmatch(value):
+        name: str | None = super().read(value, where, complaints)
+        if name is not None and not _NAME.fullmatch(name):
             fix = "letters, digits, '.', '_' and '-', at most 100, beginning with a letter or digit"
-            raise InputError.of(where, f"{show(value)} cannot name a folder", fix)
-        return value
+            raise InputError.of(where, f"{show(name)} cannot name a folder", fix)
+        return name
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
@@ -297,7 +296,7 @@ class Sweep:
     excluded: int
     text: str
     source: str
-    name: str = key(FolderName(), "results go to results/NAME")
+    name: str = key(FolderName(Text(), is_axis=False), "results go to results/NAME")
     plugins: tuple[str, ...] = key(PluginFiles(), "Python files with plug-ins of one's own")
     record: Record = key(
         Group(Record, either=("every", "points", "clock")), "which rounds make a row"

@@ -5,18 +5,16 @@ Typed here into plain values, which make the id of a cell; ``raybench.clock.clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.clock import links
 from raybench.core.errors import InputError, nearest
-from raybench.core.params import Number, Param
+from raybench.core.params import Choice, Number, Param
 from raybench.spec import sections
-from raybench.spec.values import Complaints
+from raybench.spec.values import Complaints, locate, show
 
 EXAMPLE = "{compute: {lognormal: {median: 1.0, sigma: 0.5}}, jitter: {exponential: 0.1}, link: '1Gbit,server'}"
-KEYS = ("compute", "per", "jitter", "dropout", "link")
-PER = ("call", "sample")
 POSITIVE, ZERO = Number(low=0, open_low=True), Number(low=0)
 PARAMETERS: Mapping[str, Mapping[str, Param]] = {
     "lognormal": {"median": POSITIVE, "sigma": ZERO},
@@ -29,6 +27,19 @@ PARAMETERS: Mapping[str, Mapping[str, Param]] = {
 JITTERS = ("exponential", "lognormal", "uniform", "pareto")
 COMPUTES = ("fixed", *PARAMETERS, "trace")
 DROPOUT = {"p": Number(low=0, high=0.99), "back_after": ZERO}  # a call is tried again until it ends
+KEYS: Mapping[str, Param] = {
+    "compute": Param("seconds", help=f"such as {EXAMPLE}"),
+    "per": Choice("call", "sample", help="what takes these seconds"),
+    "jitter": Param("jitter", None, help=", ".join(JITTERS)),
+    "dropout": Param("dropout", None, help="{p: .., back_after: ..}"),
+    "link": Param("link", None, help="1Gbit,server or {up: 10Mbit, down: 100Mbit}"),
+}
+"""The keys of a clock; what is no plain value has a kind of its own, which ``_part`` reads."""
+LINK: Mapping[str, Param] = {
+    "up": Param("rates", help="write {up: 10Mbit, down: 100Mbit}"),
+    "down": Param("rates", None),
+    "latency": Number(0.0, low=0),
+}
 
 
 def typed(value: object, where: str = "clock") -> dict[str, Any]:
@@ -40,75 +51,70 @@ def typed(value: object, where: str = "clock") -> dict[str, Any]:
     it is free), ``latency`` in seconds, and ``shared``, whether the one link of the server carries what all clients send;
     or None. Raises InputError naming the key.
     """
-    given = _mapping(value, where, KEYS, f"such as {EXAMPLE}")
-    if given.get("compute") is None:
-        raise InputError.of(f"{where}.compute", "required", f"such as {EXAMPLE}")
-    per = given.get("per", "call")
-    if per not in PER:
-        raise InputError.of(f"{where}.per", f"{per!r} is not allowed", f"one of {', '.join(PER)}")
-    jitter, dropout, link = (given.get(name) for name in ("jitter", "dropout", "link"))
-    return {
-        "compute": _distribution(given["compute"], f"{where}.compute", COMPUTES),
-        "per": per,
-        "jitter": None if jitter is None else _distribution(jitter, f"{where}.jitter", JITTERS),
-        "dropout": None
-        if dropout is None
-        else sections.mapping(DROPOUT, dropout, f"{where}.dropout"),
-        "link": None if link is None else _link(link, f"{where}.link"),
-    }
+    return sections.mapping(KEYS, value, where, read=_part)
 
 
-def _mapping(value: object, where: str, keys: Sequence[str], fix: str) -> dict[str, Any]:
-    """Return a mapping with these keys alone. Raises InputError."""
-    if not isinstance(value, Mapping):
-        raise InputError.of(where, f"expected a mapping, not {value!r}"[:80], fix)
-    for key in value:
-        if key not in keys:
-            raise InputError.of(f"{where}.{key}", "unknown key", nearest(str(key), keys))
-    return dict(value)
+def _part(param: Param, value: Any, where: str, complaints: Complaints) -> list[Any]:
+    """Return a part of a clock, or of its link, alone in a list, as ``sections.single`` does of plain values."""
+    if value is None and param.default is None:
+        return [None]
+    match param.kind:
+        case "seconds":
+            return [_distribution(value, where, COMPUTES, complaints)]
+        case "jitter":
+            return [_distribution(value, where, JITTERS, complaints)]
+        case "dropout":
+            return [sections.mapping(DROPOUT, value, where)]
+        case "link" if isinstance(value, str):
+            return [links.to_server(value, where)]
+        case "link":
+            return [{**sections.mapping(LINK, value, where, read=_part), "shared": False}]
+        case "rates" if isinstance(value, list):
+            read = (_rate(rate, f"{where}[{i}]", complaints) for i, rate in enumerate(value))
+            return [[rate for one in read for rate in one]]
+        case "rates":
+            return _rate(value, where, complaints)
+    return sections.single(param, value, where, complaints)
 
 
-def _number(value: object, where: str, param: Param = POSITIVE) -> float:
-    complaints: Complaints = []
-    numbers = sections.single(param, value, where, complaints)
-    if complaints:
-        raise InputError(complaints)
-    (number,) = numbers
-    assert isinstance(number, float)
-    return number
+def _rate(value: object, where: str, complaints: Complaints) -> list[float]:
+    """Return the bytes per second of a text such as 10Mbit, or of a number of them, alone in a list."""
+    if isinstance(value, str):
+        return [links.rate(value, where)]
+    return sections.single(POSITIVE, value, where, complaints)
 
 
-def _each(
-    value: object, where: str, read: Callable[[object, str], float] = _number
-) -> float | list[float]:
-    """Return what ``read`` makes of one value, or of each of a list of them, one for each client."""
-    if not isinstance(value, list | tuple):
-        return read(value, where)
-    if not value:
-        raise InputError.of(where, "an empty list", "a number for each client")
-    return [read(item, f"{where}[{i}]") for i, item in enumerate(value)]
+def _each(value: object, where: str, complaints: Complaints) -> float | list[float] | None:
+    """Return a positive number, or a list of them, one for each client."""
+    if isinstance(value, list):
+        return sections.options(POSITIVE, value, where, complaints) if value else []
+    return next(iter(sections.single(POSITIVE, value, where, complaints)), None)
 
 
-def _distribution(value: object, where: str, allowed: Sequence[str]) -> dict[str, Any]:
+def _distribution(
+    value: object, where: str, allowed: Sequence[str], complaints: Complaints
+) -> dict[str, Any]:
     """Return ``{name: parameters}`` of seconds; a bare number or list is ``fixed``."""
-    if not isinstance(value, Mapping) and "fixed" in allowed:
-        return {"fixed": _each(value, where)}
+    if "fixed" in allowed and not isinstance(value, Mapping | None):
+        return {"fixed": _each(value, where, complaints)}
     if not isinstance(value, Mapping) or len(value) != 1:
         fix = f"one of {', '.join(allowed)}, such as {{lognormal: {{median: 1.0, sigma: 0.5}}}}"
-        raise InputError.of(where, f"expected one distribution, not {value!r}"[:80], fix)
+        raise InputError.of(where, f"expected one distribution, not {show(value)}", fix)
     ((name, inner),) = value.items()
-    if name not in allowed:
-        raise InputError.of(f"{where}.{name}", "unknown distribution", nearest(str(name), allowed))
     at = f"{where}.{name}"
+    if name not in allowed:
+        raise InputError.of(at, "unknown distribution", nearest(str(name), allowed))
     if name == "fixed":
-        return {"fixed": _each(inner, at)}
+        return {"fixed": _each(inner, at, complaints)}
     if name == "trace":
         if not isinstance(inner, str) or not inner.endswith(".parquet"):
             fix = "a Parquet file with the columns client and seconds"
             raise InputError.of(at, f"{inner!r} is no trace", fix)
+        if locate(inner) is None:
+            raise InputError.of(at, f"no file {inner}", "give its path")
         return {"trace": inner}
     params = PARAMETERS[name]
-    if isinstance(inner, list | tuple) and len(inner) == len(params):
+    if isinstance(inner, list) and len(inner) == len(params):
         inner = dict(zip(params, inner, strict=True))
     elif not isinstance(inner, Mapping) and len(params) == 1:
         inner = dict.fromkeys(params, inner)
@@ -117,39 +123,3 @@ def _distribution(value: object, where: str, allowed: Sequence[str]) -> dict[str
         what = f"from {numbers['low']:g} to {numbers['high']:g}"
         raise InputError.of(at, what, "low before high")
     return {name: numbers}
-
-
-def _link(value: object, where: str) -> dict[str, Any]:
-    if isinstance(value, str):
-        network, words = _network(value, where), value.lower().replace(" ", "").split(",")
-        shared = network.form == "server"
-        if not shared and any(form in words for form in links.FORMS):
-            what = f"clients that talk to a server form no {network.form}"
-            raise InputError.of(where, what, f"{words[0]}, or {words[0]},server")
-        rate, latency = network.link.bandwidth, network.link.latency
-        return {"up": rate, "down": rate, "latency": latency, "shared": shared}
-    given = _mapping(value, where, ("up", "down", "latency"), "write {up: 10Mbit, down: 100Mbit}")
-    if given.get("up") is None:
-        raise InputError.of(f"{where}.up", "required", "write {up: 10Mbit, down: 100Mbit}")
-    down = given.get("down")
-    return {
-        "up": _each(given["up"], f"{where}.up", _rate),
-        "down": None if down is None else _each(down, f"{where}.down", _rate),
-        "latency": _number(given.get("latency", 0.0), f"{where}.latency", ZERO),
-        "shared": False,
-    }
-
-
-def _rate(value: object, where: str) -> float:
-    """Return a rate in bytes per second of a number (bytes per second) or a text such as 10Mbit."""
-    if not isinstance(value, str):
-        return _number(value, where)
-    return _network(value if "," in value else f"{value},0s", where).link.bandwidth
-
-
-def _network(text: str, where: str) -> links.Network:
-    try:
-        return links.parse(text)
-    except InputError as error:
-        first = error.complaints[0]
-        raise InputError.of(where, first.what, first.fix) from None

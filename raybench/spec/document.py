@@ -11,14 +11,7 @@ from typing import Any
 from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import cells
-from raybench.spec.keys import (
-    Key,
-    Plugin,
-    closed,
-    keys_of,
-    param_schema,
-    plugins_schema,
-)
+from raybench.spec.keys import Key, Plugin, closed, keys_of, param_schema, plugins_schema
 from raybench.spec.sections import COLLECTIVE, GRANULARITY, Kind, Schema
 from raybench.spec.values import Complaints, show
 

@@ -327,15 +327,11 @@ def _grid(
     raw: Mapping[str, object], complaints: Complaints, where: str, case: Mapping[str, Any]
 ) -> Grid:
     keys = document.AXES
-    for name, key in keys.items():
-        if key.required and raw.get(name) is None:
-            complaints.append(Complaint(name, "required", sections.choices(name)))
-    problems = _entries("problem", raw, complaints)
-    rest = [name for name, key in keys.items() if not key.required]
     names = document.OVERRIDES
+    rest = [name for name in keys if name != "algorithm"]
     common = {name: read_axis(keys[name], raw.get(name), name, complaints) for name in rest}
-    methods = []
-    for entry in _entries("algorithm", raw, complaints):
+    problems, methods = common.pop("problem"), []
+    for entry in read_axis(keys["algorithm"], raw.get("algorithm"), "algorithm", complaints):
         axes = {
             name: read_axis(keys[name], value, f"{entry.where}.{name}", complaints)
             for name, value in entry.overrides.items()
@@ -345,22 +341,17 @@ def _grid(
         _lacking(method, entry, complaints)
     shared = {name: axis for name, axis in common.items() if name not in names}
     given, form = raw.get("exclude"), "for example {algorithm: diana, k: 1}"
-    unplanned = given is not None and given != []
-    patterns = sections.axis(given, "exclude", complaints, pattern, form) if unplanned else []
+    none = given is None or given == []
+    patterns = [] if none else sections.axis(given, "exclude", complaints, pattern, form)
     return Grid(problems, methods, shared, patterns, where, case)
 
 
 def read_axis(key: Key, value: object, where: str, complaints: Complaints) -> list[Any]:
-    """Return the points of a key's axis: a single one, its default, where it is not given."""
-    if value is None:
-        return [key.kind.absent()]
-    return key.kind.read(value, where, complaints)
-
-
-def _entries(name: str, raw: Mapping[str, object], complaints: Complaints) -> list[Any]:
-    """Return the points of a key that must be given, none where it is not."""
-    given = raw.get(name)
-    return [] if given is None else document.AXES[name].kind.read(given, name, complaints)
+    """Return the points of a key's axis; where it is not given its default, none of a key that must be given."""
+    if value is None and key.required:
+        complaints.append(Complaint(where, "required", sections.choices(key.name)))
+        return []
+    return [key.kind.absent()] if value is None else key.kind.read(value, where, complaints)
 
 
 def _lacking(method: Method, entry: SectionEntry, complaints: Complaints) -> None:

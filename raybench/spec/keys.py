@@ -15,22 +15,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Number, Operator, Param, Text
 from raybench.spec import clocks, sections
 from raybench.spec.model import Section, Step
-from raybench.spec.sections import (
-    Kind,
-    Schema,
-    Sections,
-    axis,
-    beside_defaults,
-    default,
-    options,
-    product,
-    single,
-)
+from raybench.spec.sections import Kind, Schema, Sections, beside_defaults, default
 from raybench.spec.values import (
     FILES,
     NUMERIC_KINDS,
@@ -57,8 +47,8 @@ class Scalar(Kind):
 
     def read(self, value: object, where: str, complaints: Complaints) -> Any:
         if self.is_axis:
-            return options(self.param, value, where, complaints)
-        return next(iter(single(self.param, value, where, complaints)), None)
+            return sections.options(self.param, value, where, complaints)
+        return next(iter(sections.single(self.param, value, where, complaints)), None)
 
     def schema(self) -> Schema:
         return param_schema(self.param, axis=self.is_axis)
@@ -122,7 +112,7 @@ class Table(Kind):
     def points(self, value: object, where: str, complaints: Complaints) -> list[Any]:
         if not isinstance(value, Mapping):
             raise Wrong(f"expected a mapping, not {show(value)}", f"keys: {', '.join(self.table)}")
-        every = product(self.table, value, where, complaints)
+        every = sections.product(self.table, value, where, complaints)
         if self.idle:
             return [one if beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
@@ -224,14 +214,15 @@ class Steps(Kind):
             if isinstance(value, str) and value in STEP:
                 raise Wrong(f"{value} needs a number", f"write {{{value}: 1}}")
             return [
-                Step("value", number) for number in options(STEP["value"], value, where, complaints)
+                Step("value", number)
+                for number in sections.options(STEP["value"], value, where, complaints)
             ]
         kinds = [kind for kind in self.either if value.get(kind) is not None]
         if len(kinds) == 2:
             raise Wrong("theory and value together", "write a list of two mappings")
         kind = kinds[0] if kinds else "theory"
         given = {k: v for k, v in value.items() if v is not None or k not in self.either}
-        every = product(STEP, {kind: 1, **given}, where, complaints)
+        every = sections.product(STEP, {kind: 1, **given}, where, complaints)
         for name in {one["of"] for one in every if kind == "theory"} - {None}:
             registry.lookup("algorithm", name, f"{where}.of")
         # A plain number needs no rule of the theory.
@@ -262,34 +253,17 @@ class Clocked(Kind):
     def points(self, value: Any, where: str, complaints: Complaints) -> list[Any]:
         if value is None or value == "none":
             return [None]
-        clock = clocks.typed(value, where)
-        trace = clock["compute"].get("trace")
-        if trace is not None and locate(trace) is None:
-            raise InputError.of(f"{where}.compute.trace", f"no file {trace}", "give its path")
-        return [clock]
+        return [clocks.typed(value, where)]
 
     def identity(self, value: Any) -> Any:
-        parts = {key: part for key, part in value.items() if part is not None}
-        if parts["per"] == "call":
-            del parts["per"]
+        parts = beside_defaults(clocks.KEYS, value)
         if "trace" in parts["compute"]:  # what is in the file counts, not where it lies
             content = content_hash(parts["compute"]["trace"], "clock.compute.trace")
             parts["compute"] = {"trace": f"sha256:{content}"}
         return parts
 
     def schema(self) -> Schema:
-        either: Schema = {"type": ["number", "array", "object"]}
-        parts = {
-            "compute": {
-                **either,
-                "description": f"seconds of a gradient: {', '.join(clocks.COMPUTES)}",
-            },
-            "per": {"enum": [*clocks.PER], "default": "call"},
-            "jitter": {"type": ["object", "null"], "description": ", ".join(clocks.JITTERS)},
-            "dropout": {"type": ["object", "null"], "description": "{p: .., back_after: ..}"},
-            "link": {"type": ["string", "object", "null"]},
-        }
-        return or_list({"anyOf": [closed(parts, ["compute"]), {"type": "null"}]})
+        return or_list({"anyOf": [mapping_schema(clocks.KEYS), {"type": "null"}]})
 
 
 # Groups of tensors: compressors by the names of the tensors that they are for -----------------------
@@ -313,7 +287,7 @@ class Groups(Kind):
             what = f"expected a list of groups, not {show(value)}"
             complaints.append(Complaint(where, what, GROUP_FORM))
             return []
-        groups = value and axis(value, where, complaints, self._group, GROUP_FORM)
+        groups = value and sections.axis(value, where, complaints, self._group, GROUP_FORM)
         return [groups or None]
 
     def _group(self, value: object, where: str) -> list[dict[str, Any]]:
@@ -359,6 +333,11 @@ _FORMS: Mapping[str, list[Schema]] = {
     "text": [{"type": "string"}],
     # written as a short form or as a section
     "operator": [{"type": "string"}, {"$ref": "#/$defs/compressor"}],
+    # parts of a clock
+    "seconds": [{"type": ["number", "array", "object"]}],
+    "jitter": [{"type": "object"}],
+    "dropout": [{"type": "object"}],
+    "link": [{"type": ["string", "object"]}],
 }
 
 

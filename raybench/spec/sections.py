@@ -148,13 +148,10 @@ def _lists(param: Param, value: object, where: str, complaints: Complaints) -> l
             return [[tidy(part) for part in item]]
         raise Wrong("an entry that is neither number nor text", "lists hold numbers and text")
 
-    if not isinstance(value, list) and not is_word(value):
-        fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(v, list) or is_word(v) for v in items):
+        fix = f"write {key}: [{show(items, bare=True)}]; the outer list is the axis"
         complaints.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
-        return []
-    if isinstance(value, list) and not all(isinstance(v, list) or is_word(v) for v in value):
-        fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
-        complaints.append(Complaint(where, "a flat list would be an axis of single values", fix))
         return []
     form = f"write {key}: [[]]" if value == [] else allowed(param)
     return axis(value, where, complaints, entry, form)
@@ -194,21 +191,21 @@ def product(
     ``also`` are further names that may be meant by an unknown key; ``read`` is ``options`` or ``single``.
     """
     before = len(complaints)
-    misspelt = ""
     for key in given:
         if key not in params:
             fix = nearest(key, [*params, *also]) or "it takes no parameters"
-            misspelt += f"{fix} "
             complaints.append(Complaint(f"{where}.{key}", "unknown key", fix))
+    meant = {complaint.fix for complaint in complaints[before:]}
     axes: list[list[Any]] = []
     for name, param in params.items():
         at = f"{where}.{name}"
         if name in given:
             axes.append(read(param, given[name], at, complaints))
-        elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
+        elif param.default is REQUIRED and f"did you mean {name}?" in meant:
             continue
         elif param.default is REQUIRED:
-            fix = param.help if param.kind == "text" and param.help else allowed(param)
+            words = allowed(param)
+            fix = param.help if words in ("", "text") and param.help else words
             complaints.append(Complaint(at, "required", fix))
         else:
             axes.append([default(param)])
@@ -329,17 +326,16 @@ class Sections(Kind):
             if not self.optional:
                 raise InputError.of(where, f"{a(self.kind)} is needed", choices(self.kind))
             return [None]
-        short = isinstance(value, str)
-        if isinstance(value, str):
-            if ":" in value:
-                what = f"{show(value)} is the short form of command lines and of Python"
-                raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
-            value = {"name": value}
+        if isinstance(value, str) and ":" in value:
+            what = f"{show(value)} is the short form of command lines and of Python"
+            raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
+        at = where if isinstance(value, str) else f"{where}.name"
+        value = self.long_form(value)
         if not isinstance(value, Mapping):
             what = f"expected {a(self.kind)} by name or as a mapping, not {show(value)}"
             raise Wrong(what, choices(self.kind))
         if "name" not in value:
-            raise InputError.of(f"{where}.name", "required", choices(self.kind))
+            raise InputError.of(at, "required", choices(self.kind))
         grain = {"granularity": GRANULARITY} if self.kind == "compressor" else {}
         beside = {**grain, **self.beside}
         given = {k: v for k, v in value.items() if k != "name" and k not in self.overrides}
@@ -347,7 +343,7 @@ class Sections(Kind):
         out: list[Section] = []
         for name in names:
             try:
-                params = self.parameters(name, where if short else f"{where}.name")
+                params = self.parameters(name, at)
             except InputError as error:
                 complaints.extend(error.complaints)
                 continue
@@ -571,9 +567,6 @@ def _yaml(value: object) -> str:
 # Plug-ins and settings outside of axes -------------------------------------------------------------
 
 
-NO_AXIS = "this key is no axis: give single values"
-
-
 def section(
     kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
 ) -> Section:
@@ -603,16 +596,22 @@ def section(
     return first
 
 
-def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str, Any]:
+def mapping(
+    params: Mapping[str, Param],
+    given: object,
+    where: str,
+    read: Callable[..., list[Any]] | None = None,
+) -> dict[str, Any]:
     """Return the typed settings of a mapping, defaults filled in, none of them an axis.
 
-    A list is one value of a list-valued parameter. Raises InputError with all that is wrong.
+    A list is one value of a list-valued parameter. read: what reads a setting, ``single`` by default. Raises
+    InputError with all that is wrong.
     """
     if not isinstance(given, Mapping):
         what = f"expected a mapping, not {show(given)}"
         raise InputError.of(where, what, f"keys: {', '.join(params)}")
     complaints: Complaints = []
-    every = product(params, yaml.plain(dict(given), where), where, complaints, read=single)
+    every = product(params, yaml.plain(dict(given), where), where, complaints, read=read or single)
     if complaints:
         raise InputError(list(dict.fromkeys(complaints)))
     return {key: tuple(v) if isinstance(v, list) else v for key, v in every[0].items()}
@@ -625,7 +624,9 @@ def single(param: Param, value: object, where: str, complaints: Complaints) -> l
         value = entries if any(isinstance(entry, list) for entry in entries) else [entries]
     every = options(param, value, where, complaints)
     if len(every) > 1:
-        complaints.append(Complaint(where, "several values", NO_AXIS))
+        complaints.append(
+            Complaint(where, "several values", "this key is no axis: give single values")
+        )
     return every
 
 

@@ -239,10 +239,7 @@ def _power(base: int, exponent: int, text: str) -> int | float:
     if abs(exponent) > MAX_EXPONENT or base < 2:
         what = f"{text!r}: the base is at least 2, exponents at most {MAX_EXPONENT}"
         raise Wrong(what, RANGE_FORM)
-    try:
-        return base**exponent if exponent >= 0 else float(Fraction(base) ** exponent)
-    except OverflowError as error:
-        raise Wrong(f"{text!r} is too large", RANGE_FORM) from error
+    return base**exponent if exponent >= 0 else float(Fraction(base) ** exponent)
 
 
 # Files that a sweep names: where they are, and what they hold -------------------------------------

@@ -15,20 +15,7 @@ from raybench.store.files import Files
 from raybench.store.lock import Holder
 
 LATELY = 300.0  # seconds over which the rate is taken
-REACHED = "best_grad_norm_sq"
-COLUMNS = ("cell", "label", "status", "error", "k", "step_multiple", "step_size", REACHED)
-
-
-@dataclass(frozen=True)
-class Best:
-    """The smallest ||grad f||^2 that a method has reached so far, with which K and step; of a cell that diverged
-    only where all have."""
-
-    label: str
-    value: float
-    k: int | None
-    step_size: float | None
-    step_multiple: float | None
+COLUMNS = ("cell", "status", "error")
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,6 @@ class Status:
     holder: Holder | None
     last: float | None
     rate: float | None
-    best: tuple[Best, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
     damaged: int = 0
     earlier: int = 0
@@ -113,7 +99,6 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
         holder=holder,
         last=last,
         rate=rate,
-        best=_best(table),
         errors=dict(errors.most_common()),
         damaged=len(commits.of(log.DAMAGED, log.OTHER_VERSION)),
         earlier=earlier,
@@ -132,12 +117,3 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
     if len(late) < 2 or now - late[0][0] < 1.0:
         return last, None
     return last, 60.0 * sum(n for _, n in late[1:]) / (now - late[0][0])
-
-
-def _best(table: Any) -> tuple[Best, ...]:
-    ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
-    ended = ended[ended[REACHED].notna()].assign(gone=ended["status"] == "diverged")
-    ended = ended.sort_values(["gone", REACHED]).drop_duplicates("label").sort_values(REACHED)
-    columns = ["label", REACHED, "k", "step_size", "step_multiple"]
-    rows = ended[columns].astype({"k": "Int64"}).astype(object)
-    return tuple(Best(*row) for row in rows.where(rows.notna(), None).to_numpy())

@@ -7,9 +7,15 @@ of them and reports one line each.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from raybench.core.errors import InputError
+
+if TYPE_CHECKING:
+    from raybench.core.registry import Entry
 
 
 class NotClaimed(Exception):
@@ -75,6 +81,38 @@ def made(make: Callable[[], object], about: str) -> list[Finding]:
         detail = f"{type(error).__name__}: {error} ({_line(error)})"
         return [Finding("can be made", about, detail)]
     return []
+
+
+def tried(entry: Entry[Any], **options: Any) -> Iterator[Finding]:
+    """Yield what the kit of its kind finds of a plug-in; an error of the user's own code, before a check began, is a finding.
+
+    options: of the kit's ``check_entry``.
+    """
+    try:
+        yield from import_module(f"{__name__}.{entry.kind}s").check_entry(entry, **options)
+    except InputError:
+        raise
+    except Exception as error:
+        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
+
+
+def summary(about: str, findings: Sequence[Finding], told: set[str]) -> Iterator[str]:
+    """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
+    failures = [finding for finding in findings if not finding.ok]
+    again: list[str] = []
+    for finding in failures:
+        if finding.check in told:
+            again.append(finding.check)
+        else:
+            told.add(finding.check)
+            yield str(finding)
+    if again:
+        yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
+    if not failures:
+        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
+        claimed = sum(finding.claimed for finding in findings)
+        checks = f"{claimed} check{'' if claimed == 1 else 's'}"
+        yield f"ok    {about}: {checks}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
 def _line(error: BaseException) -> str:
