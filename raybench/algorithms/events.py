@@ -87,19 +87,20 @@ class Asynchronous(Algorithm):
                     stepped = a.arrive(net, s, c, i, grad, delay)
                 else:  # sent, and thrown away
                     net.events.ignored(i)
-            if counts and a.waits:  # for the step, after which it begins with the others
+            waits = counts and a.waits  # for the step, after which it begins with the others
+            if waits:
                 net.events.wait(i)
-            else:
-                a.begin_anew(net, s, np.array([i]), net.t if stepped else net.t - 1)
-        if (a.stop or a.waits) and a.limit is not None:
-            a.begin_anew(net, s, net.events.stop_old(a.limit, net.t), net.t)
+            who = [] if waits else [i]
+            if stepped and a.limit is not None and (a.stop or a.waits):
+                who += net.events.stop_old(a.limit, net.t, except_for=None if waits else i)
+            a.begin_anew(net, s, who, net.t if stepped else net.t - 1)
 
-    def begin_anew(a, net: EventNet, s: State, who: np.ndarray, step: int) -> None:
+    def begin_anew(a, net: EventNet, s: State, who: list[int], step: int) -> None:
         """Let clients ``who`` begin at the present model, which is that of a server step."""
         for i in who:
             s.at[i] = s.x  # never written to, so that clients may share it
-        if len(who):
-            net.begin_computing(who, step)
+        if who:
+            net.begin_computing(np.array(who), step)
 
     def collected(a, s: State, v: Tensor, count: int) -> Tensor | None:
         """Return the mean (B, d) of the last ``count`` values of v, and forget them; None before there are so many.

@@ -127,14 +127,16 @@ class Events(Timing):
         self.wasted += self.work[i]
         self._note(i, AWAY, self.began[i], self.began[i] + self.work[i])
 
-    def stop_old(self, limit: int, step: int) -> Array:
+    def stop_old(self, limit: int, step: int, except_for: int | None = None) -> list[int]:
         """Stop computations at models of ``limit`` steps or more ago, and throw them away as far as they have come.
 
-        Return whose they were, and who waits. Who would have vanished later on does not.
+        Return whose they were, and who waits, without client ``except_for``. Who would have vanished later on does not.
         """
         some = np.flatnonzero((self.step <= step - limit) | (self.kind == WAITING))
+        if len(some) and except_for is not None:
+            some = some[some != except_for]
         if not len(some):  # as a rule
-            return some
+            return []
         kind, ends = self.kind[some], self.began[some] + self.work[some]
         doomed = (kind == AWAY) & (ends > self.now)
         computes = doomed | (kind == COMPUTING)
@@ -147,7 +149,8 @@ class Events(Timing):
         self.calls[some[doomed]] += self.per
         self.attempt[some[doomed]] = 0
         self.due[who], self.kind[who] = np.inf, WAITING
-        return some[computes | (kind == WAITING)]
+        stopped: list[int] = some[computes | (kind == WAITING)].tolist()
+        return stopped
 
     def columns(self, cells: int) -> dict[str, Array]:
         values = {
