@@ -502,13 +502,11 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
             pairs = first.drop_duplicates("seed").merge(second.drop_duplicates("seed"), on="seed")
             same = (pairs["cost_x"] == pairs["cost_y"]) & (pairs[f"{y}_x"] == pairs[f"{y}_y"])
             row |= {"pairs": len(pairs), "identical": int(same.sum())}
-            costs = (
-                (pairs["cost_x"], pairs["cost_y"])
-                if len(pairs)
-                else (first["cost"], second["cost"])
-            )
-            test = paired if len(pairs) else unpaired
-            row |= test(*(cost.to_numpy() for cost in costs))._asdict()
+            if len(pairs):
+                verdict = paired(pairs["cost_x"].to_numpy(), pairs["cost_y"].to_numpy())
+            else:
+                verdict = unpaired(first["cost"].to_numpy(), second["cost"].to_numpy())
+            row |= verdict._asdict()
         yield row
 
 
@@ -574,29 +572,36 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
 
 
 def _readings(results: Frames) -> Iterator[pd.DataFrame]:
-    goals, declared = results.goals, parse(results.accounting)
+    goals, declared, y = results.goals, parse(results.accounting), results.metric
     by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in results.cells["facet"]}
     curves = results.curves.reset_index(drop=True)
-    narrow = _telling(curves, curves["facet"].map(by_facet), results.metric)
-    ran = results.cells[results.cells["cell"].isin(curves["cell"])]
-    wide = bool((ran["config"].map(dtype_bits) > 32).any())
+    narrow = _telling(curves, curves["facet"].map(by_facet), y)
+    ran = results.cells["cell"].isin(curves["cell"])
+    wide = (results.cells["config"][ran].map(dtype_bits) > 32).any()
     widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
+    # each reading has copies of all cells, whose names its number ends, so that one table chooses for all readings
+    ways: list[tuple[object, ...]] = []
+    rows, copies = [], []
     for values, code, counted in itertools.product(widths, INDEX_BITS, [True, False]):
         how = Accounting(values, code, counted)
         booked, cells = rebook(narrow, results.cells, how)
         both = booked["bits_up"] + booked["bits_down"].fillna(0.0)
-        for side, x in (("up", "bits_up"), ("up + down", "bits")):
-            rows = ordered(booked.assign(bits=both), [x, results.metric])
-            for facet, part in cells.assign(bits=np.nan).groupby("facet", sort=False):
-                table = candidates(rows, part, by_facet[facet], "method", results.metric, x)
-                table = table[table["eligible"]] if len(table) else table
-                for steps in STEPS:
-                    best = _chosen(table, steps, results.metric)
-                    reading = (str(values), code, "counted" if counted else "free", side, steps)
-                    facts = {"facet": facet, **dict(zip(FACTORS, reading, strict=True))}
-                    is_own = how == declared and side == "up" and steps == "tuned"
-                    rank = best["cost"].replace(np.inf, np.nan).rank(method="min")
-                    yield best[["method", "cost"]].assign(rank=rank, own=is_own, **facts)
+        for side, bits in (("up", booked["bits_up"]), ("up + down", both)):
+            end, first = f"/{len(ways)}", "counted" if counted else "free"
+            rows.append(booked[["round", y]].assign(cell=booked["cell"] + end, bits=bits))
+            copies.append(cells.assign(cell=cells["cell"] + end, reading=end))
+            ways.append((end, how == declared and side == "up", str(values), code, first, side))
+    way = pd.DataFrame(ways, columns=["reading", "own", *FACTORS[:-1]])
+    every = ordered(pd.concat(rows, ignore_index=True), ["bits", y])
+    for facet, part in pd.concat(copies, ignore_index=True).groupby("facet", sort=False):
+        part = part.assign(bits=np.nan, facet=part["reading"])
+        table = candidates(every, part, by_facet[facet], "method", y, "bits")
+        for steps in STEPS if len(table) else ():  # where not all cells were skipped
+            best = _chosen(table[table["eligible"]], steps, y)
+            rank = best["cost"].replace(np.inf, np.nan).groupby(best["facet"]).rank(method="min")
+            best = best[["method", "cost"]].assign(rank=rank, reading=best["facet"], facet=facet)
+            best = best.merge(way, "left", on="reading").drop(columns="reading")
+            yield best.assign(own=best["own"] & (steps == "tuned"), steps=steps)
 
 
 def _telling(curves: pd.DataFrame, goals: pd.Series, y: str) -> pd.DataFrame:
@@ -605,19 +610,18 @@ def _telling(curves: pd.DataFrame, goals: pd.Series, y: str) -> pd.DataFrame:
     Which row comes down to the goal hangs on no accounting, so that readings need not look at the others.
     """
     curves = curves.sort_values(["cell", "round"], kind="stable")
-    there = curves[curves[y] <= goals.loc[curves.index]]
+    there = curves[curves[y] <= goals.loc[curves.index]].drop_duplicates("cell").index
     ends = [curves.drop_duplicates("cell", keep=end).index for end in ("first", "last")]
-    keep = there.drop_duplicates("cell").index.union(ends[0]).union(ends[1])
-    return curves[curves.index.isin(keep)]
+    return curves[curves.index.isin(there.union(ends[0]).union(ends[1]))]
 
 
 def _chosen(table: pd.DataFrame, steps: str, y: str) -> pd.DataFrame:
-    """Return a candidate per method. table: as ``candidates`` orders them."""
+    """Return a candidate per reading (its ``facet``) and method. table: as ``candidates`` orders them."""
     if steps == "theory":
         table = table[table["step_multiple"] == 1]
     elif steps == "lowest end":
         table = table.sort_values(y, kind="stable")
-    return table.drop_duplicates("method")
+    return table.drop_duplicates(["facet", "method"])
 
 
 def _pairs(readings: pd.DataFrame) -> pd.DataFrame:

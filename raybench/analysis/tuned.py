@@ -149,8 +149,9 @@ def candidates(
         part = table.groupby(kind, sort=False, dropna=False).ngroup()
         budget = ends.where(table["eligible"]).groupby(part).min().reindex(part)
         budgets = pd.Series(budget.to_numpy()[places], index=good["cell"].to_numpy())
-        seeds = pd.Series(_at_budget(rows, budgets, y, x)).groupby(places)
-        return seeds.agg(lambda values: values.median(skipna=False)).reindex(table.index)
+        values = pd.Series(_at_budget(rows, budgets, y, x))
+        unknown = values.isna().groupby(places).any()
+        return values.groupby(places).median().mask(unknown).reindex(table.index)
 
     table["at_budget"] = at_budget(ladders)
     several = table.groupby(kinds, sort=False, dropna=False)["series"].nunique().max() > 1

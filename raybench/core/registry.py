@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import pkgutil
 import re
 import sys
 import traceback
@@ -147,7 +148,10 @@ def _ensure(kind: str) -> None:
         return
     _loaded.add(kind)
     try:
-        importlib.import_module(BUILTIN_PACKAGES[kind])
+        package = importlib.import_module(BUILTIN_PACKAGES[kind])
+        # so a new plug-in is one file with one decorator
+        for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+            importlib.import_module(f"{package.__name__}.{module.name}")
         for point in importlib.metadata.entry_points(group=f"raybench.{kind}s"):
             point.load()
     except BaseException:

@@ -1,11 +1,9 @@
 """Problems: objectives f = (1/n) sum_i f_i with exact gradients and their smoothness constants.
 
-Every module of this package is imported, so a new problem is one file with one decorator.
+The registry imports every module of this package, so a new problem is one file with one decorator.
 """
 
-import importlib
 import keyword
-import pkgutil
 from collections.abc import Mapping
 
 from raybench.core import registry
@@ -14,9 +12,6 @@ from raybench.core.layout import Layout
 from raybench.problems.base import Constants, Fact, Problem
 
 __all__ = ["Constants", "Fact", "Layout", "Problem", "build", "read"]
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def build(name: str, params: Mapping[str, object]) -> Problem:

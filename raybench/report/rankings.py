@@ -410,12 +410,12 @@ def firmness(results: Frames) -> str:
     not told, and of more than ``MOST_ROWS`` rows of curves, which take long.
     """
     alone = results.cells["facet"].nunique() == 1 and results.link is None
-    ran = (results.cells["status"] == "ok").any()
-    if not (alone and ran and results.accounting) or len(results.curves) > MOST_ROWS:
+    methods = results.cells[results.cells["status"] == "ok"]["method"].nunique()
+    if not (alone and methods > 1 and results.accounting) or len(results.curves) > MOST_ROWS:
         return ""
     readings = audit(results).readings
     winners = readings[readings["own"] & (readings["rank"] == 1)]["method"]
-    if winners.empty or readings["method"].nunique() < 2:
+    if winners.empty:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
