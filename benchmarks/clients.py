@@ -7,8 +7,7 @@
 Each method takes a few rounds of one cell on `tridiagonal`, whose data is two numbers per client, in a process of
 its own for each n. ``gradients`` is the floor: the same gradients, in blocks of the same size, added up, and
 nothing else. Seconds are the median of the rounds, those of the processor their mean; peak is by how much the
-process grows over what it was before the first round, beside what `raybench plan` says. Below each method stand the slopes
-between the least and the largest n: what one client more costs, and the exponent p of n^p that fits both.
+process grows over what it was before the first round, beside what `raybench plan` says.
 
 With ``--events`` 64 step sizes run in one batch on a data set of two classes, 100 clients, minibatches of 32: processor
 seconds of an event, of its gradient alone (2000 events are recorded, and their gradients taken again: the same clients,
@@ -20,7 +19,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,18 +110,6 @@ def apart(*args: object) -> dict[str, Any]:
     return result
 
 
-def _slopes(a: dict[str, float], b: dict[str, float], few: int, many: int) -> str:
-    """Return the row of slopes: what a client more costs, and the exponent of n."""
-
-    def slope(key: str, scale: float, unit: str) -> str:
-        more = scale * (b[key] - a[key]) / (many - few)
-        power = math.log(max(b[key], 1e-9) / max(a[key], 1e-9)) / math.log(many / few)
-        return f"{more:.2f} {unit}, n^{power:.2f}"
-
-    each = [slope("seconds", 1e6, "us"), slope("processor", 1e6, "us")]
-    return " | ".join(["", "each more", *each, "", slope("peak", 1e-3, "kB"), ""])
-
-
 def gradients_of(run: Any, length: int) -> list[tuple[Any, Any, Any]]:
     """Let a run go on for some events, so many rounds at a time; return of what it took minibatch gradients, and where."""
     kind, calls = type(run.problem), []
@@ -188,17 +174,14 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     floor: dict[int, float] = {}
     for name in [FLOOR, *args.methods]:
-        result = {}
         for n in sorted(args.clients):
-            result[n] = got = apart(name, n, args.dim, args.rounds)
-            least = floor.setdefault(n, got["processor"])
-            row = [name, f"{n:,}", f"{1e3 * got['seconds']:,.0f}", f"{1e3 * got['processor']:,.0f}"]
-            row += [f"{got['processor'] / least:.2f}", f"{got['peak'] / 1e6:,.0f}"]
-            row += [f"{got['planned'] / 1e6:,.0f}" if "planned" in got else ""]
+            figures = apart(name, n, args.dim, args.rounds)
+            spent = figures["processor"]
+            least = floor.setdefault(n, spent)
+            row = [name, f"{n:,}", f"{1e3 * figures['seconds']:,.0f}", f"{1e3 * spent:,.0f}"]
+            row += [f"{spent / least:.2f}", f"{figures['peak'] / 1e6:,.0f}"]
+            row += [f"{figures['planned'] / 1e6:,.0f}" if "planned" in figures else ""]
             print(f"| {' | '.join(row)} |", flush=True)
-        few, many = min(result), max(result)
-        if few < many:
-            print(f"| {_slopes(result[few], result[many], few, many)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent
 SMALLEST = {
-    "clients.py --methods ef21 --clients 20 40 --rounds 2": "each more",
+    "clients.py --methods ef21 --clients 20 40 --rounds 2": "ef21 | 40",
     "clients.py --events breast_cancer --rounds 1": "ratio",
     "planning.py --cells 100 --rounds 3 --through inline --skip resume": "cells",
     "fewer_cells.py sweeps/quickstart.yaml --set seed=0 --set rounds=30": "halving",
