@@ -467,6 +467,14 @@ def test_who_is_stopped_cannot_vanish_any_more() -> None:
     assert events.spent == pytest.approx((~gone).sum() * 1.0)
 
 
+def test_who_has_just_arrived_is_not_stopped_with_the_others() -> None:
+    events = Events(Clients(typed({"compute": 10.0}), 4, [0], [1] * 4), 1, np.ones(4), 8, 8)
+    events.begin(np.arange(4), 0)
+    events.now = 3.0
+    assert events.stop_old(1, 1, except_for=2) == [0, 1, 3]
+    assert events.wasted == events.spent == 3 * 3.0
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_clients_that_begin_together_do_what_each_does_alone(shared) -> None:
     link = {"up": 300.0, "down": [100.0, 200.0, 50.0, 400.0], "latency": 0.5, "shared": shared}

@@ -33,7 +33,8 @@ from raybench.analysis import (
 )
 from raybench.analysis.examples import example
 from raybench.analysis.frames import choosing_on
-from raybench.analysis.rankings import DRAWS, FACTORS, after, audit, explained
+from raybench.analysis.rankings import DRAWS, after
+from raybench.analysis.readings import FACTORS, audit, explained
 from raybench.core.errors import InputError
 from raybench.report.charts import shares
 from raybench.report.custom import figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from dataclasses import replace
 
 import fake_store
 import numpy as np
@@ -322,6 +323,16 @@ def test_a_linear_axis_has_the_unit_of_its_end(end, unit):
     assert not figure.log_x
     assert label == f"Uplink per client ({unit})"
     assert 0 < max(float(t) for t in ticks) < 1000
+
+
+def test_a_method_is_not_called_first_where_no_other_is_eligible(folder_of):
+    results = frames(folder_of(seeds=2))
+    assert "is first in" in firmness(results)
+    cells = results.cells
+    others = cells["method"] != cells["method"].iloc[0]
+    some = cells["status"].mask(others & (cells["seed"] == 0), "diverged")
+    assert (some[others] == "ok").any()
+    assert firmness(replace(results, cells=cells.assign(status=some))) == ""
 
 
 def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_of):

@@ -16,7 +16,8 @@ from raybench.analysis.frames import (
     opened,
 )
 from raybench.analysis.methods import annotate, describe
-from raybench.analysis.rankings import audit, compare, differences, profile, rank, trials
+from raybench.analysis.rankings import compare, differences, profile, rank, trials
+from raybench.analysis.readings import audit
 from raybench.analysis.simulated import SECONDS, simulated
 from raybench.analysis.statistics import Interval, interval, ranks
 from raybench.analysis.to_target import instances, scaling, to_target

@@ -248,7 +248,7 @@ def audit(
     Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
     theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
     """
-    from raybench.analysis import frames, rankings
+    from raybench.analysis import frames, readings
     from raybench.report.charts import audit_figure
     from raybench.report.content import place_of
     from raybench.report.formats import separated
@@ -256,7 +256,7 @@ def audit(
     from raybench.report.rankings import audit_lines
 
     read = frames(folder, target=shared.goal(target), every=every)
-    audited = rankings.audit(read)
+    audited = readings.audit(read)
     print(*audit_lines(audited), *(f"\n{line}" for line in read.absent), sep="\n")
     place = place_of(folder, "figures", out)
     with styled(None):

@@ -12,7 +12,8 @@ import pandas as pd
 
 from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
 from raybench.analysis.frames import chosen
-from raybench.analysis.rankings import DRAWS, FACTORS, Audit
+from raybench.analysis.rankings import DRAWS
+from raybench.analysis.readings import FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods, told

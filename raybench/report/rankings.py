@@ -23,7 +23,8 @@ from raybench.analysis import (
 )
 from raybench.analysis.clocked import CLOCK
 from raybench.analysis.frames import axis, baselines
-from raybench.analysis.rankings import DRAWS, ENOUGH, FACTORS, Audit
+from raybench.analysis.rankings import DRAWS, ENOUGH
+from raybench.analysis.readings import FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.sheet import Field, Row, Sheet, column
@@ -415,7 +416,7 @@ def firmness(results: Frames) -> str:
         return ""
     readings = audit(results).readings
     winners = readings[readings["own"] & (readings["rank"] == 1)]["method"]
-    if winners.empty:
+    if winners.empty or readings["method"].nunique() < 2:  # no other is eligible
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
