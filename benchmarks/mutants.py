@@ -1,18 +1,24 @@
-"""Do the tests notice a fault? Puts each fault of mutants.toml into a copy of the package and runs its test.
+"""Do the tests notice a fault? Puts each fault of benchmarks/faults/ into a copy of the package and runs its test.
 
     python benchmarks/mutants.py [--jobs 2]   every fault of the list, with the tests of `make test` alone
+    python benchmarks/mutants.py --changed    only faults whose file or test changed since they were killed
     python benchmarks/mutants.py --all        the tests of `make test-all` too
     python benchmarks/mutants.py --match TEXT only faults whose name or file holds TEXT
 
+A file of benchmarks/faults/ lists the faults of one part of the package. In `file`, `old`, which stands there once,
+becomes `new`; then `test` must fail: the name of a test function, wherever in tests/ it stands.
+
 A fault is *killed* when its test fails, and *survives* when the test passes or is not among those that
 run. First the tests run without a fault, because one that fails anyway would kill everything. The
-checkout is never changed: each job works on a copy of its own. The exit status is 1 if a fault survives
-or no longer applies.
+checkout is never changed, but for .ci/killed.json: for each fault that was killed, a digest of what it was killed
+in. Each job works on a copy of its own. The exit status is 1 if a fault survives or no longer applies.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -27,6 +33,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "benchmarks" / "faults"
+KILLED = ROOT / ".ci" / "killed.json"
 FOLDERS = ("raybench", "tests", "sweeps", "docs", "examples", "benchmarks")
 COPIED = (*FOLDERS, "pyproject.toml", "README.md")
 LONGEST = 900.0  # seconds for the test of one fault; a fault that hangs is noticed as well
@@ -54,10 +62,16 @@ class Mutant:
             return f"{self.name}: no file of tests/ has {self.test}"
         return ""
 
+    def digest(self) -> str:
+        """Return a digest of the fault, the file it stands in and the files of its test."""
+        texts = [(ROOT / file).read_text() for file in (self.file, *files_of(self.test))]
+        return hashlib.sha256(repr((self, texts)).encode()).hexdigest()[:16]
+
 
 def mutants(match: str = "") -> list[Mutant]:
     """Return the faults of the list."""
-    entries = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]
+    files = sorted(FAULTS.glob("*.toml"))
+    entries = [entry for file in files for entry in tomllib.loads(file.read_text())["mutant"]]
     return [m for m in (Mutant(**entry) for entry in entries) if match in m.name + m.file]
 
 
@@ -97,10 +111,26 @@ def pytest(folder: Path, tests: Iterable[str], every: bool) -> str:
     return {0: "passed", 5: "none"}.get(done.returncode, "failed")
 
 
+def killed_before() -> dict[str, str]:
+    """Return {name of a fault: digest of what it was last killed in}."""
+    return json.loads(KILLED.read_text()) if KILLED.exists() else {}
+
+
+def record(killed: Iterable[Mutant]) -> None:
+    """Keep the digests of the faults that were killed, and forget faults that are no longer on the list."""
+    digests = {**killed_before(), **{m.name: m.digest() for m in killed}}
+    kept = {m.name: digests[m.name] for m in mutants() if m.name in digests}
+    KILLED.parent.mkdir(exist_ok=True)
+    KILLED.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="tests of make test-all too")
+    parser.add_argument(
+        "--changed", action="store_true", help="only faults whose file or test changed since"
+    )
     parser.add_argument("--match", default="", help="only faults whose name or file holds this")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at once")
     arguments = parser.parse_args()
@@ -108,7 +138,11 @@ def main() -> int:
     for mutant in stale:
         print(f"does not apply: {mutant.stale()}")
     tried = [m for m in mutants(arguments.match) if m not in stale]
+    if arguments.changed:
+        before = killed_before()
+        tried = [m for m in tried if before.get(m.name) != m.digest()]
     if not tried:
+        print(f"no fault to try, {len(stale)} do not apply")
         return int(bool(stale))
     alive = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
@@ -138,6 +172,7 @@ def main() -> int:
                 word = "killed" if result in ("failed", "hung") else "SURVIVED"
                 print(f"{word}: {mutant.name} ({mutant.test})", flush=True)
                 alive += [mutant] if word == "SURVIVED" else []
+    record(m for m in tried if m not in alive)
     print(f"{len(tried) - len(alive)} of {len(tried)} killed, {len(stale)} do not apply")
     return int(bool(alive or stale))
 

@@ -53,7 +53,13 @@ def test_a_fault_is_killed_by_its_test_or_survives(tmp_path, new, status, said):
     )
     script = Path(mutants.__file__)
     (tmp_path / "benchmarks" / "mutants.py").write_text(script.read_text())
-    (tmp_path / "benchmarks" / "mutants.toml").write_text("\n".join(["[[mutant]]", *lines]))
-    done = call(sys.executable, tmp_path / "benchmarks" / "mutants.py")
+    (tmp_path / "benchmarks" / "faults").mkdir()
+    (tmp_path / "benchmarks" / "faults" / "a.toml").write_text("\n".join(["[[mutant]]", *lines]))
+    done = call(sys.executable, tmp_path / "benchmarks" / "mutants.py", "--changed")
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout
+    if status == 0:  # what is killed is tried again only where the file or the test has changed
+        again = [sys.executable, tmp_path / "benchmarks" / "mutants.py", "--changed"]
+        assert "no fault to try" in call(*again).stdout
+        (tmp_path / "raybench" / "code.py").write_text("two = 1 * 2  # still\n")
+        assert said in call(*again).stdout
