@@ -3,6 +3,7 @@
 # make test-all  all tests, those that kill processes of a Ray at work last
 # make fuzz      forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
 # make chaos     install into .venv, kill processes of running sweeps at random, compare the results
+# make mutants   put faults into the package that tests must notice, where their files have changed (JOBS=)
 # make lint      formatter, linter, type checker
 # make docs      build the documentation site into build/site, and check all its links
 # make clean     remove .venv and everything that was built; results/ stays
@@ -16,10 +17,10 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all most slow chaos invariants fuzz docs lint check format types clean
+.PHONY: help install demo test test-all most slow hosts chaos processors mutants fuzz docs lint check format types clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -8
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -9
 
 # Installed anew only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt setup.py
@@ -47,26 +48,41 @@ test-all: most slow
 most: $(STAMP)
 	$(PARALLEL) -m "not slow" $(PYTEST)
 
-# What is slow kills processes and measures time: it runs alone. What the job client of `raybench launch` needs makes
+# What is slow kills processes or needs the packages of frameworks. What the job client of `raybench launch` needs makes
 # every start of Ray slower: it is installed for these, after the others, and so are the frameworks that train.
 $(VENV)/cluster: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster,train]'
 	@touch $@
 
 slow: $(VENV)/cluster
-	$(BIN)/python -m pytest -m slow $(PYTEST)
+	$(PARALLEL) -m slow $(PYTEST)
+
+# Launches onto two hosts, network namespaces of this machine: some twenty minutes. As root.
+hosts: $(VENV)/cluster
+	$(BIN)/python -m pytest -m slow tests/test_launch_hosts.py $(PYTEST)
+	.ci/stamp write hosts
 
 # Kills at random, seeded: ten take about six minutes on two cores. docs/faults.md
 KILLS ?= 10
 chaos: $(STAMP)
 	$(BIN)/python benchmarks/chaos.py --kills $(KILLS) --seed 0
+	.ci/stamp write chaos
 
-# The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
+JOBS ?= 2
+mutants: $(STAMP)
+	$(BIN)/python benchmarks/mutants.py --changed --jobs $(JOBS)
+
+# The exact statements and the references: results must not hang on the instruction set or the number of threads.
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py \
               streams.py kernels.py selection.py quantisers.py theory.py)
-TIER ?= not slow
-invariants: $(STAMP)
-	$(PARALLEL) -m "$(TIER)" $(INVARIANTS) $(PYTEST)
+# On x86 alone; with AVX2 fewer cases, and all of what is rounded.
+SSE := ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
+AVX2 := ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+processors: $(STAMP)
+	RAYBENCH_TEST_THREADS=1 $(SSE) $(PARALLEL) -m "not slow" $(INVARIANTS) $(PYTEST)
+	RAYBENCH_TEST_THREADS=2 $(AVX2) $(PARALLEL) -m "not thorough" $(INVARIANTS) $(PYTEST)
+	RAYBENCH_TEST_THREADS=2 $(AVX2) $(PARALLEL) -m "not slow" tests/test_quantisers.py $(PYTEST)
+	.ci/stamp write processors
 
 # make test-all tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
 MESSAGES ?= 10000

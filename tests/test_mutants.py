@@ -1,8 +1,12 @@
-"""The list of faults that tests must notice applies to today's sources. None is run here: benchmarks/mutants.py."""
+"""The list of faults that tests must notice applies to today's sources, and checks that passed are known by their files.
+
+No fault is run here: benchmarks/mutants.py.
+"""
 
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
 from pathlib import Path
 
@@ -63,3 +67,23 @@ def test_a_fault_is_killed_by_its_test_or_survives(tmp_path, new, status, said):
         assert "no fault to try" in call(*again).stdout
         (tmp_path / "raybench" / "code.py").write_text("two = 1 * 2  # still\n")
         assert said in call(*again).stdout
+
+
+def test_a_stamp_fits_until_a_file_changes(tmp_path):
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", ".ci/stamp", "tests/conftest.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    for part in ("store", "runtime", "execution"):
+        (tmp_path / "raybench" / part / "__pycache__").mkdir(parents=True)
+        (tmp_path / "raybench" / part / "code.py").write_text("1")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "chaos.py").write_text("1")
+
+    def stamp(verb):
+        return call(sys.executable, tmp_path / ".ci" / "stamp", verb, "chaos").returncode
+
+    assert [stamp("fits"), stamp("write"), stamp("fits")] == [1, 0, 0]
+    (tmp_path / "raybench" / "store" / "__pycache__" / "code.pyc").write_text("compiled")
+    assert stamp("fits") == 0
+    (tmp_path / "raybench" / "store" / "code.py").write_text("2")
+    assert stamp("fits") == 1
