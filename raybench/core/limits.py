@@ -117,10 +117,10 @@ def check_fits(where: str, what: str, count: int, fix: str) -> None:
         raise InputError.of(where, f"{what} takes {size(count)}; {have}", fix)
 
 
-def check_growth(where: str, what: str, packed: int, count: int) -> None:
-    """Raise InputError where ``packed`` bytes decompress to more than a file may become."""
-    if count > max(FREE, GROWTH * packed):
-        grown = f"{what} decompresses to more than {GROWTH} times its {size(packed)}"
+def check_growth(where: str, what: str, packed: int, count: int, times: int = GROWTH) -> None:
+    """Raise InputError where ``packed`` bytes decompress to more than a file may become: so many times as much."""
+    if count > max(FREE, times * packed):
+        grown = f"{what} decompresses to more than {times:,} times its {size(packed)}"
         fix = "no data set is as repetitive as that; if this one is, decompress it yourself"
         raise InputError.of(where, grown, fix)
 

@@ -30,6 +30,7 @@ def load(
     positive: Sequence[float | str] | None = None,
     label: str | None = None,
     client: str | None = None,
+    features: int | None = None,
 ) -> Dataset:
     """Return the data set of that name or path.
 
@@ -42,29 +43,30 @@ def load(
     divides each column by its largest absolute value, so values lie in [-1, 1] and zeros stay
     zeros (rows and columns of zeros are left alone). intercept: append a column of ones, after
     scaling. positive: labels that count as +1 in ``Dataset.binary``. label, client: the column of labels,
-    and the column that tells which client has a row (no feature then), of a table or an ``.npz``.
+    and the column that tells which client has a row (no feature then), of a table or an ``.npz``. features: how many a
+    LIBSVM file has that may lack the last ones.
 
     Raises InputError for an unknown name, a missing, empty or corrupt file, one that would take
     more than a quarter of the memory, more rows than there are, and a single class.
     """
-    data = _read(os.fspath(name_or_path), label, client, optional=False)
+    data = _read(os.fspath(name_or_path), label, client, features)
     if rows is not None:
         if not 1 <= rows <= len(data.labels):
             fix = f"{data.name} has {len(data.labels):,} rows"
             raise data_error(f"cannot take the first {rows} rows", fix, "problem.rows")
         clients = None if data.clients is None else data.clients[:rows]
-        features, labels = data.features[:rows], data.labels[:rows]
+        first, labels = data.features[:rows], data.labels[:rows]
         classes = np.unique(labels)
-        data = replace(data, features=features, labels=labels, clients=clients, classes=classes)
+        data = replace(data, features=first, labels=labels, clients=clients, classes=classes)
     classes = data.classes
     if len(classes) < 2:
         fix = "take more rows" if rows is not None else "the labels must differ"
         what = f"{data.name} has a single class ({shown(classes[:1])})"
         raise data_error(what, fix, DATASET_KEY if rows is None else "problem.rows")
     sizes = _sizes(data.features, scale)
-    features = _prepared(data.features, scale, intercept, sizes)
+    prepared = _prepared(data.features, scale, intercept, sizes)
     chosen = None if positive is None else tuple(positive)
-    return replace(data, features=features, positive=chosen, sizes=sizes)
+    return replace(data, features=prepared, positive=chosen, sizes=sizes)
 
 
 def load_test(
@@ -79,18 +81,14 @@ def load_test(
     """Return features and labels of a test set for the training set ``like``, which was loaded in the same way.
 
     Columns are scaled as the training set's were. A LIBSVM file may lack the last features; those of a table go by
-    their names, in any order. Raises InputError as ``load``, for features that training lacks or has and
-    the test set does not, and for labels that training lacks; all name ``problem.test_set``.
+    their names, in any order, and it may lack values of categories. Raises InputError as ``load``, for features that
+    training lacks or has and the test set does not, and for labels that training lacks; all name ``problem.test_set``.
     """
     with renamed(DATASET_KEY, TEST_KEY):
         data = _read(os.fspath(name_or_path), label, client, optional=True)
     features, d = data.features, like.features.shape[1] - intercept
     if like.names is not None and data.names is not None:
-        odd = sorted(set(like.names) ^ set(data.names))
-        if odd:
-            what = f"column {odd[0]!r} is in one of {like.name} and {data.name} only"
-            raise data_error(what, "give the test set the same columns", TEST_KEY)
-        features = features[:, [data.names.index(name) for name in like.names]]
+        features = _ordered(data, like)
     if scipy.sparse.issparse(features) and features.shape[1] < d:
         features = features.copy()
         features.resize(features.shape[0], d)
@@ -106,6 +104,24 @@ def load_test(
         what = f"{data.name} has the label {shown(new[:1])}, which {like.name} lacks"
         raise data_error(what, f"the labels are {shown(like.classes)}", TEST_KEY)
     return _prepared(features, scale, intercept, like.sizes), data.labels
+
+
+def _ordered(data: Dataset, like: Dataset) -> np.ndarray:
+    """Return the features of a table in the order of those of ``like``; of a category that has no row here, zeros."""
+    assert data.names is not None
+    assert like.names is not None
+    places = {name: i for i, name in enumerate(data.names)}
+    both = set(data.categories) & set(like.categories)
+    absent = {n for n in like.names if n not in places and any(n.startswith(f"{c}=") for c in both)}
+    odd = sorted((set(like.names) ^ set(data.names)) - absent)
+    if odd:
+        what = f"column {odd[0]!r} is in one of {like.name} and {data.name} only"
+        raise data_error(what, "give the test set the same columns", TEST_KEY)
+    out: np.ndarray = np.zeros((len(data.features), len(like.names)))
+    for i, name in enumerate(like.names):
+        if name in places:
+            out[:, i] = data.features[:, places[name]]
+    return out
 
 
 def _prepared(
@@ -139,12 +155,21 @@ def _sizes(features: Features, scale: str) -> np.ndarray | None:
     return top.toarray().ravel() if scipy.sparse.issparse(top) else np.asarray(top)
 
 
-def _read(name: str, label: str | None, client: str | None, optional: bool) -> Dataset:
+def _read(
+    name: str,
+    label: str | None,
+    client: str | None,
+    features: int | None = None,
+    optional: bool = False,
+) -> Dataset:
     """Return the data set of a name or path; ``optional``: it may lack the column of clients."""
     path = None if name in EMBEDDED else path_of(name)
     if path is None:
         data = _embedded(name) if name in EMBEDDED else _named(name)
         tables.without_columns(data.name, label, None if optional else client)
+        if features not in (None, data.shape[1]):
+            fix = f"it has {data.shape[1]:,} features: leave the key out"
+            raise data_error(f"{name} is a set that raybench knows", fix, "problem.features")
         return data
     if not path.is_file():
         what = f"{name} is a folder" if path.is_dir() else f"no file {name}"
@@ -152,11 +177,11 @@ def _read(name: str, label: str | None, client: str | None, optional: bool) -> D
         raise data_error(what, fix)
     files = (path.absolute(),)
     try:
-        return tables.read(files, path.name, label, client)
+        return tables.read(files, path.name, label, client, features)
     except InputError as error:
         if not optional or client is None or error.complaints[0].where != CLIENT_KEY:
             raise
-    return tables.read(files, path.name, label, None)
+    return tables.read(files, path.name, label, None, features)
 
 
 def _named(name: str) -> Dataset:

@@ -21,6 +21,14 @@ from raybench.core.registry import line_in
 DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
 AGAIN = "fetch the file again"
+MAGIC = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"PK\x03\x04": "a zip archive, as .npz and .xlsx are",
+    b"SQLite format 3": "a database of SQLite",
+    b"\x93NUMPY": "a single array of numpy",
+}
+"""How files begin that are no text."""
 NUMBERS = "biuf"  # kinds of dtype that become float64 without loss of meaning
 T = TypeVar("T")
 
@@ -106,6 +114,14 @@ class Archive:
                 )
                 raise data_error(what, self.fix, self.key)
         return array
+
+    def column(self, name: str) -> np.ndarray:
+        """Return an array of real numbers, in the dtype it was saved in, or of text; raises InputError for others."""
+        array = self.read(name)
+        if array.dtype.kind not in NUMBERS + "U":
+            what = f"{self.name}: {name} holds {array.dtype}, not real numbers or text"
+            raise data_error(what, NPZ_FIX, self.key)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def numbers(self, name: str) -> np.ndarray:
         """Return an array in float64; raises InputError where it is not of real numbers."""

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from raybench.core.errors import InputError
+from raybench.core.limits import check_fits
 from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS
-from raybench.data.tables import LABELS
+from raybench.data.files import DATASET_KEY, input_errors, renamed
+from raybench.data.tables import CATEGORIES, EXACT, Table, frame_of, values_of
 
 FORMS = "(X, y), (X, y, client), a mapping of arrays by name, or a pandas or Polars frame"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -34,10 +36,11 @@ def packed(name: str, source: Any) -> bytes:
     if name in LIBSVM_SETS or name in EMBEDDED:
         raise InputError.of(where, "is a data set that raybench knows", "take another name")
     arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(source, where).items()}
-    rows = {key: len(value) if value.ndim else 0 for key, value in arrays.items()}
+    lengths = {key: len(value) if value.ndim else 0 for key, value in arrays.items()}
+    rows = {key: length for key, length in lengths.items() if key != CATEGORIES}
     if len(set(rows.values())) > 1:
-        lengths = ", ".join(f"{key} {count:,}" for key, count in list(rows.items())[:6])
-        raise InputError.of(where, f"arrays of different lengths: {lengths}", "one entry per row")
+        some = ", ".join(f"{key} {count:,}" for key, count in list(rows.items())[:6])
+        raise InputError.of(where, f"arrays of different lengths: {some}", "one entry per row")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
         for key, value in arrays.items():
@@ -71,42 +74,51 @@ def _arrays(value: Any, where: str) -> dict[str, Any]:
         return dict(zip(TUPLE, value))
     if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
         return dict(value)
-    if hasattr(value, "columns") and hasattr(value, "__getitem__"):
-        return _columns(value)
+    if hasattr(value, "columns") or hasattr(value, "__arrow_c_stream__"):
+        return _columns(frame_of(value, where))
     what = f"{type(value).__name__} is no data set"
     raise InputError.of(where, what, f"give {FORMS}")
 
 
-def _columns(frame: Any) -> dict[str, Any]:
-    """Return the columns of a pandas or Polars frame, categories as a column of 0 and 1 each."""
-    import pandas as pd
+def _columns(table: Table) -> dict[str, Any]:
+    """Return the columns of a frame in memory as arrays, and the names of those that are categories."""
+    import pyarrow.types as kinds
 
-    if not isinstance(frame, pd.DataFrame):
-        frame = pd.DataFrame({str(name): frame[name].to_numpy() for name in frame.columns})
-    categories = list(frame.select_dtypes("category"))
-    labels = [name for name in categories if str(name) in LABELS]
-    frame = frame.astype(dict.fromkeys(labels, str))
-    wide = [name for name in categories if name not in labels]
-    if wide:
-        frame = pd.get_dummies(frame, columns=wide, prefix_sep="=", dtype=float)
-    return {str(name): frame[name] for name in frame}
+    arrow, columns = table.arrow, {}
+    for name, kind in zip(arrow.column_names, arrow.schema.types):
+        if arrow[name].null_count:
+            row = arrow[name].is_null().to_pylist().index(True)
+            what = f"lacks a value in row {row}"
+            raise InputError.of(f"{table.where}.{name}", what, "fill it, or leave it out")
+        plain = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+        with renamed(DATASET_KEY, table.where):
+            columns[name] = arrow[name].to_numpy() if plain else values_of(arrow[name], name)
+    coded = [n for n, t in zip(arrow.column_names, arrow.schema.types) if kinds.is_dictionary(t)]
+    return columns | ({CATEGORIES: np.array(sorted(coded))} if coded else {})
 
 
 def _plain(value: Any, where: str) -> np.ndarray:
-    """Return an array of numbers in float64, or of text."""
+    """Return an array of numbers in float64, of integers in 64 bits where that would round them, or of text."""
     if hasattr(value, "tocsr"):
         fix = "give X.toarray(), or write a LIBSVM file (sklearn.datasets.dump_svmlight_file)"
         raise InputError.of(where, "is a sparse matrix", fix)
     if hasattr(value, "isna") and value.isna().any():
         row = int(np.flatnonzero(np.asarray(value.isna()).reshape(len(value), -1).any(1))[0])
         raise InputError.of(where, f"lacks a value in row {row}", "fill it, or leave it out")
-    array = np.asarray(value)
+    with input_errors(
+        where, where, "numbers, or text for labels and clients; of a tensor t.detach()"
+    ):
+        array = np.asarray(value)
     if array.dtype.kind in "biuf":
-        return np.ascontiguousarray(array, dtype="<f8")
+        rounded = (
+            array.dtype.kind in "iu" and array.size and max(array.max(), -int(array.min())) > EXACT
+        )
+        return np.ascontiguousarray(array, dtype=f"<{array.dtype.kind}8" if rounded else "<f8")
     odd = [value for value in array.flat if not isinstance(value, str)]
     if odd or array.dtype.kind not in "UO":
         such = f", such as {odd[0]!r}"[:60] if array.dtype.kind == "O" else ""
         what = f"holds {array.dtype}{such}"
         raise InputError.of(where, what, "numbers, or text for labels and clients")
     longest = max(map(len, array.flat), default=1)  # equal texts make equal files
+    check_fits(where, f"text of {longest:,} letters", 4 * longest * array.size, "shorten the names")
     return np.ascontiguousarray(array.astype(str)).astype(f"<U{max(1, longest)}")

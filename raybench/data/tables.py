@@ -1,22 +1,27 @@
-"""Rows with labels from a file: CSV, Parquet, ``.npz`` and LIBSVM, with the row or column that is wrong."""
+"""Rows with labels: CSV, Parquet, frames and arrays become one Arrow table, in which one function finds label, client and features.
+
+Types are kept: an integer of 64 bits, a category and a text are never turned into something else on the way. What
+cannot be read as its owner must have meant it is refused, with the row or column that is wrong.
+"""
 
 from __future__ import annotations
 
+import csv
 import io
-import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse
 
-from raybench.core.errors import InputError, cut, nearest
-from raybench.core.limits import OPENERS, check_fits, decompressed
+from raybench.core.errors import InputError, nearest
+from raybench.core.limits import OPENERS, check_fits, check_growth, decompressed
 from raybench.data.files import (
     DATASET_KEY,
+    MAGIC,
     NPZ_FIX,
     Archive,
     cached,
@@ -24,34 +29,52 @@ from raybench.data.files import (
     input_errors,
     opened,
 )
+from raybench.data.libsvm import libsvm
 
 LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
-INDEX = re.compile(r"__index_level_\d+__")  # how pandas saves the names of rows: no feature
 LABELS = ("label", "target", "y")  # columns that are the label where nobody says which is
-NOT_TEXT = {
-    b"PAR1": "Parquet",
-    b"ARROW1": "Arrow",
-    b"PK\x03\x04": "a zip archive, as .npz and .xlsx are",
+OTHER_FORMATS = {
+    ".xlsx": "an Excel workbook",
+    ".xls": "an Excel workbook",
+    ".json": "JSON",
+    ".jsonl": "JSON",
+    ".zip": "a zip archive",
+    ".npy": "a single array of numpy",
+    ".feather": "an Arrow file",
+    ".arrow": "an Arrow file",
+    ".h5": "HDF5",
+    ".mat": "a file of Matlab",
+    ".pkl": "a pickle, which runs code when it is read",
+    ".arff": "a file of Weka",
 }
+"""Endings that no reader here takes: such a file is never LIBSVM text."""
 Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 NPZ_FEATURES, NPZ_LABELS = ("X", "features", "images"), ("y", "labels")
-VECTORS = 8  # of d numbers that the smallest run holds: iterate, gradients, memory, messages
-NO_LIBSVM = (b"PAR1", b"ARROW1", b"SQLite format 3")  # how files begin that people have tables in
-LIBSVM_FIX = "give a LIBSVM file: label index:value ..."
-MOST_SEARCHED = 1 << 24  # bytes of a file that are looked through for the line that is wrong
+CATEGORIES = (
+    "__categories__"  # the array of an .npz that names those of its columns that are categories
+)
+REPETITION = 10_000  # times that a table may outgrow its Parquet file: equal values take next to no space in one
+INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
+NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?")  # not 007: that is a name
+EXACT = 2**53  # the integers up to it are floats of 64 bits
+R_FIX = "write it with row.names=FALSE in R, with index=False in pandas"
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Features (N, d) as CSR or ndarray in float64, and the labels (N,) as they were stored, numbers or text."""
+    """Features (N, d) as CSR or ndarray in float64, and the labels (N,): numbers in float64, or text as objects."""
 
     name: str
     features: Features
     labels: np.ndarray
     clients: np.ndarray | None = None  # what the column that tells the client says of each row
     names: tuple[str, ...] | None = None  # of the features, where they have any
+    categories: tuple[
+        str, ...
+    ] = ()  # columns that became a feature of 0 and 1 for each of their values
+    label: str | None = None  # the column of labels
     positive: tuple[float | str, ...] | None = None  # labels that count as +1
     sizes: np.ndarray | None = None  # what columns were divided by, for a test set
     classes: np.ndarray = field(default=None)  # type: ignore[arg-type]  # all labels, sorted; by default those here
@@ -64,6 +87,11 @@ class Dataset:
     def shape(self) -> tuple[int, int]:
         """Return (rows, features)."""
         return self.features.shape
+
+    @property
+    def labels_are_text(self) -> bool:
+        """Return whether labels are text, not numbers."""
+        return self.labels.dtype.kind in "OU"
 
     def binary(self) -> np.ndarray:
         """Return labels as -1.0 and +1.0: the smaller of two (in sorted order) is -1, or ``positive`` are +1.
@@ -78,22 +106,28 @@ class Dataset:
                 what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
                 raise data_error(what, fix, key)
             return np.where(self.labels == classes[0], -1.0, 1.0)
-        kind: type = str if self.labels.dtype.kind == "U" else float
-        positives = [str(p) if kind is str else p for p in self.positive]
+        text = self.labels_are_text
+        positives = [str(p) if text else p for p in self.positive]
         unknown = [p for p in positives if p not in classes.tolist()]
         if unknown or not positives:
             what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
             raise data_error(what, f"the labels are {shown(classes)}", key)
-        chosen: np.ndarray = np.asarray(positives, kind)
+        chosen: np.ndarray = np.asarray(positives, object if text else float)
         if np.isin(classes, chosen).all():
             raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
         return np.where(np.isin(self.labels, chosen), 1.0, -1.0)
 
 
-def shown(labels: Sequence[Any] | np.ndarray) -> str:
+def spelling(value: Any) -> str:
+    """Return a category in words; numbers in as few digits as tell them apart."""
+    whole = not isinstance(value, str) and float(value).is_integer() and abs(value) <= EXACT
+    return str(int(value)) if whole else str(value)
+
+
+def shown(labels: Sequence[Any] | np.ndarray, most: int = 10) -> str:
     """Return labels in words, the first ten of many."""
-    words = [str(c) if isinstance(c, str) else f"{c:g}" for c in labels[:10]]
-    return ", ".join(words) + (", ..." if len(labels) > 10 else "")
+    words = [f"{c:g}" if isinstance(c, float) else str(c) for c in labels[:most]]
+    return ", ".join(words) + (", ..." if len(labels) > most else "")
 
 
 @cached(4)
@@ -103,21 +137,28 @@ def read(
     """Return the data set that a file holds, by its ending; LIBSVM without one.
 
     label: the column of labels, else the first of ``LABELS`` that is there. client: the column that tells
-    which client has a row, or None. All other columns are features: numbers and truth values as they
-    are, categories (of Parquet) as a column of 0 and 1 each. d: the number of features of a LIBSVM set.
+    which client has a row, or None. All other columns are features: see ``dataset_of``. d: the number of features of
+    a LIBSVM set.
 
     Raises InputError, naming file and column, for what is no such file, is empty, lacks a column, or has
     values that are missing, not finite, or text where a number should be.
     """
     (path,) = files
     kind = (Path(path.stem) if path.suffix in OPENERS else path).suffix.lower()
+    if kind in OTHER_FORMATS:
+        fix = "give CSV, Parquet, .npz or LIBSVM text, or a frame in Python: raybench.sweep(config, data={...})"
+        raise data_error(f"{name} is {OTHER_FORMATS[kind]} by its ending", fix)
+    table_like = kind in (*PARQUET, *SEPARATORS, ".npz")
+    if d is not None and table_like:
+        fix = "leave it out: a table and an .npz hold all of their features"
+        raise data_error(f"{name} is no LIBSVM file", fix, "problem.features")
     if path.suffix == ".npz":
         return arrays(path, name, label, client)
     content = b"".join(decompressed(path, DATASET_KEY))
     if kind in PARQUET:
-        return of_frame(_parquet(content, name), name, label, client)
+        return dataset_of(_parquet(content, name), label, client)
     if kind in SEPARATORS:
-        return of_frame(_text(content, name, SEPARATORS[kind]), name, label, client, first=2)
+        return dataset_of(_text(content, name, SEPARATORS[kind], label, client), label, client)
     without_columns(name, label, client)
     return Dataset(name, *libsvm(content, name, d))
 
@@ -130,167 +171,365 @@ def without_columns(name: str, label: str | None, client: str | None) -> None:
             raise data_error(f"{name} has no column {column!r}", fix, key)
 
 
-def of_frame(
-    frame: Any, where: str, label: str | None, client: str | None, *, first: int = 0
-) -> Dataset:
-    """Return the data set of a pandas frame; ``first`` is the number of its first row in messages."""
-    import pandas as pd
+# What the columns of a table are ---------------------------------------------------------------------
 
-    frame.columns = [str(name) for name in frame.columns]
-    names = list(frame.columns)
-    twice = next((name for name in names if names.count(name) > 1), None)
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An Arrow table: of columns of a dictionary type the values are categories, unless the name is in ``text``.
+
+    first: the number of the first row in messages. text: columns of text that are kept as a dictionary, which takes less
+    memory. index: columns that are the names of the rows, and are left out.
+    """
+
+    arrow: Any
+    where: str
+    first: int = 0
+    text: frozenset[str] = frozenset()
+    index: tuple[str, ...] = ()
+
+    def of(self, name: str) -> str:
+        """Return what messages call a column."""
+        return f"column {name!r} of {self.where}"
+
+
+def dataset_of(table: Table, label: str | None, client: str | None) -> Dataset:
+    """Return the data set of a table: which column is the label, which tells the client, and all others are features.
+
+    Numbers and truth values are features as they are; a category becomes a feature of 0 and 1 for each of its values
+    that occur, in sorted order. Labels and clients are numbers, or text; text that spells numbers in all rows
+    (``007`` does not) are these numbers.
+
+    Raises InputError for a column that is not there, has a missing value, or holds what it may not.
+    """
+    import pyarrow.types as kinds
+
+    arrow, where = table.arrow, table.where
+    names = arrow.column_names
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise data_error(f"{where} has two columns {twice!r}", "give each a name of its own")
-    if not len(frame):
+    if not arrow.num_rows:
         raise data_error(f"{where} has columns and no rows", "give it rows")
-    target = _label(names, where, label)
-    if client is not None and _there(names, client, where, CLIENT_KEY) == target:
-        what = f"column {target!r} of {where} is the label, and cannot tell the client as well"
+    target = _label(table, label)
+    if client is not None and _there(table, client, CLIENT_KEY) == target:
+        what = f"{table.of(target)} is the label, and cannot tell the client as well"
         raise data_error(what, "name another with label", CLIENT_KEY)
-    frame = frame.reset_index(drop=True)
-    for name in names:
-        missing = np.flatnonzero(frame[name].isna().to_numpy())
-        if len(missing):
-            what = f"column {name!r} of {where} lacks a value in row {missing[0] + first}"
-            more = f" ({len(missing):,} rows in all)" if len(missing) > 1 else ""
-            raise data_error(what + more, "fill it, or leave the row or the column out")
-    values = {name: frame[name] for name in names if name not in (target, client)}
-    if not values:
+    heads = [name for name in names if name not in (target, client)]
+    if not heads:
         raise data_error(f"{where} has no column of features", "a row is a label and numbers")
-    wide = sum(len(v.cat.categories) if v.dtype == "category" else 1 for v in values.values())
-    what = f"{where}: {len(frame):,} rows and {wide:,} features in float64"
-    check_fits(DATASET_KEY, what, 8 * len(frame) * wide, "take fewer rows")
-    parts, heads = [], []
-    for name, column in values.items():
-        if column.dtype == "category":
-            dummies = pd.get_dummies(column, dtype=float)
-            heads += [f"{name}={category}" for category in dummies.columns]
-            parts.append(dummies.to_numpy())
+    for name in names:
+        _complete(table, name)
+    categories = {
+        name: category_of(arrow[name])
+        for name in heads
+        if kinds.is_dictionary(arrow[name].type) and name not in table.text
+    }
+    width = len(heads) + sum(len(values) - 1 for values, _ in categories.values())
+    what = f"{where}: {arrow.num_rows:,} rows and {width:,} features in float64"
+    check_fits(DATASET_KEY, what, 8 * arrow.num_rows * width, "take fewer rows")
+    features: np.ndarray = np.empty((arrow.num_rows, width))
+    spelled: list[str] = []
+    for name in heads:
+        if name in categories:
+            values, codes = categories[name]
+            at = slice(len(spelled), len(spelled) + len(values))
+            features[:, at] = codes[:, None] == np.arange(len(values))
+            spelled += [f"{name}={spelling(value)}" for value in values]
         else:
-            heads.append(name)
-            parts.append(_numbers(column, name, where, first)[:, None])
-    labels = _plain(frame[target])
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise data_error(
-            f"column {target!r} of {where} holds a label that is not finite", "clean it first"
-        )
-    clients = None if client is None else _plain(frame[client])
-    return Dataset(where, np.hstack(parts), labels, clients, tuple(heads))
+            features[:, len(spelled)] = _numbers(table, name)
+            spelled.append(name)
+    labels = _labels(values_of(arrow[target], table.of(target)), table.of(target))
+    clients = None if client is None else values_of(arrow[client], table.of(client))
+    return Dataset(where, features, labels, clients, tuple(spelled), tuple(categories), target)
 
 
-def _label(names: list[str], where: str, label: str | None) -> str:
+def _label(table: Table, label: str | None) -> str:
     if label is not None:
-        return _there(names, label, where, LABEL_KEY)
+        return _there(table, label, LABEL_KEY)
+    names = table.arrow.column_names
     usual = next((name for name in LABELS if name in names), None)
     if usual is None:
-        what = f"{where} has no column {', '.join(LABELS[:-1])} or {LABELS[-1]}"
+        what = f"{table.where} has no column {', '.join(LABELS[:-1])} or {LABELS[-1]}"
         fix = f"say which is the label, label: NAME; {nearest('', names)}"
         raise data_error(what, fix, LABEL_KEY)
     return usual
 
 
-def _there(names: list[str], name: str, where: str, key: str) -> str:
+def _there(table: Table, name: str, key: str) -> str:
     """Return the name of a column that is asked for; raises InputError where there is none."""
+    if name in table.index:
+        fix = "make it a column: frame.reset_index().to_parquet(file)"
+        raise data_error(f"{table.of(name)} holds the names of the rows (its index)", fix, key)
+    names = table.arrow.column_names
     if name not in names:
-        raise data_error(f"{where} has no column {name!r}", nearest(name, names), key)
+        raise data_error(f"{table.where} has no column {name!r}", nearest(name, names), key)
     return name
 
 
-def _numbers(column: Any, name: str, where: str, first: int) -> np.ndarray:
-    """Return a column of features in float64, (N,)."""
-    import pandas as pd
+def _complete(table: Table, name: str) -> None:
+    """Raise InputError where a column lacks a value."""
+    import pyarrow.compute as pc
 
-    plain = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
-    if not plain:
-        numbers = (
-            pd.to_numeric(column, errors="coerce") if pd.api.types.is_string_dtype(column) else None
-        )
-        row = 0 if numbers is None else int(np.flatnonzero(numbers.isna().to_numpy())[:1].sum())
-        kind = "text" if isinstance(column.iloc[row], str) else f"{column.dtype}"
-        entry = str(column.iloc[row])[:30]
-        what = f"column {name!r} of {where} holds {kind}, {entry!r} in row {row + first}"
-        fix = (
-            f"label: {name} if it is the label, split: {{column: {name}}} if it tells the client; "
-        )
+    missing = pc.is_null(table.arrow[name], nan_is_null=True)
+    count = pc.sum(missing).as_py()
+    if count:
+        row = pc.index(missing, True).as_py() + table.first
+        more = f" ({count:,} rows in all)" if count > 1 else ""
+        what = f"{table.of(name)} lacks a value in row {row}{more}"
+        raise data_error(what, "fill it, or leave the row or the column out")
+
+
+def _numbers(table: Table, name: str) -> np.ndarray:
+    """Return a column of features in float64, (N,)."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    column, kind = table.arrow[name], table.arrow[name].type
+    numeric = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+    if not numeric and not kinds.is_decimal(kind):
+        text = name in table.text or kinds.is_string(kind) or kinds.is_large_string(kind)
+        row = _first_word(column) if text else 0
+        entry = str(column[row].as_py())[:30]
+        what = f"{table.of(name)} holds {'text' if text else kind}, {entry!r} in row {row + table.first}"
         dummies = f"pandas.get_dummies(frame, columns=[{name!r}], dtype=float)"
+        fix = f"label: {name} if it is the label, split: {{column: {name}}} if it tells the client; else"
         raise data_error(
-            what, f"{fix}else a column of 0 and 1 for each text, {dummies}, or leave it out"
+            what, f"{fix} a column of 0 and 1 for each text, {dummies}, or leave it out"
         )
-    values = column.to_numpy(dtype=float)
+    if kinds.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    values = column.cast(pa.float64(), safe=False).to_numpy()
     odd = np.flatnonzero(~np.isfinite(values))
     if len(odd):
-        what = f"column {name!r} of {where} is not finite in row {odd[0] + first}"
+        what = f"{table.of(name)} is not finite in row {odd[0] + table.first}"
         raise data_error(what, "clean it first")
     return values
 
 
-def _plain(column: Any) -> np.ndarray:
-    """Return a column of labels or clients: float64 where it is of numbers, else text."""
+def _first_word(column: Any) -> int:
+    """Return the first row of a column of text that holds no number, 0 where all do."""
+    return next((i for i, entry in enumerate(column) if not NUMBER.fullmatch(entry.as_py())), 0)
+
+
+def category_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return (values, codes) of a column of categories: those that occur in sorted order, and each row's place there."""
+    whole = column.unify_dictionaries().combine_chunks()
+    used, codes = np.unique(whole.indices.to_numpy(zero_copy_only=False), return_inverse=True)
+    values, places = np.unique(
+        values_of(whole.dictionary.take(used), "a category"), return_inverse=True
+    )
+    return values, places[codes]
+
+
+def values_of(column: Any, what: str) -> np.ndarray:
+    """Return a column of labels or clients (N,) in int64, uint64 or float64, or text as objects.
+
+    ``what`` is what the error calls the column. Raises InputError for what is neither number, truth value, date nor text.
+    """
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    kind = column.type
+    if kinds.is_dictionary(kind):
+        if isinstance(column, pa.ChunkedArray):
+            column = column.unify_dictionaries().combine_chunks()
+        return values_of(column.dictionary, what)[column.indices.to_numpy(zero_copy_only=False)]
+    if kinds.is_boolean(kind):
+        kind, column = pa.uint8(), column.cast(pa.uint8())
+    if kinds.is_integer(kind):
+        wide = pa.uint64() if kinds.is_unsigned_integer(kind) else pa.int64()
+        return np.asarray(column.cast(wide))
+    if kinds.is_floating(kind) or kinds.is_decimal(kind):
+        return np.asarray(column.cast(pa.float64(), safe=False))
+    if kinds.is_temporal(kind):
+        column = column.cast(pa.string())
+    elif not (kinds.is_string(kind) or kinds.is_large_string(kind)):
+        raise data_error(f"{what} holds {kind}", "labels and clients are numbers or text")
+    coded = column.dictionary_encode()
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.unify_dictionaries().combine_chunks()
+    words = numbers_or_text(coded.dictionary.to_pylist())
+    return words[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def numbers_or_text(words: list[str]) -> np.ndarray:
+    """Return the numbers that words spell, in int64, uint64 or float64; where one spells none, all as text."""
+    if words and all(NUMBER.fullmatch(word) for word in words):
+        whole = [int(word) if INTEGER.fullmatch(word) else None for word in words]
+        if None not in whole:
+            for kind in (np.int64, np.uint64):
+                if all(np.iinfo(kind).min <= n <= np.iinfo(kind).max for n in whole):
+                    return np.array(whole, kind)
+        elif all(n is None or abs(n) <= EXACT for n in whole):
+            return np.array(words, float)
+    out: np.ndarray = np.empty(len(words), object)
+    out[:] = words
+    return out
+
+
+def _labels(values: np.ndarray, what: str) -> np.ndarray:
+    """Return labels in float64, or as text; raises InputError for numbers that are not finite or take more digits."""
+    if values.dtype == object:
+        return values
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise data_error(f"{what} holds a label that is not finite", "clean it first")
+        return values
+    large = values[(values > EXACT) | (values < (0 if values.dtype.kind == "u" else -EXACT))]
+    if len(large):
+        fix = "a label has at most 15 digits; is it the column that tells the client?"
+        raise data_error(f"{what} holds the label {large[0]}", fix, LABEL_KEY)
+    return values.astype(float)
+
+
+# Reading files ---------------------------------------------------------------------------------------
+
+
+def _text(
+    content: bytes, where: str, separator: str, label: str | None, client: str | None
+) -> Table:
+    """Return the table of a CSV file. Its column of labels and that of clients are read as they are spelled."""
     import pandas as pd
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
 
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
-        return column.to_numpy(dtype=float)
-    return np.array([str(value) for value in column])
+    names = _heads(content, where, separator)
+    usual = next((name for name in LABELS if name in names), None)
+    spelled = {name: pa.string() for name in (label or usual, client) if name in names}
+    whole = arrow_csv.ReadOptions(block_size=min(len(content) + 1, 2**31 - 1))  # types of all rows
+    parsing = arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    converting = arrow_csv.ConvertOptions(column_types=spelled)
+    try:
+        arrow = arrow_csv.read_csv(io.BytesIO(content), whole, parsing, converting)
+    except pa.ArrowInvalid as error:
+        words = re.sub(r"\s+", " ", str(error)).removeprefix("CSV parse error: ")
+        if "UTF8" in words:
+            raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
+        fix = "every line has as many entries as the line of names"
+        raise data_error(f"{where}: {words[:150]}", fix) from error
+    for i, name in enumerate(arrow.column_names):
+        if arrow[i].type == pa.string():
+            words = arrow[i].to_pandas()
+            empty = words == ""
+            blank = empty | words.isin(converting.null_values)
+            numbers = pd.to_numeric(words.where(~blank), errors="coerce")
+            if name in spelled:  # NA is a name among names, and no value among numbers
+                missing = blank if (numbers.notna() | blank).all() else empty
+                arrow = arrow.set_column(i, name, pa.array(words.where(~missing), pa.string()))
+            elif (numbers.notna() | blank).all():  # spelled +1, say
+                arrow = arrow.set_column(i, name, pa.array(numbers, from_pandas=True))
+    return Table(arrow, where, first=2)
 
 
-# Reading -------------------------------------------------------------------------------------------
-
-
-def _text(content: bytes, where: str, separator: str) -> Any:
-    import pandas as pd
-
-    start = next((kind for magic, kind in NOT_TEXT.items() if content.startswith(magic)), None)
+def _heads(content: bytes, where: str, separator: str) -> list[str]:
+    """Return the names of the columns of a CSV file; raises InputError where its first lines are no table's."""
+    start = next((kind for magic, kind in MAGIC.items() if content.startswith(magic)), None)
     if start or b"\0" in content[:4096]:
         what = f"{where} is no text" + (f", but {start}" if start else "")
         raise data_error(what, "name the file by what it is: .csv, .tsv, .parquet or .npz")
     if not content.strip():
         raise data_error(f"{where} is empty", "give a line of column names, and a line per row")
+    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     try:
-        frame = pd.read_csv(
-            io.BytesIO(content), sep=separator, encoding="utf-8-sig", index_col=False
-        )
+        rows = (row for row in csv.reader(lines, delimiter=separator) if row)
+        names, row = next(rows, []), next(rows, None)
     except UnicodeDecodeError as error:
         raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
-    except (ValueError, OverflowError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        words = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
-        fix = "every line has as many entries as the line of names"
-        raise data_error(f"{where}: {words[:150]}", fix) from error
-    blank = next((i for i, n in enumerate(frame, 1) if str(n).startswith("Unnamed: ")), None)
-    if blank is not None:
-        what = f"column {blank} of {where} has no name"
+    except csv.Error as error:
+        raise data_error(f"{where}: {error}", "is it a table?") from error
+    other = next((mark for mark in ";\t|," if mark != separator and mark in "".join(names)), None)
+    if len(names) == 1 and other:
+        fix = f"pandas.read_csv(file, sep={other!r}).to_csv(file, index=False), or name it .tsv where they are tabs"
         raise data_error(
-            what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)"
+            f"the columns of {where} are separated by {other!r}, not {separator!r}", fix
         )
-    if len(frame.columns) > 1 and not any(math.isnan(_number(name)) for name in frame.columns):
+    if row is not None and len(row) == len(names) + 1:
+        what = f"{where} has {len(names)} names of columns, and {len(row)} entries in a row"
+        raise data_error(f"{what}: the first is the row's name", R_FIX)
+    blank = next((i for i, name in enumerate(names, 1) if not name.strip()), None)
+    if blank is not None:
+        raise data_error(
+            f"column {blank} of {where} has no name", f"name it; names of rows: {R_FIX}"
+        )
+    if len(names) > 1 and all(NUMBER.fullmatch(name.strip()) for name in names):
         what = f"{where} starts with a line of numbers, not of column names"
         raise data_error(what, "write the names into its first line, the label's as label")
-    return frame
+    return names
 
 
-def _parquet(content: bytes, where: str) -> Any:
+def _parquet(content: bytes, where: str) -> Table:
+    """Return the table of a Parquet file, bounded before it is decoded; names of rows that pandas wrote are left out."""
     import pyarrow.parquet as pq
+    import pyarrow.types as kinds
 
     if not content.startswith(b"PAR1"):
-        raise data_error(
-            f"{where} is not Parquet", "write it with to_parquet, or name it .csv if it is text"
-        )
+        fix = "write it with to_parquet, or name it .csv if it is text"
+        raise data_error(f"{where} is not Parquet", fix)
     with input_errors(DATASET_KEY, f"cannot read {where}", "write it again"):
         file = pq.ParquetFile(io.BytesIO(content))
-        about = file.metadata
+        about, schema = file.metadata, file.schema_arrow
         unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         most = max(unpacked, 8 * about.num_rows * about.num_columns)
+        check_growth(DATASET_KEY, where, len(content), most, times=REPETITION)
         check_fits(DATASET_KEY, f"{where} unpacked", most, "take fewer rows")
-        frame = file.read().to_pandas(ignore_metadata=True)
-        return frame.loc[:, [name for name in frame if not INDEX.fullmatch(str(name))]]
+        saved = schema.pandas_metadata or {}
+        index = tuple(name for name in saved.get("index_columns", ()) if isinstance(name, str))
+        words = [f.name for f in schema if kinds.is_string(f.type) or kinds.is_large_string(f.type)]
+        coded = {
+            column.get("field_name", column["name"])
+            for column in saved.get("columns", ())
+            if column["pandas_type"] == "categorical"
+        }
+        # a text that a file holds once for a million rows is held once in memory too
+        file = pq.ParquetFile(io.BytesIO(content), read_dictionary=words)
+        arrow = file.read(columns=[name for name in schema.names if name not in index])
+        for i, name in enumerate(arrow.column_names):  # Parquet keeps categories of text alone
+            if name in coded and not kinds.is_dictionary(arrow[i].type):
+                arrow = arrow.set_column(i, name, arrow[i].dictionary_encode())
+        return Table(arrow, where, text=frozenset(words) - coded, index=index)
 
 
-# Arrays of an .npz ----------------------------------------------------------------------------------
+# Frames in memory, and arrays of an .npz --------------------------------------------------------------
+
+
+def frame_of(frame: Any, where: str) -> Table:
+    """Return the table of a frame of pandas, Polars or whatever else hands over Arrow columns; a pandas index is left out.
+
+    Raises InputError, naming ``where``, for what Arrow cannot hold.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        if isinstance(frame, pd.DataFrame):
+            plain = frame.set_axis([str(name) for name in frame.columns], axis=1)
+            twice = next((n for n, count in Counter(plain.columns).items() if count > 1), None)
+            if twice is not None:
+                what = f"has two columns {twice!r}"
+                raise InputError.of(where, what, "give each a name of its own")
+            arrow = pa.Table.from_pandas(plain, preserve_index=False)
+        else:
+            arrow = pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        words = re.sub(r"\s+", " ", str(error))[:200]
+        fix = "a column holds numbers, truth values, text or categories, and one of them alone"
+        raise InputError.of(where, words, fix) from error
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for i, (name, kind) in enumerate(zip(arrow.column_names, arrow.schema.types)):
+        inner = getattr(kind, "value_type", None) if pa.types.is_dictionary(kind) else None
+        if kind in views or inner in views:
+            plain_kind = views[kind] if inner is None else pa.dictionary(pa.int32(), views[inner])
+            arrow = arrow.set_column(i, name, arrow[i].cast(plain_kind))
+    return Table(arrow, where)
 
 
 def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dataset:
     """Return the data set of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``).
 
-    An ``.npz`` of neither is a table: every array is a column (see ``of_frame``).
+    An ``.npz`` of neither is a table: every array is a column (see ``dataset_of``).
 
     label, client: names of other arrays of one entry per row, for the label and for the client. Labels
     and clients are real numbers or text. Raises InputError where an array is missing, is not of real
@@ -298,128 +537,62 @@ def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dat
     """
     with opened(path, NPZ_FIX) as archive:
         if not archive.names & {*NPZ_FEATURES, "labels"}:
-            return _columns_of(archive, label, client)
+            return dataset_of(_columns_of(archive), label, client)
         key = _first(archive, NPZ_FEATURES)
-        order = NPZ_LABELS if key == "X" else NPZ_LABELS[::-1]
-        target = _first(archive, order)
-        if label is not None:
-            target = _there(archive.order, label, where, LABEL_KEY)
-        raw, labels = archive.numbers(key), _text_or_numbers(archive, target)
-        clients = None
-        if client is not None:
-            _there(archive.order, client, where, CLIENT_KEY)
-            clients = _text_or_numbers(archive, client)
+        target = label or _first(archive, NPZ_LABELS if key == "X" else NPZ_LABELS[::-1])
+        for name, asked in ((label, LABEL_KEY), (client, CLIENT_KEY)):
+            if name is not None and name not in archive.names:
+                raise data_error(
+                    f"{where} has no column {name!r}", nearest(name, archive.names), asked
+                )
+        raw, columns = archive.numbers(key), {}
         features = raw.reshape(len(raw), -1) if raw.ndim else raw.reshape(0, 0)
-    for name, word, column in ((target, "label", labels), (client, "client", clients)):
-        if column is not None and (column.shape != (len(features),) or features.size == 0):
-            what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
-            raise data_error(what, f"give one {word} per row")
-    for name, values in ((key, features), (target, labels), (client, clients)):
+        for name, word in ((target, "label"), (client, "client")):
+            if name is not None:
+                column = archive.column(name)
+                if column.shape != (len(features),) or features.size == 0:
+                    what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
+                    raise data_error(what, f"give one {word} per row")
+                columns[word] = column
+    for name, values in (
+        (key, features),
+        (target, columns["label"]),
+        (client, columns.get("client")),
+    ):
         if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
             what = f"{where} holds values that are not finite, in {name}"
             raise data_error(what, "clean them first")
-    return Dataset(where, features, labels, clients)
+    import pyarrow as pa
+
+    found = {
+        word: values_of(pa.array(column), f"{where}: {word}") for word, column in columns.items()
+    }
+    labels = _labels(found["label"], f"{where}: {target}")
+    return Dataset(where, features, labels, found.get("client"), label=target)
 
 
-def _columns_of(archive: Archive, label: str | None, client: str | None) -> Dataset:
-    """Return the data set of an archive whose arrays are columns."""
-    import pandas as pd
+def _columns_of(archive: Archive) -> Table:
+    """Return the table of an archive whose arrays are columns."""
+    import pyarrow as pa
 
-    columns, rows = {}, None
-    for name in archive.order:
-        column = _text_or_numbers(archive, name)
-        rows = column.shape if rows is None else rows
-        if column.ndim != 1 or column.shape != rows:
-            lacks = f"{archive.name} lacks the arrays X and y"
-            raise data_error(
-                f"{lacks}, and {name} of shape {column.shape} is no column", archive.fix
-            )
-        columns[name] = column
+    columns: dict[str, Any] = {}
+    lacks = f"{archive.name} lacks the arrays X and y"
+    order = [name for name in archive.order if name != CATEGORIES]
+    coded = archive.column(CATEGORIES).tolist() if CATEGORIES in archive.names else []
+    for name in order:
+        column = archive.column(name)
+        if column.ndim != 1 or len(column) != len(columns.get(order[0], column)):
+            what = f"{lacks}, and {name} of shape {column.shape} is no column"
+            raise data_error(what, archive.fix)
+        columns[name] = pa.chunked_array([column])
+        if name in coded:
+            columns[name] = columns[name].dictionary_encode()
     if not columns:
-        raise data_error(f"{archive.name} lacks the arrays X and y", archive.fix)
-    return of_frame(pd.DataFrame(columns), archive.name, label, client)
+        raise data_error(lacks, archive.fix)
+    return Table(pa.table(columns), archive.name)
 
 
-def _first(archive: Archive, names: tuple[str, ...]) -> str:
+def _first(archive: Archive, names: Iterable[str]) -> str:
     """Return the first of some names that an archive has, else the first."""
-    return next((name for name in names if name in archive.names), names[0])
-
-
-def _text_or_numbers(archive: Archive, name: str) -> np.ndarray:
-    """Return labels or clients of an archive: text as it is, numbers in float64."""
-    array = archive.read(name)
-    return array if array.dtype.kind == "U" else archive.numbers(name)
-
-
-# LIBSVM ---------------------------------------------------------------------------------------------
-
-
-def libsvm(
-    text: bytes, where: str, d: int | None = None
-) -> tuple[scipy.sparse.csr_array, np.ndarray]:
-    """Return (features, labels) of LIBSVM text: ``label index:value ...``, indices from 1.
-
-    Rows without features are kept. ``d`` is the number of features where it is known: a file may
-    lack the last ones. Raises InputError that names the first corrupt line.
-    """
-    from sklearn.datasets import load_svmlight_file
-
-    if text.startswith(NO_LIBSVM):
-        what = f"{where} is no text" + (", but Parquet" if text.startswith(b"PAR1") else "")
-        fix = "a LIBSVM file is text, label index:value ...; others by their ending: .parquet, .csv, .npz"
-        raise data_error(what, fix)
-    if not text.strip():
-        raise data_error(f"{where} is empty", LIBSVM_FIX)
-    try:
-        features, labels = load_svmlight_file(io.BytesIO(text), n_features=d, zero_based=False)
-    except (ValueError, OverflowError) as error:
-        raise _complaint(text, where, d, error) from error
-    if len(labels) == 0:
-        raise data_error(f"{where} has no rows", LIBSVM_FIX)
-    if not (np.isfinite(labels).all() and np.isfinite(features.data).all()):
-        raise _complaint(text, where, d, ValueError("a value is not finite"))
-    what = f"{where} has {features.shape[1]:,} features: the {VECTORS} vectors of a run"
-    fix = "is the last index right? Else number the features from 1 without gaps"
-    check_fits(DATASET_KEY, what, 8 * VECTORS * features.shape[1], fix)
-    return scipy.sparse.csr_array(features), labels
-
-
-def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> InputError:
-    for number, raw in enumerate(text[:MOST_SEARCHED].split(b"\n"), 1):
-        line = raw.decode("utf-8", "replace").split("#")[0].strip()
-        what = _wrong(line, d)
-        if what:
-            excerpt = cut(line, 80)
-            fix = "a line is: label index:value index:value ... (indices rise from 1)"
-            return data_error(f"{where}, line {number}: {what}: {excerpt!r}", fix)
-    return data_error(f"{where}: {error}", LIBSVM_FIX)
-
-
-def _wrong(line: str, d: int | None) -> str:
-    if not line:
-        return ""
-    label, *pairs = line.split()
-    if not math.isfinite(_number(label)):
-        return f"the label {cut(label, 40)!r} is not a finite number"
-    last = 0
-    for pair in pairs:
-        match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
-        if match is None or not math.isfinite(_number(match[2])):
-            return f"{cut(pair, 40)!r} is not index:value"
-        index = int(match[1])
-        if index <= last:
-            return "indices start at 1" if index == 0 else "indices do not rise"
-        if index > 2**31 - 1:
-            return f"index {index} is too large"
-        if d is not None and index > d:
-            return f"index {index} exceeds the {d} features of this data set"
-        last = index
-    return ""
-
-
-def _number(text: str) -> float:
-    """Return the number that a text is, not a number where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    listed = tuple(names)
+    return next((name for name in listed if name in archive.names), listed[0])

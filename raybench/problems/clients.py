@@ -157,7 +157,7 @@ class Regularizer:
 class DataProblem(Problem):
     """A problem whose f_i is a mean over client i's rows of a data set, plus a regulariser.
 
-    dataset, rows, scale, intercept, positive, label: see ``raybench.data.load``. test_size: share of the rows held out
+    dataset, rows, scale, intercept, positive, label, features: see ``raybench.data.load``. test_size: share of the rows held out
     (for ``evaluate``), before the split; test_set: a data set of its own instead. clients, split, remainder: see
     ``raybench.data.split``; with {column: NAME} clients may be None, one per value. lambda: the regulariser's factor,
     or {times_L: c} for c times the smoothness constant of the mean loss without it. seed drives test part and split.
@@ -194,6 +194,9 @@ class DataProblem(Problem):
         positive: Sequence[float | str] | None = List(None, help="labels that count as +1"),
         label: str | None = Text(None, help="the column of labels of a table of one's own"),
         test_set: str | None = Text(None, help="the test part: a known name or a path, as dataset"),
+        features: int | None = Integer(
+            None, low=1, help="features of a LIBSVM file of one's own that may lack the last ones"
+        ),
     ) -> None:
         column = str(split["column"]) if isinstance(split, Mapping) and "column" in split else None
         if clients is None and column is None:
@@ -201,7 +204,7 @@ class DataProblem(Problem):
             raise InputError.of("problem.clients", "required", fix)
         reading: dict[str, Any] = {"scale": scale, "intercept": intercept, "label": label}
         reading["client"] = column
-        self.data = data.load(dataset, rows=rows, positive=positive, **reading)
+        self.data = data.load(dataset, rows=rows, positive=positive, features=features, **reading)
         targets = self.targets(self.data)
         train, test = data.hold_out(len(targets), test_size, seed)
         if column is not None and self.data.clients is not None:

@@ -80,7 +80,7 @@ class LeastSquares(ScoreProblem):
             return np.where(dataset.labels == dataset.classes[0], -1.0, 1.0)
         if dataset.positive is not None:
             return dataset.binary()
-        words = dataset.labels.dtype.kind == "U"
+        words = dataset.labels_are_text
         whole = words or (dataset.classes == np.rint(dataset.classes)).all()
         if words and len(dataset.classes) > MOST_CLASSES:
             what = f"{len(dataset.classes):,} labels of text"

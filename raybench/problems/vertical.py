@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from raybench.problems.networks.passes import cross_entropy
 
 _SHARED = (
     *("dataset", "clients", "dtype", "seed", "rows", "intercept"),
-    *("scale", "test_size", "positive"),
+    *("scale", "test_size", "positive", "label", "features"),
 )
 
 
@@ -120,8 +120,11 @@ class VerticalLeastSquares(VerticalProblem):
         scale: str = "none",
         test_size: float = 0.0,
         positive: Sequence[float] | None = None,
+        label: str | None = None,
+        features: int | None = None,
     ) -> None:
-        table = data.load(dataset, rows=rows, scale=scale, intercept=intercept, positive=positive)
+        reading: dict[str, Any] = {"scale": scale, "intercept": intercept, "label": label}
+        table = data.load(dataset, rows=rows, positive=positive, features=features, **reading)
         signs, d = table.binary(), table.shape[1]
         if not 1 <= clients <= d:
             fix = f"at most {d:,} clients can hold a feature"
