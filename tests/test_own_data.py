@@ -205,7 +205,7 @@ WRONG = {
     "heads.csv": ("label,a\n", "heads.csv has columns and no rows"),
     "alone.csv": ("label\n1\n0\n", "alone.csv has no column of features"),
     "long.csv": ("label,a\n1,2\n1,2,3\n", "long.csv"),
-    "bare.csv": ("1,2.5\n0,3\n", "bare.csv starts with a line of numbers"),
+    "bare.csv": ("1,2.5\n0,3\n", "bare.csv has no column label, target or y"),
     "index.csv": (",label,a\n0,1,2\n1,0,3\n", "column 1 of index.csv has no name"),
     "latin.csv": ("label,größe\n1,2\n".encode("latin-1"), "latin.csv is not UTF-8 text"),
     "binary.csv": (b"PAR1\x15\x04\x00", "binary.csv is no text, but Parquet"),

@@ -21,7 +21,7 @@ from raybench.execution.batch import Resolved
 from raybench.execution.costs import Estimate, Need, admit, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
-from raybench.execution.resolve import describe, label_of
+from raybench.execution.resolve import label_of, problem_of
 from raybench.execution.run import Options
 from raybench.execution.search import foreseen, ladders
 from raybench.report import words
@@ -32,6 +32,8 @@ from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
 MOST_PROBLEMS = 12  # that are told one by one
+SHAPING = ("regularizer", "lambda", "scale", "intercept", "split", "remainder", "dtype")
+"""Settings of problems that shape f, and that are told at their defaults too."""
 MOST_EVALUATION = 0.25  # of the time, above which a plan warns
 LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
@@ -146,7 +148,7 @@ def _problems(plan: Plan) -> list[tuple[str, str]]:
     for section in sections[:MOST_PROBLEMS]:
         facts = plan.facts[canonical(section.config())]
         constants = {**facts, **json.loads(facts["constants"])}
-        said = [describe(section, registry.lookup("problem", section.name))]
+        said = [_spelled(section)]
         said += [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
         said += [
             f"{name} = {words.number(constants[key])}"
@@ -154,9 +156,23 @@ def _problems(plan: Plan) -> list[tuple[str, str]]:
             if constants.get(key) is not None
         ]
         rows.append(("" if rows else "problem", ", ".join(said)))
+        told = problem_of(section).about() if "dataset" in section.params else []
+        rows += [("", f"{noun}: {text}") for noun, text in told]
     if len(sections) > MOST_PROBLEMS:
         rows.append(("", f"and {len(sections) - MOST_PROBLEMS} problems more"))
     return rows
+
+
+def _spelled(section: Section) -> str:
+    """Return a problem with every setting that shapes f, defaults included."""
+    entry = registry.lookup("problem", section.name)
+    shaping = {
+        name: section.params.get(name, param.default)
+        for name, param in entry.params.items()
+        if name in SHAPING or name in section.params
+    }
+    said = (f"{name}={value}" for name, value in shaping.items() if value is not None)
+    return f"{section.name}({', '.join(said)})"
 
 
 def _methods(plan: Plan, costs: dict[str, Cost]) -> Table:

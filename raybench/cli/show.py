@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from rich.text import Text
 
-from raybench import spec, theory
+from raybench import data, spec, theory
 from raybench.cli.run import config, usual_operator
 from raybench.cli.shared import Screen, count, grid, listing, pairs, prose
 from raybench.compressors import Compressor, Message
@@ -19,6 +19,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.registry import REQUIRED, Entry
 from raybench.core.streams import stream
+from raybench.data.files import path_of
 from raybench.execution.batch import Resolved
 from raybench.execution.checks import Skip
 from raybench.execution.plan import facts_of
@@ -68,6 +69,12 @@ def page(
     downlink: str | None,
 ) -> None:
     """Print all plug-ins of a name, as the options of ``show`` say. Raises InputError where there is none."""
+    file = None if ":" in name else path_of(name)
+    if file is not None:
+        out = Screen()
+        out.head(file.name)
+        out.print(pairs(data.load(file).about()))
+        return
     plain = sections.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
@@ -140,7 +147,8 @@ def _needs(role: str | None, dense: bool) -> str:
 def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     section = spec.load(content).cells[0].problem
-    facts = facts_of(problem_of(section))
+    problem = problem_of(section)
+    facts = facts_of(problem)
     values = {**facts, **json.loads(facts["constants"])}
     values = {k: v for k, v in values.items() if v is not None and k != "constants"}
     if values.get("message_dim") == values.get("d"):
@@ -152,6 +160,7 @@ def _constants(out: Screen, content: dict[str, object]) -> None:
     rows += sorted(values.items())
     dataset = section.params.get("dataset")
     out.head(f"  {section.name}{f' on {dataset}' if dataset else ''}")
+    out.print(pairs(problem.about()))
     out.print(pairs([(name, _spelled(value)) for name, value in rows]))
 
 

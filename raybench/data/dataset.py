@@ -94,7 +94,8 @@ def load_test(
         features.resize(features.shape[0], d)
     if features.shape[1] != d:
         what = f"{data.name} has {features.shape[1]:,} features, and {like.name} {d:,}"
-        raise data_error(what, "a test set has the features of the training set", TEST_KEY)
+        more = f"; of LIBSVM files that lack the last ones say features: {features.shape[1]}"
+        raise data_error(what, f"a test set has the features of the training set{more}", TEST_KEY)
     if scipy.sparse.issparse(like.features):
         features = scipy.sparse.csr_array(features)
     elif scipy.sparse.issparse(features):

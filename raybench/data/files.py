@@ -38,6 +38,18 @@ def data_error(what: str, fix: str, key: str = DATASET_KEY) -> InputError:
     return InputError.of(key, what, fix)
 
 
+def as_text(content: bytes, where: str, fix: str) -> bytes:
+    """Return UTF-8 text without its byte order mark; raises InputError where it is empty, or something else by its start."""
+    start = next((kind for magic, kind in MAGIC.items() if content.startswith(magic)), None)
+    if start or b"\0" in content[:4096]:
+        what = f"{where} is no text" + (f", but {start}" if start else "")
+        raise data_error(what, "name the file by what it is: .csv, .tsv, .parquet or .npz")
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if not content.strip():
+        raise data_error(f"{where} is empty", fix)
+    return content
+
+
 def path_of(name: str | os.PathLike[str]) -> Path | None:
     """Return the path that is meant: with a separator, or of an existing file. Else None: a name.
 

@@ -257,7 +257,13 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
 GREY = ("1", "L", "LA")  # Pillow's names for pictures without colour
 COLOUR = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # all become red, green and blue
-LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/..."
+LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/... (or val)"
+TEST_PARTS = (
+    "test",
+    "val",
+    "valid",
+    "validation",
+)  # folders beside train, of which there is at most one
 
 
 Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its class
@@ -266,14 +272,22 @@ Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its cl
 def listing(folder: Path) -> tuple[Pictures, Pictures]:
     """Return the pictures of a folder's training and test part, classes and files in the order of their names.
 
-    Folders that start with a dot, and files that are no pictures by their ending, are passed over. Raises InputError
-    where there is no class, or where a class has no pictures.
+    Folders that start with a dot or two underscores (__MACOSX), and files that are no pictures by their ending, are
+    passed over. Raises InputError where there is no class, where a class has no pictures, and for folders beside train
+    that would be left out.
     """
     from torchvision.datasets.folder import make_dataset
 
     top = folder / "train" if (folder / "train").is_dir() else folder
-    tests = folder / "test" if (folder / "test").is_dir() else None
-    if tests is not None and top == folder:
+    tests = None
+    if top != folder:
+        beside = [name for name in _classes(folder) if name != "train"]
+        odd = [name for name in beside if name not in TEST_PARTS] or beside[1:]
+        if odd:
+            what = f"{folder} has the folder {odd[0]} beside {', '.join({'train', *beside} - {odd[0]})}"
+            raise data_error(what, f"move it elsewhere, or into train; {LAYOUT}")
+        tests = folder / beside[0] if beside else None
+    elif (folder / "test").is_dir():
         raise data_error(f"{folder} has a folder test and no train", LAYOUT)
     with input_errors(DATASET_KEY, f"cannot read {folder}", LAYOUT):
         names = _classes(top)
@@ -294,7 +308,7 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
 
 def _classes(top: Path | None) -> list[str]:
     places = [] if top is None else [*top.iterdir()]
-    return sorted(p.name for p in places if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in places if p.is_dir() and not p.name.startswith((".", "__")))
 
 
 @cached(2)

@@ -6,7 +6,6 @@ cannot be read as its owner must have meant it is refused, with the row or colum
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections import Counter
@@ -21,9 +20,9 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.limits import OPENERS, check_fits, check_growth, decompressed
 from raybench.data.files import (
     DATASET_KEY,
-    MAGIC,
     NPZ_FIX,
     Archive,
+    as_text,
     cached,
     data_error,
     input_errors,
@@ -58,8 +57,10 @@ CATEGORIES = (
 REPETITION = 10_000  # times that a table may outgrow its Parquet file: equal values take next to no space in one
 INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
 NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?")  # not 007: that is a name
+MOST_CLASSES = 100  # of labels that are numbers, above which they are told as numbers
+MOST_NAMED = 8  # features, classes and so on that are named when a table is described
 EXACT = 2**53  # the integers up to it are floats of 64 bits
-R_FIX = "write it with row.names=FALSE in R, with index=False in pandas"
+NO_ROW_NAMES = "write it without: row.names=FALSE in R, index=False in pandas"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,33 @@ class Dataset:
     def labels_are_text(self) -> bool:
         """Return whether labels are text, not numbers."""
         return self.labels.dtype.kind in "OU"
+
+    def about(self) -> list[tuple[str, str]]:
+        """Return what was read, in words: rows, features, the label with its classes, clients that a column tells."""
+        rows, width = self.shape
+        features = f"{width:,}"
+        if self.names is not None:
+            features += f": {shown(self.names, MOST_NAMED)}"
+        if self.categories:
+            features += (
+                f"; a column of 0 and 1 for each value of {shown(self.categories, MOST_NAMED)}"
+            )
+        values, counts = np.unique(self.labels, return_counts=True)
+        label = f"{self.label}, " if self.label else ""
+        if len(values) > MOST_CLASSES and not self.labels_are_text:
+            label += f"{len(values):,} numbers from {shown(values[:1])} to {shown(values[-1:])}"
+        else:
+            each = [f"{shown([v])} ({n:,})" for v, n in zip(values[:MOST_NAMED], counts)]
+            more = ", ..." if len(values) > MOST_NAMED else ""
+            label += f"{len(values):,} classes (rows): {', '.join(each)}{more}"
+        lines = [("rows", f"{rows:,}"), ("features", features), ("label", label)]
+        if self.clients is not None:
+            names, counts = np.unique(self.clients, return_counts=True)
+            ends = [
+                f"{counts[i]:,} ({shown([names[i]])})" for i in (counts.argmin(), counts.argmax())
+            ]
+            lines.append(("clients", f"{len(names):,}, with {ends[0]} to {ends[1]} rows"))
+        return lines
 
     def binary(self) -> np.ndarray:
         """Return labels as -1.0 and +1.0: the smaller of two (in sorted order) is -1, or ``positive`` are +1.
@@ -158,7 +186,8 @@ def read(
     if kind in PARQUET:
         return dataset_of(_parquet(content, name), label, client)
     if kind in SEPARATORS:
-        return dataset_of(_text(content, name, SEPARATORS[kind], label, client), label, client)
+        table = _csv(content, name, SEPARATORS[kind], label, client)
+        return dataset_of(table, label, client)
     without_columns(name, label, client)
     return Dataset(name, *libsvm(content, name, d))
 
@@ -209,6 +238,10 @@ def dataset_of(table: Table, label: str | None, client: str | None) -> Dataset:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise data_error(f"{where} has two columns {twice!r}", "give each a name of its own")
+    blank = next((i for i, name in enumerate(names, 1) if not name.strip()), None)
+    if blank is not None:
+        fix = f"name it; if it holds the names of rows, {NO_ROW_NAMES}"
+        raise data_error(f"column {blank} of {where} has no name", fix)
     if not arrow.num_rows:
         raise data_error(f"{where} has columns and no rows", "give it rows")
     target = _label(table, label)
@@ -252,6 +285,10 @@ def _label(table: Table, label: str | None) -> str:
     if usual is None:
         what = f"{table.where} has no column {', '.join(LABELS[:-1])} or {LABELS[-1]}"
         fix = f"say which is the label, label: NAME; {nearest('', names)}"
+        if all(map(NUMBER.fullmatch, names)):
+            fix = "its first line holds numbers: write the names of columns there"
+        elif len(names) == 1 and (mark := re.search(r"[;\t|,]", names[0])):
+            fix = f"its columns are separated by {mark[0]!r}: separate them by commas, or tabs in a .tsv"
         raise data_error(what, fix, LABEL_KEY)
     return usual
 
@@ -386,76 +423,43 @@ def _labels(values: np.ndarray, what: str) -> np.ndarray:
 # Reading files ---------------------------------------------------------------------------------------
 
 
-def _text(
+def _csv(
     content: bytes, where: str, separator: str, label: str | None, client: str | None
 ) -> Table:
-    """Return the table of a CSV file. Its column of labels and that of clients are read as they are spelled."""
+    """Return the table of a CSV file; its columns of labels and of clients are read as they are spelled."""
     import pandas as pd
     import pyarrow as pa
-    from pyarrow import csv as arrow_csv
+    from pyarrow import csv
 
-    names = _heads(content, where, separator)
-    usual = next((name for name in LABELS if name in names), None)
-    spelled = {name: pa.string() for name in (label or usual, client) if name in names}
-    whole = arrow_csv.ReadOptions(block_size=min(len(content) + 1, 2**31 - 1))  # types of all rows
-    parsing = arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    converting = arrow_csv.ConvertOptions(column_types=spelled)
+    content = as_text(content, where, "give a line of column names, and a line per row")
+    whole = csv.ReadOptions(block_size=min(len(content) + 1, 2**31 - 1))  # types by all rows
+    parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     try:
-        arrow = arrow_csv.read_csv(io.BytesIO(content), whole, parsing, converting)
-    except pa.ArrowInvalid as error:
+        first_line = io.BytesIO(content.partition(b"\n")[0] + b"\n")
+        heads = csv.read_csv(first_line, parse_options=parsing).column_names
+        usual = next((name for name in LABELS if name in heads), None)
+        spelled = {name: pa.string() for name in (label or usual, client) if name is not None}
+        converting = csv.ConvertOptions(column_types=spelled)
+        arrow = csv.read_csv(io.BytesIO(content), whole, parsing, converting)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         words = re.sub(r"\s+", " ", str(error)).removeprefix("CSV parse error: ")
-        if "UTF8" in words:
+        if "utf" in words.lower():
             raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
         fix = "every line has as many entries as the line of names"
+        fix += f"; if the first is the row's name, {NO_ROW_NAMES}"
         raise data_error(f"{where}: {words[:150]}", fix) from error
     for i, name in enumerate(arrow.column_names):
         if arrow[i].type == pa.string():
             words = arrow[i].to_pandas()
-            empty = words == ""
-            blank = empty | words.isin(converting.null_values)
+            blank, empty = words.isin(converting.null_values), words == ""
             numbers = pd.to_numeric(words.where(~blank), errors="coerce")
-            if name in spelled:  # NA is a name among names, and no value among numbers
-                missing = blank if (numbers.notna() | blank).all() else empty
-                arrow = arrow.set_column(i, name, pa.array(words.where(~missing), pa.string()))
-            elif (numbers.notna() | blank).all():  # spelled +1, say
+            numeric = bool((numbers.notna() | blank).all())
+            if name in spelled:  # among numbers NA is a missing value, among names it is one
+                words = words.where(~(blank if numeric else empty))
+                arrow = arrow.set_column(i, name, pa.array(words, pa.string()))
+            elif numeric:  # spelled +1, say
                 arrow = arrow.set_column(i, name, pa.array(numbers, from_pandas=True))
     return Table(arrow, where, first=2)
-
-
-def _heads(content: bytes, where: str, separator: str) -> list[str]:
-    """Return the names of the columns of a CSV file; raises InputError where its first lines are no table's."""
-    start = next((kind for magic, kind in MAGIC.items() if content.startswith(magic)), None)
-    if start or b"\0" in content[:4096]:
-        what = f"{where} is no text" + (f", but {start}" if start else "")
-        raise data_error(what, "name the file by what it is: .csv, .tsv, .parquet or .npz")
-    if not content.strip():
-        raise data_error(f"{where} is empty", "give a line of column names, and a line per row")
-    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    try:
-        rows = (row for row in csv.reader(lines, delimiter=separator) if row)
-        names, row = next(rows, []), next(rows, None)
-    except UnicodeDecodeError as error:
-        raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
-    except csv.Error as error:
-        raise data_error(f"{where}: {error}", "is it a table?") from error
-    other = next((mark for mark in ";\t|," if mark != separator and mark in "".join(names)), None)
-    if len(names) == 1 and other:
-        fix = f"pandas.read_csv(file, sep={other!r}).to_csv(file, index=False), or name it .tsv where they are tabs"
-        raise data_error(
-            f"the columns of {where} are separated by {other!r}, not {separator!r}", fix
-        )
-    if row is not None and len(row) == len(names) + 1:
-        what = f"{where} has {len(names)} names of columns, and {len(row)} entries in a row"
-        raise data_error(f"{what}: the first is the row's name", R_FIX)
-    blank = next((i for i, name in enumerate(names, 1) if not name.strip()), None)
-    if blank is not None:
-        raise data_error(
-            f"column {blank} of {where} has no name", f"name it; names of rows: {R_FIX}"
-        )
-    if len(names) > 1 and all(NUMBER.fullmatch(name.strip()) for name in names):
-        what = f"{where} starts with a line of numbers, not of column names"
-        raise data_error(what, "write the names into its first line, the label's as label")
-    return names
 
 
 def _parquet(content: bytes, where: str) -> Table:

@@ -143,6 +143,10 @@ class Problem:
         self.networks: list[Any] = []
         self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
+    def about(self) -> list[tuple[str, str]]:
+        """Return what was read of a user's data, as (noun, words): nothing, unless a problem reads tables."""
+        return []
+
     @property
     def dim(self) -> int:
         """Return d, the number of coordinates of the variable."""

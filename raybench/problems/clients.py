@@ -230,6 +230,15 @@ class DataProblem(Problem):
         self.regularizer = Regularizer(regularizer, float(lambda_))
         self.has_prox = self.regularizer.nonsmooth
 
+    def about(self) -> list[tuple[str, str]]:
+        """Return what was read of the data set, and how many rows the smallest and the largest client have."""
+        lines = self.data.about()
+        if self.data.clients is None:
+            least, most = min(self.rows.counts), max(self.rows.counts)
+            each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            lines.append(("clients", f"{self.n:,}, with {each} rows"))
+        return lines
+
     def targets(self, dataset: data.Dataset) -> np.ndarray:
         """Return what the loss compares with, one entry (or row) per row: signs, by default."""
         return dataset.binary()
