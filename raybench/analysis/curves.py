@@ -101,12 +101,13 @@ def first_crossing(
     """Return per cell the ``x`` of its first row with ``y <= target``, inf where it has none.
 
     No interpolation: the cost is that of a point that was reached. With ``settled`` a cell whose
-    last row is above the target has not reached it: an unstable step only passes by. Indexed by
-    cell id.
+    last row is above the target has not reached it: an unstable step only passes by. Rows in which
+    y was not measured say nothing. Indexed by cell id.
     """
     rows = ordered(curves, [x, y])
     cost = rows.first(x, lambda block: block[y] <= target, np.inf)
-    return cost.where(rows.last(y, every) <= target, np.inf) if settled else cost
+    last = rows.last(y, lambda block: ~np.isnan(block[y]))
+    return cost.where(last <= target, np.inf) if settled else cost
 
 
 # Where they are --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from raybench.core.process import is_own, kernel_folder
+from raybench.core.process import is_own, kernel_folder, signals_later
 
 DIGEST = 32  # bytes
 
@@ -62,6 +62,13 @@ class Kernel:
         folder = kernel_folder()
         if folder is not None:
             dispatcher._cache = _Files(folder, self)
+        plain = dispatcher.compile
+
+        def compile_whole(signature: Any) -> Any:
+            with signals_later():  # numba compiles in a callback that loses what a handler raises
+                return plain(signature)
+
+        dispatcher.compile = compile_whole
         return dispatcher
 
 

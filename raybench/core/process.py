@@ -175,6 +175,24 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
+def signals_later() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until the block has ended: for code in which what a handler raises would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    both = signal.SIGINT, signal.SIGTERM
+    before = {one: signal.signal(one, lambda number, frame: came.append(number)) for one in both}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
 def ending_on_the_second_signal() -> Iterator[None]:
     """Leave with the exit code of a second SIGINT or SIGTERM as it comes, whatever the main thread waits for.
 

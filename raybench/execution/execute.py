@@ -66,7 +66,8 @@ def execute(
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 
     commit is called on rank 0 for each finished batch. where: columns of how it
-    runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. begin: called
+    runs (mode, workers). timeout: seconds for a cell; a batch that takes them all together is halved,
+    and a cell that takes them alone has failed. begin: called
     on rank 0 as a batch is about to run; returns how often it was tried before. keeper: keeps states
     of batches that take long, from which they go on. An exception of a cell becomes a ``failed`` row and
     the others go on. All ranks yield in lock step;
@@ -95,7 +96,8 @@ def execute(
             while not run.advance(chunk):
                 ran, rounds = (run.t - rounds) * len(run.index), run.t
                 progress.add(Progress(rounds=ran, best=_best(batch, run)))
-                if timeout and transport.agree(perf_counter() - began > timeout):
+                late = timeout and perf_counter() - began > timeout * len(batch.cells)
+                if timeout and transport.agree(bool(late)):
                     raise TimeoutError(f"not done after {timeout:g} s (timeout)")
                 share = slice_seconds / max(perf_counter() - lap, 1e-9)
                 due = keeper is not None and perf_counter() - last_save > keeper.every
@@ -115,7 +117,7 @@ def execute(
                 raise  # a disk that is full, or lost, is no fault of the cells
             if not transport.all_failed():
                 raise  # only this rank failed: the ranks are out of step, and their group must start anew
-            if len(batch.cells) > 1 and not isinstance(error, TimeoutError):
+            if len(batch.cells) > 1:
                 queue.extend(batch.halves()[::-1])
                 continue
             text = "".join(traceback.format_exception(error, limit=-6))

@@ -71,6 +71,14 @@ class Recorder:
                 self._widen(name)
             self._data[at, self.names.index(name), index] = value
 
+    def amend(self, index: np.ndarray, who: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+        """Put further values of the cells ``index[who]`` into the row just recorded; values: arrays over ``index``."""
+        for name, value in values.items():
+            if name not in self.names:
+                self._widen(name)
+            row = self._data[len(self.rounds) - 1, self.names.index(name)]
+            row[index[who]] = value[who]
+
     def add_counts(self, ledger: Ledger, index: np.ndarray) -> None:
         """Add the counts of a ledger of the cells ``index`` to the row just recorded."""
         booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max))

@@ -193,7 +193,8 @@ class Run:
                 estimate = self.a.pooled(net, estimate)
         elif self.average.value is not None:
             x = self.average.value
-        row = self._measured(x, estimate, self._fully(t))
+        fully, live = self._fully(t), self.live.copy()
+        row = self._measured(x, estimate, fully)
         apart = self.a.disagreement(net, self.s, self.c)
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
@@ -208,6 +209,11 @@ class Run:
         if due and t < self.rounds:  # in the last round all have run anyway
             pruned = self._halving.ends(due, self.recorder, self.status)
             self._leave(self.live & np.isin(self.index, net.transport.agree(pruned)), "pruned")
+        ended = live & ~self.live
+        if (
+            ended.any() and not fully
+        ):  # the last row of a cell is measured in full, whatever ends it
+            self.recorder.amend(self.index, ended, self._measured(x, estimate, True))
 
     def _measured(self, x: Tensor, estimate: object, fully: bool) -> dict[str, np.ndarray]:
         began = perf_counter()
