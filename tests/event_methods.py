@@ -115,15 +115,3 @@ def by_speed(h, tau, omega, ratio):
     used = (b > 0) & (m > 0)
     w = used / np.where(used, b * omega + omega * ratio + m * ratio, 1)
     return b.astype(int), m.astype(int), w / (w * m * b).sum()
-
-
-def end_of_round(begin, work, up, latency, shared):
-    """Return when the messages of all clients that work have arrived, one after the other if they share a link."""
-    free, last = 0.0, 0.0
-    for i in np.argsort(begin + work, kind="stable"):
-        ready = begin[i] + work[i]
-        if work[i] == up[i] == 0:
-            continue
-        free = (max(free, ready) if shared else ready) + up[i]
-        last = max(last, free + latency * (up[i] > 0))
-    return last

@@ -12,7 +12,7 @@ import pytest
 import torch
 from event_loop import Loop, World
 
-from raybench.clock.clients import Clients, uniform
+from raybench.clock.clients import Clients, Rounds, uniform
 from raybench.core.streams import Sample, stream
 from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, started
@@ -39,21 +39,18 @@ STEPS, GAMMAS, BATCH = 20, (0.3, 0.12), 2
 TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 
 
-def uniforms(n: int, k: int) -> np.ndarray:
+def uniforms(n: int, k: int, seed: int = 0) -> np.ndarray:
     """Return what the jitter of all clients in their k-th call is drawn from."""
-    keys = stream([0]).fold("clock").fold("jitter").each(range(n)).keys.numpy().view(np.uint64)
+    keys = stream([seed]).fold("clock").fold("jitter").each(range(n)).keys.numpy().view(np.uint64)
     return uniform(keys[0], np.array([k]))
 
 
-def seconds_of(clock: Mapping[str, Any], n: int, i: int, k: int) -> float:
+def seconds_of(clock: Mapping[str, Any], n: int, i: int, k: int, seed: int = 0) -> float:
     """Return the seconds of the k-th call of client i, told anew."""
     tau = np.broadcast_to(clock["compute"]["fixed"], n)[i]
     tau = tau * (BATCH if clock["per"] == "sample" else 1)
-    return (
-        tau
-        if clock["jitter"] is None
-        else tau - JITTER["exponential"] * np.log1p(-uniforms(n, k)[i])
-    )
+    late = 0.0 if clock["jitter"] is None else -np.log1p(-uniforms(n, k, seed)[i])
+    return tau + JITTER["exponential"] * late
 
 
 def leaves(clients: Clients, i: int, k: int, attempt: int) -> float | None:
@@ -161,7 +158,7 @@ for stop, word in ((True, "stop"), (False, "ignore")):
 CASES = [
     *((name, "all") for name in COMPARED),
     *((name, clock) for name in ("fastest", "fedbuff", "rennala, stop") for clock in CLOCKS),
-    ("rennala, ignore", "no links"),
+    *((name, "no links") for name in ("adaptive", "rennala, ignore")),  # long delays
 ]
 
 
@@ -186,16 +183,20 @@ def test_methods_are_those_of_an_event_loop_in_numpy(name, clock) -> None:
 # Rounds that give every client work by its speed ---------------------------------------------------------
 
 
-def a_round(clock: Mapping[str, Any], work: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the seconds of a round whose clients get a model of 96 bytes, work and send so many bytes each."""
+def arrivals(clock, start, work, sizes, model=96.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return when clients that get a model have done their work, and when messages of these sizes have arrived."""
     link, n = clock["link"] or {}, len(work)
-    down = travel(clock, n, "down", 96.0)
-    begin = np.zeros(n) if down is None else link["latency"] + down
-    if link.get("shared"):
-        begin = link["latency"] + np.cumsum(down)
-    up = travel(clock, n, "up", sizes)
-    up = np.zeros(n) if up is None else up
-    return server.end_of_round(begin, work, up, link.get("latency", 0.0), link.get("shared"))
+    up, down = travel(clock, n, "up", sizes), travel(clock, n, "down", model)
+    if not link:
+        return start + work, start + work
+    shared, latency = link["shared"], link["latency"]
+    ready = start + (np.cumsum(down) if shared else down) + latency * (model > 0) + work
+    there, free = np.where(sizes > 0, ready + up + latency, ready), 0.0
+    for i in np.argsort(ready, kind="stable") if shared else ():
+        if sizes[i]:
+            free = max(free, ready[i]) + up[i]
+            there[i] = free + latency
+    return ready, there
 
 
 def started_by_speed(name: str, clock: Mapping[str, Any], compressor: Any, **params: Any) -> Any:
@@ -256,7 +257,7 @@ def test_shadowheart_gives_every_client_b_gradients_and_m_messages(noise, clock)
                 g += w[i] * run.a.Q(total, source).decode()[:, 0]
             work[i] = sum(seconds_of(clock, n, i, calls[i] + k) for k in range(b[i]))
             calls[i] += b[i]
-        now += a_round(clock, work, size * m * (b > 0))
+        now = arrivals(clock, now, work, size * m * (b > 0))[1][work > 0].max()
         compare(run, g, now)
 
 
@@ -279,5 +280,44 @@ def test_mindflayer_cuts_trials_that_take_longer_than_most(clock) -> None:
                 work[i] += min(away + seconds, patience[i])
                 if seconds <= patience[i] and not attempt:
                     total += gradient(run, i, t, f"batch {trial}", BATCH)[:, 0]
-        now += a_round(clock, work, np.full(n, 96.0) * (work > 0))
+        now = arrivals(clock, now, work, np.full(n, 96.0))[1].max()
         compare(run, total / (3 * n * 0.6 * (1 - drop["p"])), now)
+
+
+# Rounds of methods that wait ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own links", "all", "graph"])
+def test_rounds_are_those_of_a_loop_over_clients(name) -> None:
+    """Two cells with seeds of their own: who sits out, who vanishes, models and messages that are not always sent."""
+    clock, n, random = (
+        typed(CLOCKS["all" if name == "all" else "own links"]),
+        4,
+        np.random.default_rng(0),
+    )
+    each = [Clients(clock, n, [seed], [1] * n) for seed in (0, 1)]
+    path = np.eye(n) + np.eye(n, k=1) + np.eye(n, k=-1) > 0
+    rounds = Rounds(Clients(clock, n, [0, 1], [1] * n), path if name == "graph" else None)
+    calls, told, now = np.zeros((2, n), int), 0.0, np.zeros((2, n))
+    for _ in range(8):
+        who = random.random((2, n)) < 0.6
+        who[:, 0] |= ~who.any(1)
+        sizes, model = who * 48.0 * random.integers(0, 3, (2, n)), 96.0 * random.integers(0, 2)
+        told += model
+        work = np.zeros((2, n))
+        for cell, i in np.argwhere(who):
+            seconds, attempt = seconds_of(clock, n, i, calls[cell, i], cell), 0
+            while (place := leaves(each[cell], i, calls[cell, i], attempt)) is not None:
+                work[cell, i] += place * seconds + clock["dropout"]["back_after"]
+                attempt += 1
+            work[cell, i] += seconds
+            calls[cell, i] += 1
+        rounds.compute(slice(None), who, 1)
+        rounds.end(sizes, np.full(2, told))
+        for cell in range(2):
+            ready, there = arrivals(clock, now[cell], work[cell], sizes[cell], model)
+            if name == "graph":
+                now[cell] = [max(ready[i], there[path[i]].max()) for i in range(n)]
+            else:
+                now[cell] = there[who[cell]].max()
+        assert rounds.columns(2)["clock_seconds"] == pytest.approx(now.max(1), rel=1e-10)
