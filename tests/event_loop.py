@@ -49,7 +49,7 @@ class Loop:
         self.limit, self.stop, self.waits = limit, stop, waits
         self.per, self.eta = local.get("calls", 1), local.get("eta")
         self.memory, self.kept = local.get("memory"), np.zeros((world.n, *x.shape))
-        self.k, self.now, self.spent, self.wasted = 0, 0.0, 0.0, 0.0
+        self.k, self.models, self.now, self.spent, self.wasted = 0, 0, 0.0, 0.0, 0.0
         self.up_free = self.down_free = 0.0  # when the server's link is
         self.begun, self.attempt, self.ended = ([0] * world.n for _ in range(3))  # calls of each
         self.at, self.model = [x] * world.n, [-1] * world.n
@@ -61,8 +61,9 @@ class Loop:
 
     def begin(self, i: int) -> None:
         """Let client i compute at x, which it has or is sent."""
-        world, t = self.world, self.now
-        if world.down is not None and self.model[i] != self.k:
+        world, t, lacks = self.world, self.now, self.model[i] != self.k
+        self.models += lacks
+        if world.down is not None and lacks:
             if world.shared:
                 t = max(t, self.down_free)
                 self.down_free = t + world.down[i]

@@ -11,6 +11,7 @@ import pytest
 from scipy.integrate import quad
 
 from raybench.clock.clients import Clients, Rounds, mean, quantile, waiting
+from raybench.clock.events import BLOCK, Events
 from raybench.core.errors import InputError
 from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
@@ -26,8 +27,7 @@ def method(
 ) -> Method:
     """Return a method at a step of 0.3 on a clock."""
     given = {"step": 0.3, "rounds": 60, **{k: more.pop(k) for k in ("step", "rounds") if k in more}}
-    keys = {k: more.pop(k) for k in ("x0",) if k in more}
-    return Method(name, more, None, problem, more={"clock": clock, **keys}, **given)
+    return Method(name, more, None, problem, more={"clock": clock}, **given)
 
 
 def ended(m: Method, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray, np.ndarray]:
@@ -68,6 +68,16 @@ def test_distributions_have_their_means(name, params, expected) -> None:
     compute = typed({"compute": {name: params}})["compute"]
     assert mean(compute) == pytest.approx(expected)
     assert quad(lambda u: quantile(compute, u), 0, 1)[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_every_call_has_seconds_of_its_own_however_often_a_client_computes() -> None:
+    clients = Clients(typed({"compute": 1.0, "jitter": {"exponential": 1}}), 1, [0], [1])
+    events, now = Events(clients, 1, np.ones(1), 8, 8), 0.0
+    for k in range(2 * BLOCK + 2):
+        events.begin(np.array([0]), 0)
+        assert events.next() == (0, True)
+        now += clients.once(np.array([[k]]), 1.0)[0, 0]
+        assert events.now == pytest.approx(now, rel=1e-12)
 
 
 def test_power_is_the_speed_of_each_client() -> None:

@@ -16,7 +16,7 @@ import raybench
 from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.clocked import with_clock
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
-from raybench.clock.links import Link, Network, all_gather, all_reduce
+from raybench.clock.links import Link, Network, all_gather, all_reduce, overlapped
 from raybench.core.errors import InputError
 from raybench.report import charts, figures, html, plots, render
 from raybench.spec.clocks import typed
@@ -356,6 +356,12 @@ def test_rows_that_are_not_recorded_count_and_first_messages_are_a_round():
     columns = {"bytes_up": 100 * T + 1000, "bytes_up_max": 100 * T + 1000, "messages_up": T + 1}
     start = 3 * (A + 1000 / B)
     assert seconds(**columns)[:2] == pytest.approx([start, start + ROUND + COMPUTE])
+
+
+def test_all_buckets_but_the_last_hide_behind_the_backward_pass():
+    assert overlapped(10.0, 1.0, 5) == 10.0 + 1.0
+    assert overlapped(2.0, 1.0, 5) == 5 * 1.0
+    assert overlapped(2.0, 1.0, 1) == 2.0 + 1.0  # none can hide
 
 
 def test_unknown_times_count_as_none_and_are_told():

@@ -16,8 +16,10 @@ from raybench.clock.clients import Clients, Rounds, uniform
 from raybench.core.streams import Sample, stream
 from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, started
+from raybench.wire.ledger import COLUMNS
 
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
+MESSAGES = COLUMNS.index("messages")
 JITTER = {"exponential": 0.5}
 OWN = {"up": [96, 48, 96, 24], "down": [24, 48, 96, 192], "latency": 0.3}
 CLOCKS: dict[str, dict[str, Any]] = {  # a model has 96 bytes
@@ -178,6 +180,7 @@ def test_methods_are_those_of_an_event_loop_in_numpy(name, clock) -> None:
         np.testing.assert_allclose(run.s.x.numpy(), x, rtol=0, atol=1e-12)
         columns = [values[0] for values in run.net.timing.columns(2).values()]
         np.testing.assert_allclose(columns, seconds, rtol=1e-10)
+    assert run.net.ledger.down[MESSAGES].tolist() == [loop.models / 4] * 2
 
 
 # Rounds that give every client work by its speed ---------------------------------------------------------
@@ -220,17 +223,14 @@ def compare(run: Any, g: torch.Tensor, now: float) -> None:
     assert run.net.timing.columns(2)["clock_seconds"] == pytest.approx(now, rel=1e-10)
 
 
-SPEEDY = {**OWN, "up": [72, 36, 200, 24]}
+SPEEDY = {**CLOCKS["own links"], "link": {**OWN, "up": [72, 36, 200, 24]}}
+SLOW = {"compute": 0.2, "per": "sample", "link": "768bit,0.2s,server"}  # to send
 
 
 @pytest.mark.parametrize(
     ("noise", "clock"),
-    [
-        (0.7, CLOCKS["no links"]),
-        (0.7, {**CLOCKS["own links"], "link": SPEEDY}),
-        (0.0, {**CLOCKS["own links"], "link": SPEEDY}),
-        (2.0, {"compute": 0.2, "per": "sample", "link": "768bit,0.2s,server"}),
-    ],
+    [(0.7, CLOCKS["no links"]), (0.7, SPEEDY), (0.0, SLOW), (2.0, SLOW)],
+    ids=["at once", "own links", "without noise", "server"],
 )
 def test_shadowheart_gives_every_client_b_gradients_and_m_messages(noise, clock) -> None:
     run, clock, n, now = (
