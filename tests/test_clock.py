@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from raybench.clock.clients import Clients, Rounds, mean, quantile, waiting
+from raybench.clock.clients import Clients, mean, quantile, waiting
 from raybench.clock.events import BLOCK, Events
 from raybench.core.errors import InputError
 from raybench.spec.clocks import typed
@@ -126,29 +126,6 @@ def test_a_wrong_clock_is_an_error_that_names_its_key(clock, where) -> None:
 # Rounds -------------------------------------------------------------------------------------------------
 
 
-def test_a_round_ends_with_the_last_message() -> None:
-    clock = typed(
-        {"compute": [1.0, 2.0, 5.0], "link": {"up": [100, 10, 100], "down": 50, "latency": 0.5}}
-    )
-    rounds = Rounds(Clients(clock, 3, [0], [1] * 3))
-    rounds.compute(slice(None), None, 1)
-    rounds.end(np.array([[100.0, 60.0, 10.0]]), np.array([25.0]))
-    # 1 + .5 + 1, 2 + .5 + 6, 5 + .5 + .1; then .5 + .5 down
-    assert rounds.columns(1)["clock_seconds"].tolist() == [8.5 + 1.0]
-    rounds.compute(slice(None), np.array([[True, False, False]]), 1)
-    rounds.end(np.array([[100.0, 0.0, 0.0]]), np.array([25.0]))  # nothing new is sent down
-    assert rounds.columns(1)["clock_seconds"].tolist() == [9.5 + 2.5]
-
-
-def test_the_link_of_a_server_carries_one_message_after_the_other() -> None:
-    clock = typed({"compute": [1.0, 1.5, 9.0], "link": "8kbit,1s,server"})
-    rounds = Rounds(Clients(clock, 3, [0], [1] * 3))
-    rounds.compute(slice(None), None, 1)
-    rounds.end(np.full((1, 3), 2000.0), np.array([1000.0]))
-    # two seconds each: through at 3, 5 and 11, with the latency at 12; then three copies down
-    assert rounds.columns(1)["clock_seconds"].tolist() == [12.0 + 1.0 + 3.0]
-
-
 def test_who_vanishes_comes_back_and_begins_anew() -> None:
     clock = typed({"compute": 2.0, "dropout": {"p": 0.5, "back_after": 100}})
     clients = Clients(clock, 2000, [0], [1] * 2000)
@@ -194,23 +171,6 @@ def test_synchronous_methods_by_hand(name) -> None:
         )
         seconds = finished(m.batch()).recorder.column("clock_seconds")
         assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
-
-
-@pytest.mark.parametrize(
-    "clock",
-    [
-        {"compute": 1.0, "jitter": {"exponential": 1.0}},
-        {"compute": 1.0, "jitter": {"exponential": 1.0}, "dropout": {"p": 0.3, "back_after": 0.0}},
-    ],
-)
-def test_trials_arrive_as_often_as_mindflayer_takes_for_granted(clock) -> None:
-    clients = Clients(typed(clock), 5000, [0], [1] * 5000)
-    rounds = Rounds(clients)
-    most, p = clients.within(0.8, 1.0)
-    assert abs(rounds.cut(most, 1.0).mean() - p.mean()) < 0.02
-    rounds.compute(slice(None), None, 1.0)
-    rounds.end(np.zeros((1, 5000)), np.zeros(1))
-    assert rounds.times.max() <= most.max()
 
 
 def test_trials_of_a_trace_arrive_by_its_quantile(tmp_path) -> None:
@@ -275,55 +235,10 @@ def test_a_fast_client_bends_asynchronous_sgd_and_not_those_for_different_data()
     assert max(ends[n] for n in ("malenia_sgd", "ringleader_asgd", "iaasgd")) < 1e-10
 
 
-def test_curves_of_a_batch_are_those_of_its_cells() -> None:
-    m = method(
-        "ringmaster_asgd",
-        {"compute": SPEEDS, "jitter": {"exponential": 0.5}},
-        NOISY,
-        batch=3,
-        threshold=3,
-    )
-    both, seconds = ended(m, (1.0, 0.4))
-    for j, multiple in enumerate((1.0, 0.4)):
-        alone, same = ended(m, (multiple,))
-        assert np.allclose(both[j], alone[0], rtol=1e-12)
-        assert np.array_equal(seconds[j], same[0])
+def test_cells_of_other_seeds_are_no_batch() -> None:
+    m = method("async_sgd", {"compute": SPEEDS, "jitter": {"exponential": 0.5}})
     with pytest.raises(InputError):
         batch_of([m.cell(1.0, 0), m.cell(1.0, 1)])
-
-
-def test_compressed_messages_take_their_time_and_bits() -> None:
-    clock = {"compute": 1.0, "link": {"up": 24}}
-    dense = finished(method("async_sgd", clock, rounds=40).batch())
-    few = finished(
-        Method(
-            "async_sgd",
-            {},
-            {"name": "rand_k", "k": 3},
-            CHAIN,
-            step=0.1,
-            rounds=40,
-            more={"clock": clock},
-        ).batch()
-    )
-    seconds = [run.recorder.column("clock_seconds")[0, -1] for run in (dense, few)]
-    # 96 bytes at 24 a second: five seconds for each of four clients in turn; three values and their places: less
-    assert seconds[0] == pytest.approx(10 * (1 + 96 / 24))
-    assert seconds[1] < seconds[0] / 2
-    messages = [run.net.ledger.up[-1, 0] for run in (dense, few)]
-    assert messages == [40 / 4, 40 / 4]
-
-
-def test_what_is_ignored_is_sent_and_what_is_stopped_is_not() -> None:
-    params = {"collect": 3}
-    stop = finished(method("rennala_sgd", {"compute": SPEEDS}, stop=True, **params).batch())
-    late = finished(method("rennala_sgd", {"compute": SPEEDS}, stop=False, **params).batch())
-    for run, messages in ((stop, 3 * 60 / 4), (late, None)):
-        events = run.net.events
-        assert 0 < events.wasted < events.spent
-        sent = run.net.ledger.up[-1, 0]
-        assert sent == messages if messages else sent > 3 * 60 / 4
-        assert run.net.oracle.evals[0] == pytest.approx(sent)
 
 
 def test_malenia_counts_a_harmonic_mean_that_is_reached_but_for_rounding() -> None:
@@ -331,26 +246,6 @@ def test_malenia_counts_a_harmonic_mean_that_is_reached_but_for_rounding() -> No
     three = {**CHAIN, "clients": 3}
     _, seconds = ended(method("malenia_sgd", {"compute": 1.0}, three, collect=15, rounds=4))
     assert seconds[0].tolist() == [0, 5, 10, 15, 20]
-
-
-@pytest.mark.parametrize(
-    ("link", "seconds"),
-    [
-        # a model and a gradient have 96 bytes each
-        ({"up": [96, 48, 96, 24], "down": [24, 48, 96, 96]}, 1.0 + 4.4 + 4.0),
-        # copies arrive at 2, 3, 4, 5 with the latency; ready at 3, 4.3, 6.9, 9.4; through at 4, 5.3, 7.9, 10.4
-        ("768bit,1s,server", 10.4 + 1.0),
-    ],
-    ids=["links of their own", "link of the server"],
-)
-def test_clients_wait_for_their_own_model_only(link, seconds) -> None:
-    """A round is max_i (down_i + compute_i + up_i), whether it is one of SGD or of the fastest n."""
-    clock = {"compute": SPEEDS, "link": link}
-    same, waited = ended(method("sgd", clock, rounds=5))
-    losses, others = ended(method("fastest_sgd", clock, collect="100%", rounds=5))
-    assert np.allclose(losses, same, rtol=1e-13)
-    assert np.allclose(others, waited, rtol=1e-13)
-    assert np.allclose(np.diff(waited[0]), seconds)
 
 
 # Times of theorems -------------------------------------------------------------------------------------

@@ -180,7 +180,11 @@ def test_methods_are_those_of_an_event_loop_in_numpy(name, clock) -> None:
         np.testing.assert_allclose(run.s.x.numpy(), x, rtol=0, atol=1e-12)
         columns = [values[0] for values in run.net.timing.columns(2).values()]
         np.testing.assert_allclose(columns, seconds, rtol=1e-10)
+    on_their_way = [what for _, what in loop.event].count("arrives")
+    arrived = sum(loop.ended) / loop.per - on_their_way
+    assert run.net.ledger.up[MESSAGES].tolist() == [arrived / 4] * 2
     assert run.net.ledger.down[MESSAGES].tolist() == [loop.models / 4] * 2
+    assert run.net.oracle.evals == pytest.approx(arrived * loop.per * BATCH / 4)
 
 
 # Rounds that give every client work by its speed ---------------------------------------------------------
