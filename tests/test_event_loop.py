@@ -21,7 +21,7 @@ from raybench.wire.ledger import COLUMNS
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
 MESSAGES = COLUMNS.index("messages")
 JITTER = {"exponential": 0.5}
-OWN = {"up": [96, 48, 96, 24], "down": [24, 48, 96, 192], "latency": 0.3}
+OWN = {"up": [96, 48, 96, 24], "down": [8, 48, 96, 192], "latency": 0.3}
 CLOCKS: dict[str, dict[str, Any]] = {  # a model has 96 bytes
     "no links": {"compute": SPEEDS},
     "own links": {"compute": SPEEDS, "jitter": JITTER, "link": OWN},
@@ -265,14 +265,20 @@ def test_shadowheart_gives_every_client_b_gradients_and_m_messages(noise, clock)
         compare(run, g, now)
 
 
-@pytest.mark.parametrize("clock", ["own links", "all"])
+BY_SAMPLE = {"compute": 0.5, "per": "sample", "jitter": JITTER}
+
+
+@pytest.mark.parametrize(
+    "clock", [CLOCKS["own links"], CLOCKS["all"], BY_SAMPLE], ids=["links", "all", "by sample"]
+)
 def test_mindflayer_cuts_trials_that_take_longer_than_most(clock) -> None:
     """Of three trials a round those arrive that are done within the 60 % quantile and whose client has not vanished."""
-    run = started_by_speed("mindflayer_sgd", CLOCKS[clock], None, patience=0.6, trials=3)
-    clock, n, now = typed(CLOCKS[clock]), 4, 0.0
+    run = started_by_speed("mindflayer_sgd", clock, None, patience=0.6, trials=3)
+    clock, n, now = typed(clock), 4, 0.0
     clients = Clients(clock, n, [0], run.problem.samples)
     drop = clock["dropout"] or {"p": 0.0, "back_after": 0.0}
-    patience = np.array(SPEEDS) - JITTER["exponential"] * np.log(0.4)
+    each = [seconds_of({**clock, "jitter": None}, n, i, 0) for i in range(n)]
+    patience = np.array(each) - JITTER["exponential"] * np.log(0.4)
     for t in range(1, 8):
         total, work = torch.zeros_like(run.s.x), np.zeros(n)
         for trial in range(3):
@@ -306,7 +312,7 @@ def test_rounds_are_those_of_a_loop_over_clients(name) -> None:
     for _ in range(8):
         who = random.random((2, n)) < 0.6
         who[:, 0] |= ~who.any(1)
-        sizes, model = who * 48.0 * random.integers(0, 3, (2, n)), 96.0 * random.integers(0, 2)
+        sizes, model = who * 240.0 * random.integers(0, 3, (2, n)), 96.0 * random.integers(0, 2)
         told += model
         work = np.zeros((2, n))
         for cell, i in np.argwhere(who):
