@@ -228,7 +228,7 @@ def compare(run: Any, g: torch.Tensor, now: float) -> None:
 
 
 SPEEDY = {**CLOCKS["own links"], "link": {**OWN, "up": [72, 36, 200, 24]}}
-SLOW = {"compute": 0.2, "per": "sample", "link": "768bit,0.2s,server"}  # to send
+SLOW = {"compute": 0.1, "per": "sample", "link": "768bit,0.2s,server"}  # to send
 
 
 @pytest.mark.parametrize(
