@@ -22,6 +22,7 @@ from raybench.algorithms.robust import (
     geometric_median,
     kappa,
     pooled,
+    where_pulled,
 )
 from raybench.core import registry
 from raybench.core.parts import Robust
@@ -398,7 +399,9 @@ def test_it_moves_and_scales_with_all_and_is_what_all_are(rule):
 def test_a_geometric_median_may_be_one_of_the_points():
     """Where a point weighs more than the pull of all others: Weiszfeld's own steps would divide by zero there."""
     x = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]], dtype=torch.float64)
-    assert torch.equal(geometric_median(x, 0), torch.zeros(1, 2, dtype=torch.float64))
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    assert torch.equal(where_pulled(x, zero), zero)
+    assert torch.equal(geometric_median(x, 0), zero)
     # the median, coordinate by coordinate, is one of the points here, and not the answer
     y = torch.tensor([[[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]]], dtype=torch.float64)
     want = by_hand("geometric_median", y[0].numpy(), 0)
