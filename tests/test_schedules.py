@@ -238,6 +238,14 @@ def test_exact_methods_are_exact_on_every_graph(name, graph):
         assert (apart[:, -1] < 1e-18).all(), apart
 
 
+def test_the_consensus_error_is_the_spread_of_the_points():
+    run = finished(method("dgd", TOY, None, 5, "star").batch((1.0, 0.5)))
+    X = run.c.X.numpy()
+    want = np.square(X - X.mean(1, keepdims=True)).sum(-1).mean(-1)
+    assert want.min() > 0
+    np.testing.assert_allclose(run.recorder.column("consensus_error")[:, -1], want, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "messages"), [("dgd", 1), ("extra", 1), ("gradient_tracking", 2)])
 def test_bits_are_booked_per_neighbour(name, messages):
     run = finished(method(name, TOY, None, 10, "star").batch())
