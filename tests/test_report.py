@@ -29,6 +29,7 @@ from raybench.report.rankings import firmness, unsure
 from raybench.store import CELLS, Store, to_table
 
 GD, EF21 = fake_store.METHODS[:2]
+DIANA = fake_store.METHODS[3]
 FEW = fake_store.METHODS[:3]  # gd, and two methods with three K each
 ODD = {
     "one cell": {"methods": (GD,), "seeds": 1, "multiples": (1.0,), "failed": 0, "skipped": 0},
@@ -162,8 +163,9 @@ def test_figures_say_what_their_bands_are(folder_of, methods):
 
 
 def test_on_a_logarithmic_axis_a_curve_begins_at_its_first_point_beyond_zero(folder_of):
-    """Round 0 costs EF21 bits and gd none: drawn from the axis' end, gd would be flat up to its first row."""
-    results = frames(folder_of(every=10))
+    """Round 0 costs EF21 bits and DIANA none: drawn from the axis' end, it would be flat up to its first row."""
+    results = frames(folder_of(every=10, methods=(EF21, DIANA)))
+    assert (results.curves["bits_up"] == 0).any()
     figure = next(f for f in build(results) if f.name == "grad_norm_sq_vs_bits_up")
     assert figure.log_x
     first = figure.data.groupby("series")["x"].min()
