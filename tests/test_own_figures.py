@@ -140,7 +140,7 @@ def test_what_is_wrong_is_told(swept):
     result = frames(swept)
     for given, said in WRONG:
         with pytest.raises(InputError) as told:
-            plot(result, **given)
+            plot(swept if "target" in given else result, **given)
         assert said in "\n".join(told.value.shown()), given
 
 

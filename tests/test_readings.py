@@ -49,8 +49,8 @@ def test_a_table_paid_in_rounds_says_rounds():
 
 
 def test_what_is_paid_on_a_clock_is_told_in_seconds():
-    curves, cells = make([*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)])
-    results = replace(framed(curves.assign(**{CLOCK: curves["round"]}), cells), asked=0.1)
+    runs = [*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)]
+    results = replace(framed(*on_a_clock(runs)), asked=0.1)
     assert "Cost: simulated seconds to" in notes(ranking(results, x="clock"))
     table = after_trials(results, 1, x="clock")
     assert " s" in table.fields[table.head.index("Simulated seconds after 1 trial")].texts[0]
@@ -170,13 +170,16 @@ def test_facets_of_two_clocks_keep_targets_of_their_own():
     assert set(problems_of(framed(curves, cells).cells)) == {""}
 
 
+def on_a_clock(runs):
+    """Return the tables of runs on a clock, by which a round takes a second."""
+    curves, cells = make(runs)
+    configs = [{**json.loads(text), "clock": {"per": "call"}} for text in cells["config"]]
+    cells = cells.assign(config=[json.dumps(config) for config in configs])
+    return curves.assign(**{CLOCK: curves["round"]}), cells
+
+
 def test_the_time_to_a_target_is_that_of_the_seeds_that_are_reported():
-    curves, cells = make(reaching(1.0, 10, 20, 60))
-    configs = [
-        json.dumps({**json.loads(text), "clock": {"per": "call"}}) for text in cells["config"]
-    ]
-    curves = curves.assign(**{CLOCK: curves["round"]})
-    results = replace(framed(curves, cells.assign(config=configs)), asked=0.1)
+    results = replace(framed(*on_a_clock(reaching(1.0, 10, 20, 60))), asked=0.1)
     assert closing_table(results)["clock_to_target"].tolist() == [20.0]
     row = closing_table(choosing_on(results, [0])).iloc[0]
     assert math.isinf(row["bits_to_target"])
@@ -195,7 +198,5 @@ def test_a_comparison_says_how_many_seeds_its_rows_take(rows, needed):
 
 
 def test_a_link_beside_a_clock_is_said_to_be_another_time():
-    curves, cells = make(reaching(1.0, 20))
-    config = {**json.loads(cells["config"][0]), "clock": {"per": "call"}}
-    results = framed(curves, cells.assign(config=json.dumps(config)), link=parse("1Gbit"))
+    results = framed(*on_a_clock(reaching(1.0, 20)), link=parse("1Gbit"))
     assert any("1 of 1 cells ran on a clock" in note for note in results.notes)

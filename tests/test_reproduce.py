@@ -359,8 +359,9 @@ def left(**measure):
     ],
 )
 def test_what_is_wrong_in_a_claim_is_named(place, change, says):
+    made = results(ef21=[FEW])
     with pytest.raises(InputError, match=says):
-        judge(with_claim(place, **change), results(ef21=[FEW]))
+        judge(with_claim(place, **change), replace(made, cells=made.cells.assign(dataset="a")))
 
 
 def test_names_are_unique_and_something_is_there_to_run(place, tmp_path):
