@@ -46,6 +46,7 @@ def test_a_table_paid_in_rounds_says_rounds():
     assert "Seconds to target" in seconds.head
     assert "clock time (s)" in notes(seconds)
     assert "simulated clock" not in notes(seconds)
+    assert sorted(results.tuned("method")["cost"]) == [50.0, 300.0], "in bits, as before"
 
 
 def test_what_is_paid_on_a_clock_is_told_in_seconds():
