@@ -21,7 +21,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from cli_kit import SWEEP, cli
-from process_kit import python
+from process_kit import gone, python
 
 from raybench import spec
 from raybench.core import process as own_process
@@ -193,13 +193,6 @@ def family(driver: int) -> dict[psutil.Process, str]:
         except psutil.Error:
             continue
     return result
-
-
-def gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.slow
