@@ -90,7 +90,7 @@ def test_tries_of_failed_cells_are_kept_for_the_next_time() -> None:
 
 
 def test_progress_on_a_lost_batch_counts_once() -> None:
-    queue = queue_of({"p.a": 1})
+    queue = queue_of({"p.a": 2, "p.b": 1})
     queue.take("x", None)
     queue.post("x", 0, 1, Progress(rounds=50.0, best={"m": 2.0}))
     assert queue.news().progress.rounds == 50
@@ -101,6 +101,9 @@ def test_progress_on_a_lost_batch_counts_once() -> None:
     assert queue.news().progress.rounds == 60
     queue.take("y", Progress(ok=2, rounds=100.0))
     queue.post("y", 0, 1, Progress(rounds=60.0))  # a word that was on its way when the batch ended
+    assert queue.news().progress.rounds == 100
+    queue.take("y", None)
+    queue.post("y", 0, 1, Progress(rounds=60.0))  # and one that comes after the next was begun
     assert queue.news().progress.rounds == 100
 
 
