@@ -13,6 +13,7 @@ from unittest import mock
 import pandas as pd
 import pytest
 from cli_kit import cli, tree
+from tiers import first_of_each
 
 import raybench
 from raybench import spec
@@ -120,7 +121,9 @@ def test_a_cell_is_told_while_the_sweep_runs(here: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("where", "kind"),
-    [("begin", RuntimeError), ("cell", RuntimeError), ("batch", KeyError), ("end", SystemExit)],
+    first_of_each(
+        [("cell", RuntimeError), ("begin", RuntimeError), ("batch", KeyError), ("end", SystemExit)]
+    ),
 )
 def test_an_error_is_told_once_and_ends_nothing(
     here: Path, where: str, kind: type[BaseException]

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -300,8 +301,10 @@ class Here(Host):
 
 
 HERE = Here("here", {"ssh_user": "me"})
+needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
 
 
+@needs_rsync
 def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any step of a fetch, and fetched again: readers never see cells without curves, and all arrive."""
     text = SWEEP.replace("theory: 1", "theory: [0.5, 1]")
@@ -337,6 +340,7 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not store.Store(home).repair()
 
 
+@needs_rsync
 def test_what_is_home_does_not_travel_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +374,7 @@ def test_what_is_home_does_not_travel_again(
     assert (home / "plan/cells.json").read_text() == "PLAN/cells.json"
 
 
+@needs_rsync
 def test_what_is_here_goes_along(tmp_path: Path) -> None:
     """The driver on the head goes on from it; the sweep with its paths, the lock and the launch's id stay here."""
     here, far = tmp_path / "here", tmp_path / "kept/far"
@@ -381,6 +386,7 @@ def test_what_is_here_goes_along(tmp_path: Path) -> None:
     assert {p.relative_to(far).as_posix() for p in far.rglob("*") if p.is_file()} == {*names[:2]}
 
 
+@needs_rsync
 def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     """A folder on the head with a sweep that this launch did not bring is neither gone on from nor fetched."""
     far, home = tmp_path / "kept/far", tmp_path / "home"
@@ -397,6 +403,7 @@ def test_results_of_somebody_else_are_refused(tmp_path: Path) -> None:
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
+@needs_rsync
 def test_what_a_job_tells(tmp_path: Path) -> None:
     """Its progress and its exit code come with the results, and nothing of them stays; one that was killed has 137."""
     job, home = tmp_path / "kept/job", tmp_path / "home"

@@ -319,10 +319,9 @@ def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
 
 
 @pytest.mark.ray
-def test_through_ray_a_search_gives_what_it_gives_in_one_process(tmp_path):
+def test_through_ray_a_search_gives_what_it_gives_in_one_process(tmp_path, one_ray):
     config = spec.load({**LOGISTIC, **REFINE, "prune": "halving"})
-    for name, inline in (("ray", False), ("here", True)):
+    for name, how in (("ray", {"address": one_ray}), ("here", {"inline": True})):
         out = tmp_path / name
-        outcome = drive(config, out, inline=inline, best=BestSteps(out))
-        assert outcome.exit_code == 0
+        assert drive(config, out, best=BestSteps(out), **how).exit_code == 0
     alike(tmp_path / "ray", tmp_path / "here", ["cell", "status", "rounds", "batch", "reason"])

@@ -278,6 +278,7 @@ def test_all_shows_every_version_as_a_row_of_its_own(versions):
     assert {f"MINE (rounds=20, no stop.grad_norm_sq, mine {s})" for s in sources} <= names
 
 
+@pytest.mark.thorough
 def test_no_row_has_more_seeds_than_there_are_in_any_frame(versions):
     folder = versions / "out"
     every = 3 * (MINE + EF21) + MINE  # load and cells keep what lies there
