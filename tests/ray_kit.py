@@ -43,8 +43,6 @@ def running() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="rb", dir="/tmp") as short:
         env = {**os.environ, "RAY_TMPDIR": short}
         holder = python("-c", HOLDER, CPUS, env=env, stderr=subprocess.DEVNULL)
-        assert holder.stdin is not None
-        assert holder.stdout is not None
         try:
             address = holder.stdout.readline().strip()
             assert address, "Ray did not start"

@@ -61,7 +61,6 @@ def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
         owner = "import sys; from raybench.runtime.leftovers import scratch\n"
         owner += "with scratch('train') as f: print(f, flush=True); sys.stdin.read()"
         other = python("-c", owner, env={**os.environ, "TMPDIR": str(place)})
-        assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
         (theirs / "deep").mkdir()
         (theirs / "deep" / "file").write_text("x")
@@ -125,7 +124,6 @@ with watchdog():
 def test_helpers_of_a_killed_driver_are_ended_and_no_others(place: Path, killed: bool) -> None:
     """Of three processes one writes into the driver's session, one reads there, one is of another's."""
     driver = python("-c", DRIVER, place, stderr=None)  # else its helpers would hold that pipe
-    assert driver.stdout is not None
     helper, reader, other = (psutil.Process(int(driver.stdout.readline())) for _ in range(3))
     mine = (helper, reader, other)
     (dog,) = (p for p in psutil.Process(driver.pid).children() if p not in mine)
@@ -370,7 +368,6 @@ def test_sigterm_leaves_a_valid_store_and_the_same_command_goes_on(here: Path) -
     assert work.returncode == 143, out + err
     assert "Traceback" not in err
     left = re.search(r"stopped by SIGTERM, (\d+) cells left: the same command goes on", err)
-    assert left is not None
     assert "raybench table results/s" in err
     cells = pd.read_parquet(here / "results" / "s" / "cells")
     assert int(left[1]) == 40 - len(cells) > 0
@@ -432,7 +429,6 @@ def test_the_second_signal_ends_what_hears_none(here: Path, number: int, code: i
         "        ctypes.CDLL(None).sleep(60)\n"
     )
     held = python("-c", program)
-    assert held.stdout is not None
     assert held.stdout.readline() == "held\n"
     for _ in range(3):  # it hears the third: so the second has not ended it
         held.send_signal(number)

@@ -180,7 +180,6 @@ def test_a_lease_whose_answer_was_lost_is_ours(store: FaultyProxy, url: str) -> 
     with Store(url).held():
         assert lost
         holder = lock.holder(open_folder(url))
-        assert holder is not None
         assert holder.who == f"pid {os.getpid()} on {socket.gethostname()}"
         with pytest.raises(InputError, match="another sweep is running"), Store(url).held():
             pass

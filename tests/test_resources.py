@@ -21,21 +21,8 @@ from raybench.wire.transport import Distributed
 
 def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float = 0.0) -> Shared:
     """Return what a sweep's workers share, with these resources."""
-    return Shared(
-        options=Options(),
-        folder="",
-        owner=Owner("", ""),
-        apart=frozenset(),
-        plugins=(),
-        problems={},
-        queue=None,
-        writer=None,
-        workers=workers,
-        cpus=cpus,
-        gpus=gpus,
-        mode=mode,
-        timeout=None,
-    )
+    sweep = (Options(), "", Owner("", ""), frozenset(), {}, {}, None, None)
+    return Shared(*sweep, workers, cpus, gpus, mode, None)
 
 
 @pytest.mark.thorough

@@ -174,7 +174,8 @@ def test_claim(store, tmp_path):
     wider = {**SWEEP, "problem": {"name": "logistic", "dataset": ["mushrooms", "a9a"]}}
     store.claim(wider)  # an added axis value extends the sweep
     store.claim({**wider, "seed": [0, 1], "rounds": 7})
-    store.claim(SWEEP)
+    for again in (SWEEP, wider, SWEEP):
+        store.claim(again)
     before = (folder / "sweep.yaml").read_bytes()
     for other, said in (
         ({**SWEEP, "name": "else"}, "name: the folder holds 'fake'"),
