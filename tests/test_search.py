@@ -319,6 +319,7 @@ def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(600)
 def test_through_ray_a_search_gives_what_it_gives_in_one_process(tmp_path, one_ray):
     config = spec.load({**LOGISTIC, **REFINE, "prune": "halving"})
     for name, how in (("ray", {"address": one_ray}), ("here", {"inline": True})):
