@@ -88,6 +88,22 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def _ray_of_the_session() -> Iterator[str]:
+    """The address of a Ray that is started for the first test that asks for it, and ends with the session."""
+    from ray_kit import running
+
+    with running() as address:
+        yield address
+
+
+@pytest.fixture
+def one_ray(_ray_of_the_session: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of the Ray that tests share which need none of their own: 2 CPUs, and it asks for a token."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    return _ray_of_the_session
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> Iterator[None]:
     """One setting for torch, whatever was imported first."""

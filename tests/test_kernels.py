@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from numba import njit
 
 from raybench.core import parallel
+from raybench.core.compiled import _meaning, compiled
 from raybench.core.streams import Sample
 from raybench.problems import kernels
 from raybench.problems.clients import DataProblem, Regularizer, Rows
@@ -171,12 +171,21 @@ def test_wide_rows_use_wide_indices():
         assert close(got, want)
 
 
-@njit
+exp_minus = kernels.exp_minus
+
+
+@compiled
 def exp_all(a):
     out = np.empty_like(a)
     for i in range(len(a)):
-        out[i] = kernels.exp_minus(a[i])
+        out[i] = exp_minus(a[i])
     return out
+
+
+def test_machine_code_is_found_again_by_another_process():
+    """What it is named by holds no address: every process would compile for seconds what another kept."""
+    for kernel in kernels.margin_kernel(16, True, 0), kernels.minibatch_kernel(True, 0):
+        assert " at 0x" not in repr(_meaning(kernel))
 
 
 def test_exp_is_accurate_to_an_ulp():
