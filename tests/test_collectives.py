@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from gloo_kit import run_processes, serve
+from gloo_kit import everyone, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from raybench.testing.algorithms import CHECKS, conformance
 from raybench.testing.trial import DATA, Method, finished
 from raybench.testing.vectors import gaussian
 from raybench.wire import CasesMessage, Message
-from raybench.wire.transport import Transport, on_virtual_ranks, share_of
+from raybench.wire.transport import Distributed, Transport, on_virtual_ranks, share_of
 from raybench.wire.wire import Vectors, Wire
 
 QUADRATIC = {"name": "quadratic", "shape": [[4, 5]], "clients": 5, "heterogeneity": 0.3}
@@ -471,26 +471,15 @@ def result(method: Method, transport: Transport | None = None) -> dict[str, Any]
     return out
 
 
-@pytest.fixture(scope="module")
-def over_gloo(tmp_path_factory):
-    """What two processes found, each in a list over METHODS."""
-    return run_processes(__file__, tmp_path_factory.mktemp("gloo"))
-
-
 @pytest.mark.parametrize("at", range(len(CARRIED)), ids=[m.name for m in CARRIED])
-def test_two_processes_over_gloo_are_one_process(over_gloo, at):
-    here = result(CARRIED[at])
-    assert list(here["status"][:2]) == ["ok", "ok"]
-    for results in over_gloo:
-        there = results[at]
-        assert list(there["status"]) == list(here["status"])
-        assert there["x"].shape == here["x"].shape
-        assert np.abs(there["x"] - here["x"]).max() <= 1e-10 * max(1.0, np.abs(here["x"]).max())
-        for name in COLUMNS:
-            for b in (0, 1):  # those that did not blow up
-                np.testing.assert_allclose(there[name][b], here[name][b], rtol=1e-10, err_msg=name)
-    assert np.array_equal(over_gloo[0][at]["x"], over_gloo[1][at]["x"])  # replicas are bit-equal
-
-
-if __name__ == "__main__":
-    serve(lambda transport: [result(method, transport) for method in CARRIED])
+@on_ranks(2)
+def test_two_processes_over_gloo_are_one_process(at):
+    alone, there = result(CARRIED[at]), result(CARRIED[at], Distributed())
+    assert list(there["status"]) == list(alone["status"])
+    assert list(there["status"][:2]) == ["ok", "ok"]
+    assert there["x"].shape == alone["x"].shape
+    assert np.abs(there["x"] - alone["x"]).max() <= 1e-10 * max(1.0, np.abs(alone["x"]).max())
+    for name in COLUMNS:
+        for b in (0, 1):  # those that did not blow up
+            np.testing.assert_allclose(there[name][b], alone[name][b], rtol=1e-10, err_msg=name)
+    assert np.array_equal(*everyone(there["x"]))  # replicas are bit-equal

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from gloo_kit import everyone, on_ranks
 from loop_kit import (
     TOP,
     data,
-    everyone,
     far,
     loss,
     memory,
     network,
-    on_ranks,
     plain,
     sgd,
     spread,

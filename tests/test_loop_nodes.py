@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from loop_kit import TOP, everyone, far, loss, network, on_ranks, sgd, spread, steps, vector
+from gloo_kit import everyone, on_ranks
+from loop_kit import TOP, far, loss, network, sgd, spread, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.distributed.device_mesh import init_device_mesh

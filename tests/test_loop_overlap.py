@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from loop_kit import TOP, far, loss, network, on_ranks, sgd, steps, vector
+from gloo_kit import on_ranks
+from loop_kit import TOP, far, loss, network, sgd, steps, vector
 from matplotlib.image import imread
 from torch import nn
 from torch.distributed import get_rank as rank

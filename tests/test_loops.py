@@ -5,31 +5,27 @@ from __future__ import annotations
 import gc
 import io
 import math
-import os
 import warnings
 import weakref
 from copy import deepcopy
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from gloo_kit import everyone, on_ranks, shared_folder
 from loop_kit import (
     TOP,
-    everyone,
+    D,
     far,
     hooked,
     loss,
     memory,
     network,
-    on_ranks,
     plain,
-    results,
     sgd,
     spread,
-    start,
     steps,
     trained,
     vector,
@@ -39,14 +35,11 @@ from torch.distributed import checkpoint
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
 
-import raybench
 import raybench.torch as rt
 from raybench.algorithms.build import check_loop
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.torch.saved import opened, parts_of
-
-D = 1715  # parameters of the network
 
 
 @on_ranks(2)
@@ -325,13 +318,6 @@ def test_one_rank_goes_on_from_two(name, kept):
     assert all(math.isfinite(f) for f in steps(model, opt, 0, range(5, 60)))
 
 
-def checkpointed(name: str) -> Path:
-    """Return the folder of a checkpoint that all ranks share."""
-    folder = Path(os.environ["LOOP_STORE"]).parent / f"checkpoint-{name}"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.mark.parametrize("way", ["optimizer", "hook", "local"])
 @on_ranks(2)
 def test_a_distributed_checkpoint_keeps_what_every_rank_remembers(way):
@@ -349,7 +335,7 @@ def test_a_distributed_checkpoint_keeps_what_every_rank_remembers(way):
 
     model, optimizer, stateful = start(0)
     steps(model, optimizer, rank(), range(4))
-    folder = checkpointed(way)
+    folder = shared_folder() / "checkpoint"
     checkpoint.save({"model": model, "compressed": stateful}, checkpoint_id=folder)
     steps(model, optimizer, rank(), range(4, 8))
     other, again, stateful = start(7)
@@ -624,7 +610,7 @@ def test_gradients_that_were_averaged_already_are_noticed():
         assert all("attach" in text for text in texts)
 
 
-# Process groups, killed processes, and the same cells of sweeps ---------------------------------------
+# Process groups -------------------------------------------------------------------------------------
 
 
 def test_nothing_here_keeps_a_process_group_alive(tmp_path):
@@ -648,75 +634,3 @@ def test_nothing_here_keeps_a_process_group_alive(tmp_path):
     second.detach()
     with pytest.raises(RuntimeError, match="was destroyed"):
         opts[1].step()
-
-
-@pytest.mark.thorough
-def test_a_killed_loop_goes_on_with_the_same_losses(tmp_path):
-    """Both ranks are killed after step 12, and started again: losses as undisturbed, bit for bit."""
-    for process in start("loop_killed.py", 2, tmp_path, "dies"):
-        assert process.wait(timeout=120) == -9
-    assert len(torch.load(tmp_path / "checkpoint.0.pt", weights_only=True)["losses"]) == 13
-    for got in results("loop_killed.py", 2, tmp_path, "lives"):
-        assert got["losses"] == got["undisturbed"]
-        assert len(got["losses"]) == 30
-
-
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the parameters at which loops ended."""
-    return tmp_path_factory.mktemp("cells")
-
-
-@pytest.fixture(scope="module")
-def cells(ends: Path) -> dict[str, float]:
-    """How far they are from those of the same cells of sweeps, in one process."""
-    return results("loop_cells.py", 2, ends, "float64", "float32")[0]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("batch", ["full", "8"])
-@pytest.mark.parametrize(
-    "name",
-    ["ef21", "ef14", "diana", "marina", "dgc", "power_sgd", "sign_sgd", "ef_sign_sgd"]
-    + ["dion", "demo", "diloco"],
-)
-def test_a_loop_ends_where_the_same_cell_of_a_sweep_does(cells, name, batch):
-    assert cells[f"{name} {batch} float64"] < 1e-9
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_loop_ends_where_a_sweep_on_ray_train_does(cells, ends, tmp_path, dtype, capsys):
-    """The same cells as a real sweep: two workers of Ray Train, their weights kept at the end.
-
-    In float32 sums of another order may choose other coordinates or signs: the differences are printed.
-    """
-    from loop_cells import CELLS, config
-
-    names = ["ef21", "ef14", "diana", "dgc", "power_sgd", "sign_sgd", "diloco"]
-    base = config("gd", None, 8, dtype)
-    sweep = {
-        **{key: base[key] for key in ("problem", "rounds", "seed")},
-        "name": "cells",
-        "step_size": {"value": 0.05},
-        "cases": [
-            {"algorithm": CELLS[n][0], **({"compressor": CELLS[n][1]} if CELLS[n][1] else {})}
-            for n in names
-        ],
-        "train": {"save": "weights"},
-        "resources": {"mode": "train", "workers": 2},
-    }
-    outcome = raybench.sweep(sweep, out=tmp_path / "out")
-    assert outcome.counts["ok"] == len(names)
-    done = raybench.load(tmp_path / "out").groupby("algorithm").cell.first()
-    result = {}
-    for name in names:
-        kept = torch.load(tmp_path / "out" / "weights" / f"{done[name]}.pt", weights_only=True)
-        swept = torch.cat([value.flatten() for value in kept.values()])
-        looped = torch.load(ends / f"{name}.8.{dtype}.pt", weights_only=True)
-        result[name] = float((swept - looped).abs().max())
-    with capsys.disabled():
-        said = ", ".join(f"{name} {far:.1e}" for name, far in result.items())
-        print(f"\nlargest difference of a parameter after 20 steps in {dtype}: {said}")
-    assert max(result.values()) < {"float64": 1e-9, "float32": 1e-2}[dtype], result
