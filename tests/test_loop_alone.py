@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raybench.torch as rt
 from raybench import spec
+from raybench.core.errors import InputError
 from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan
 from raybench.execution.run import Options, Run
@@ -107,6 +108,10 @@ def test_a_parameter_without_a_gradient_counts_as_zeros():
     opt.step()
     same = [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
     assert same == [False, False, True, False, False, False]
+    opt.zero_grad()
+    x = vector(model)
+    opt.step()
+    assert torch.equal(vector(model), x)
 
 
 def test_vectors_are_of_the_widest_type():
@@ -150,13 +155,17 @@ def test_random_numbers_go_on_where_they_were():
     assert torch.equal(vector(model), vector(other))
 
 
-def test_parts_come_in_the_order_of_their_ranks():
+def test_parts_are_of_the_ranks_of_a_group():
     """Whatever their places in a run: ranks 5 and 2 of it were ranks 0 and 1 of a group."""
     names = {"rank 2": 1, "rank 5": 0}
     same = {"algorithm": "ef21", "n": 2, "alike": False}
     state = {"raybench": {name: ({**same, "rank": r},) for name, r in names.items()}}
     assert [part["rank"] for part in parts_of(state, "ef21", 0, 3)] == [0, 1]
     assert [part["rank"] for part in parts_of(state, "ef21", 1, 2)] == [1]
+    alone = {"raybench": {"rank 2": state["raybench"]["rank 2"]}}
+    assert [part["rank"] for part in parts_of(alone, "ef21", 1, 2)] == [1]
+    with pytest.raises(InputError, match="the part of rank 1 on rank 0"):
+        parts_of(alone, "ef21", 0, 2)
 
 
 def test_a_newcomers_optimizer_remembers_the_mean():

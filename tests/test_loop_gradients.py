@@ -66,19 +66,6 @@ def test_parameters_that_a_rank_does_not_use(way):
 
 
 @on_ranks(2)
-def test_a_rank_without_gradients_takes_part():
-    model = network()
-    opt = rt.CompressedOptimizer(sgd(model), TOP)
-    for t in range(5):
-        opt.zero_grad()
-        if rank() == 0:
-            loss(model, t, rank()).backward()
-        opt.step()
-    assert spread(model) == 0
-    assert far(vector(model), vector(network())) > 0
-
-
-@on_ranks(2)
 def test_sparse_gradients_are_as_dense_ones():
     ends = []
     for sparse in (False, True):

@@ -31,7 +31,7 @@ from raybench.testing.vectors import gaussian
 
 DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
 CNN = {**DIGITS, "model": "mnist_cnn:dropout=0.4", "rows": 60}
-NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 60, "batch": 8}
+NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 36, "batch": 8}
 
 
 def network(**more):
@@ -73,7 +73,9 @@ def by_hand(problem, x, indices, i, train=False):
     ],
 )
 def test_networks_have_the_published_sizes(model, shape, classes, d):
-    assert sum(p.numel() for p in NAMED[model](InputSpec(shape, classes)).parameters()) == d
+    with torch.device("meta"):
+        net = NAMED[model](InputSpec(shape, classes))
+    assert sum(p.numel() for p in net.parameters()) == d
 
 
 @pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
@@ -99,14 +101,6 @@ def test_clients_of_unequal_sizes_take_means_of_their_own():
         want, loss = by_hand(problem, x[1], slice(None), i)
         torch.testing.assert_close(full[1, i], want, rtol=1e-10, atol=1e-13)
         torch.testing.assert_close(losses[1, i], loss.detach(), rtol=1e-12, atol=0)
-
-
-def test_a_minibatch_is_its_samples():
-    problem = network()
-    x, J = point(problem), sample(problem)
-    grads = problem.grad(x, J)
-    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
-    torch.testing.assert_close(grads[1, 2], want, rtol=1e-10, atol=1e-13)
 
 
 def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
