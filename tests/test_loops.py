@@ -431,29 +431,11 @@ def said(work: Any) -> str:
     return text
 
 
-def frozen(layer: int, here: bool = True) -> nn.Sequential:
+def frozen() -> nn.Sequential:
     """Return a network of which a layer is frozen."""
     model = network()
-    model[layer].requires_grad_(not here)
+    model[2].requires_grad_(False)
     return model
-
-
-def differing(what: str) -> dict[str, Any]:
-    """Return the settings of a rank of which rank 1 has others than rank 0."""
-    first, second = {
-        "compressor": (TOP, "top_k:k=20%"),
-        "a wrong compressor": (TOP, "topk"),
-        "algorithm": ("ef21", "ef21_sgdm"),
-        "seed": (0, 1),
-        "lr": (0.1, 1.1),
-        "shapes": (nn.Linear(3, 2), nn.Linear(3, 3)),
-        "types": (network(), network(torch.float32)),
-        "requires_grad": (network(), frozen(2)),
-        "number": (network()[:3], network()),
-    }[what]
-    key = {"a wrong compressor": "compressor"}.get(what, what)
-    key = key if key in ("compressor", "algorithm", "seed", "lr") else "model"
-    return {key: second if rank() else first}
 
 
 def wrapped(
@@ -467,24 +449,27 @@ def attached(compressor: Any = TOP, **more: Any) -> Any:
     return rt.attach(DistributedDataParallel(network()), "ef21", compressor, **more)
 
 
-ALIKE = {
-    "seed": "seed: rank 0 has 0, rank 1 1",
-    "compressor": "compressor: rank 0 has top_k:k=10%, rank 1 top_k:k=20%",
-    "a wrong compressor": "compressor: rank 0 has top_k:k=10%, rank 1 topk",
-    "algorithm": "algorithm: rank 0 has ef21, rank 1 ef21_sgdm",
-    "shapes": "parameter 0: rank 0 has 0.0 (2, 3) torch.float32, rank 1 0.0 (3, 3) torch.float32",
-    "types": "parameter 0: rank 0 has 0.0 (30, 20) torch.float64, rank 1 0.0 (30, 20) torch.float32",
-    "requires_grad": "rank 1 0.2 (30, 30) torch.float64, requires_grad=False",
-    "number": "parameter 4: rank 0 has nothing, rank 1 0.4 (5, 30) torch.float64",
-    "lr": "param_groups[0].lr: rank 0 has 0.1, rank 1 1.1",
-}
-
-
 @on_ranks(2)
 def test_what_differs_between_ranks_ends_with_one_message_on_all():
-    for what, words in ALIKE.items():
-        for way in [wrapped, attached] if what in ("seed", "compressor") else [wrapped]:
-            text = said(lambda way=way, what=what: way(**differing(what)))
+    for key, first, second, words in (
+        ("seed", 0, 1, "seed: rank 0 has 0, rank 1 1"),
+        ("compressor", TOP, "top_k:k=2", "compressor: rank 0 has top_k:k=10%, rank 1 top_k:k=2"),
+        ("compressor", TOP, "topk", "compressor: rank 0 has top_k:k=10%, rank 1 topk"),
+        ("algorithm", "ef21", "ef21_sgdm", "algorithm: rank 0 has ef21, rank 1 ef21_sgdm"),
+        ("model", nn.Linear(3, 2), nn.Linear(3, 3), "0.0 (2, 3) torch.float32, rank 1 0.0 (3, 3)"),
+        (
+            "model",
+            network(),
+            network(torch.float32),
+            "torch.float64, rank 1 0.0 (30, 20) torch.float32",
+        ),
+        ("model", network(), frozen(), "rank 1 0.2 (30, 30) torch.float64, requires_grad=False"),
+        ("model", network()[:3], network(), "parameter 4: rank 0 has nothing, rank 1 0.4 (5, 30)"),
+        ("lr", 0.1, 1.1, "param_groups[0].lr: rank 0 has 0.1, rank 1 1.1"),
+    ):
+        mine = {key: second if rank() else first}
+        for way in [wrapped, attached] if key in ("seed", "compressor") else [wrapped]:
+            text = said(lambda way=way, mine=mine: way(**mine))
             assert text.startswith("InputError: ")
             assert words in text
             assert len(text.splitlines()) == 2
@@ -492,14 +477,14 @@ def test_what_differs_between_ranks_ends_with_one_message_on_all():
 
 @on_ranks(2)
 def test_ranks_may_take_local_steps_in_their_own_ways():
-    assert said(lambda: wrapped(local={"steps": 2}, **differing("lr"))) == ""
+    assert said(lambda: wrapped(local={"steps": 2}, lr=0.1 + rank())) == ""
 
 
 @pytest.mark.parametrize("way", ["optimizer", "hook"])
 @pytest.mark.parametrize("who", first_of_each([[1], [0, 1]]))
 @on_ranks(2)
 def test_parameters_that_are_unfrozen_later_are_refused_on_all_ranks(way, who):
-    model = frozen(2)
+    model = frozen()
     optimizer: Any = sgd(model)
     module: Any = model
     if way == "hook":
