@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -27,7 +28,7 @@ OUTER: dict[str, Any] = {"optimizer": "nesterov", "momentum": 0.9, "step_size": 
 
 
 def held_back(exchange: Any) -> Semaphore:
-    """Let each message of an exchange wait until the loop lets one through."""
+    """Let each message of an exchange, and of others on its transport, wait until the loop lets one through."""
     transport, let = exchange.wire.transport, Semaphore(0)
     send = transport.gather
 
@@ -113,7 +114,8 @@ def test_buckets_go_out_while_the_backward_pass_goes_on():
         for t in range(3):
             if t == 2 and overlap:  # DistributedDataParallel has made its buckets anew by now
                 let = held_back(hook.exchanges[0])
-                model[0].register_full_backward_hook(lambda *_, let=let: let.release())
+                every = partial(let.release, len(hook.exchanges))
+                model[0].register_full_backward_hook(lambda *_, every=every: every())
             parallel.zero_grad()
             loss(parallel, t, rank()).backward()
             sgd(model).step()
