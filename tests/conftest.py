@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from gloo_kit import close
 from tiers import is_thorough
 
 THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
@@ -155,7 +156,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session if a process that a test started is still there."""
     if "raybench.testing.subprocess" in sys.modules:
         sys.modules["raybench.testing.subprocess"].close()
-    if hasattr(session.config, "workerinput") or not Path("/proc").is_dir():
+    if hasattr(session.config, "workerinput"):
+        return
+    close()
+    if not Path("/proc").is_dir():
         return
     until = time.monotonic() + PATIENCE
     while (left := descendants()) and time.monotonic() < until:
