@@ -138,20 +138,29 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-def _meaning(kernel: Kernel) -> tuple[Any, ...]:
+def _written(value: Any) -> FunctionType | None:
+    """Return the function that a kernel, an ``njit`` or an ``intrinsic`` of numba's own was written as; else None."""
+    function = value.py_func if isinstance(value, Kernel) else getattr(value, "__wrapped__", value)
+    return function if isinstance(function, FunctionType) else None
+
+
+def _meaning(kernel: Any) -> tuple[Any, ...]:
     """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere.
 
-    Not where the function stands: checkouts share their kernels.
+    Not where the function stands: checkouts share their kernels. Nor any address in memory, as in the ``repr`` of a
+    function: no other process would find the file again.
     """
-    function = kernel.py_func
+    function = _written(kernel)
+    assert function is not None
+    given = getattr(kernel, "options", getattr(kernel, "targetoptions", {}))
     # a set has another order in every process
-    options = {k: sorted(v) if isinstance(v, set) else v for k, v in kernel.options.items()}
+    options = {k: sorted(v) if isinstance(v, set) else v for k, v in given.items()}
     parts: list[Any] = [function.__qualname__, repr(sorted(options.items()))]
     for code in _codes(function.__code__):
         consts = [const for const in code.co_consts if not isinstance(const, CodeType)]
         parts.append(repr((code.co_code, code.co_names, code.co_freevars, consts)))
     for name, value in _outside(function):
-        if isinstance(value, Kernel):
+        if _written(value) is not None:
             parts.append((name, _meaning(value)))
         elif not isinstance(value, ModuleType):
             parts.append((name, repr(value)))
