@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiers import first_of_each
 
 from raybench.compressors import Compressor, Dense
 from raybench.compressors.selection import TopK
@@ -15,14 +16,19 @@ from raybench.core.streams import stream
 from raybench.problems import Constants, Layout, Problem, build
 from raybench.problems.base import Fact
 from raybench.problems.quadratic import Quadratic
+from raybench.testing import Checks, findings, metrics, problems
 from raybench.testing import compressors as compressor_kit
-from raybench.testing import metrics, problems
-from raybench.testing.compressors import CHECKS, examples
+from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.problems import Objective, check_entry, conformance
 from raybench.testing.vectors import gaussian
 from raybench.wire import DenseMessage, SparseMessage
 
-pytestmark = pytest.mark.thorough
+
+def finding(checks, check, subject):
+    """Return what one check of a kit finds."""
+    (found,) = findings(Checks({check: checks[check]}), subject, "this")
+    return found
+
 
 OURS = [  # beside those of test_problems.py
     ("logistic", {"regularizer": "l2", "dtype": "float32", "scale": "rows"}),
@@ -32,6 +38,7 @@ OURS = [  # beside those of test_problems.py
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "params"), OURS, ids=lambda v: str(v))
 def test_our_problems_conform(name, params):
     result = check_entry(lookup("problem", name), params)
@@ -40,7 +47,7 @@ def test_our_problems_conform(name, params):
 
 
 @pytest.mark.parametrize("name", names("metric"))
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", first_of_each(["float64", "float32"]))
 def test_our_metrics_conform(name, dtype):
     problem = build("quadratic", {"dim": 6, "clients": 3, "dtype": dtype})
     result = metrics.conformance(lookup("metric", name).target, problem, name)
@@ -211,8 +218,7 @@ def test_a_sound_problem_conforms():
 
 @pytest.mark.parametrize(("make", "check", "says"), BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_problem_is_found(make, check, says):
-    result = {f.check: f for f in conformance(make())}
-    assert says in result[check].detail
+    assert says in finding(problems.CHECKS, check, Objective(make())).detail
 
 
 def test_every_problem_check_is_shown_to_fail():
@@ -242,14 +248,14 @@ METRICS = [
 
 @pytest.mark.parametrize(("metric", "check", "says"), METRICS, ids=range(len(METRICS)))
 def test_a_broken_metric_is_found(metric, check, says):
-    problem = build("quadratic", {"dim": 6, "clients": 3})
-    result = {f.check: f for f in metrics.conformance(metric, problem)}
-    assert says in result[check].detail
+    measured = metrics.Measured(metric, build("quadratic", {"dim": 6, "clients": 3}))
+    assert says in finding(metrics.CHECKS, check, measured).detail
 
 
 # What is broken in a compressor -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_check_entry_covers_every_example():
     entry = lookup("compressor", "rand_k")
     result = list(compressor_kit.check_entry(entry, samples=500, big=0))
@@ -521,15 +527,11 @@ BROKEN_OPERATORS = [
     ("op", "check", "says"), BROKEN_OPERATORS, ids=range(len(BROKEN_OPERATORS))
 )
 def test_the_kit_finds_a_broken_operator(op, check, says):
-    big = 10**6 if "million" in check else 0
-    result = {
-        f.check: f
-        for f in compressor_kit.conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)
-    }
-    assert not result[check].ok
-    assert says in result[check].detail
-    assert str(result[check]).startswith(f"FAIL  compressor: {check}: ")
-    assert "\n" not in str(result[check])
+    found = finding(CHECKS, check, Subject(lambda d: op, samples=20_000, dims=(1, 2, 8)))
+    assert not found.ok
+    assert says in found.detail
+    assert str(found).startswith(f"FAIL  this: {check}: ")
+    assert "\n" not in str(found)
 
 
 def test_a_plugin_that_raises_is_a_finding():
@@ -547,5 +549,5 @@ def test_every_check_is_shown_to_fail():
 
 
 def test_the_sound_one_passes():
-    result = compressor_kit.conformance(lambda d: Claims(), samples=20_000, dims=(1, 8))
+    result = compressor_kit.conformance(lambda d: Claims(), samples=20_000, dims=(1, 8), big=0)
     assert not [str(f) for f in result if not f.ok]

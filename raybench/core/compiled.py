@@ -38,7 +38,8 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         assert isinstance(function, FunctionType)
-        self.py_func, self.options = function, options
+        self.py_func = self.__wrapped__ = function
+        self.options = options
         self.__doc__, self.__name__ = function.__doc__, function.__name__
 
     def __call__(self, *args: Any) -> Any:
@@ -138,20 +139,13 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-def _written(value: Any) -> FunctionType | None:
-    """Return the function that a kernel, an ``njit`` or an ``intrinsic`` of numba's own was written as; else None."""
-    function = value.py_func if isinstance(value, Kernel) else getattr(value, "__wrapped__", value)
-    return function if isinstance(function, FunctionType) else None
-
-
 def _meaning(kernel: Any) -> tuple[Any, ...]:
     """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere.
 
-    Not where the function stands: checkouts share their kernels. Nor any address in memory, as in the ``repr`` of a
-    function: no other process would find the file again.
+    Not where the function stands: checkouts share their kernels. Nor any address in memory, as the ``repr`` of a
+    function of numba's ``njit`` or ``intrinsic`` has it: no other process would find the file again.
     """
-    function = _written(kernel)
-    assert function is not None
+    function = getattr(kernel, "__wrapped__", kernel)
     given = getattr(kernel, "options", getattr(kernel, "targetoptions", {}))
     # a set has another order in every process
     options = {k: sorted(v) if isinstance(v, set) else v for k, v in given.items()}
@@ -160,7 +154,7 @@ def _meaning(kernel: Any) -> tuple[Any, ...]:
         consts = [const for const in code.co_consts if not isinstance(const, CodeType)]
         parts.append(repr((code.co_code, code.co_names, code.co_freevars, consts)))
     for name, value in _outside(function):
-        if _written(value) is not None:
+        if isinstance(getattr(value, "__wrapped__", value), FunctionType):
             parts.append((name, _meaning(value)))
         elif not isinstance(value, ModuleType):
             parts.append((name, repr(value)))
