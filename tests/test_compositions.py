@@ -16,8 +16,6 @@ from raybench.spec.sections import default
 from raybench.testing.claims import draws
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
-pytestmark = pytest.mark.thorough
-
 D = 24
 COUNT = 4000
 

@@ -14,8 +14,6 @@ from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, O
 from raybench.spec import Section, load, sections
 from raybench.spec.sections import default
 
-pytestmark = pytest.mark.thorough
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _dummies():
@@ -219,6 +217,7 @@ OPERATORS = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(OPERATORS)
 def test_the_canonical_text_reads_back(section):
     text = sections.spell(section)

@@ -28,8 +28,6 @@ from raybench.core.streams import MOST_SORTED, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 
-pytestmark = pytest.mark.thorough
-
 DTYPES = [torch.float32, torch.float64]
 
 
@@ -113,6 +111,7 @@ def test_the_extreme_numbers_draw_what_is_there():
     assert int(importance.one_by_size(x * 0, u[3])[0]) == 0
 
 
+@pytest.mark.thorough
 def test_errors_of_one_coordinate_are_exact():
     adaptive, l1 = (raybench.compressor(n) for n in ("adaptive_sparsification", "l1_sampling"))
     for x in families(12).values():
@@ -167,6 +166,7 @@ def test_errors_of_what_clients_share_are_those_of_the_constants(op, d):
     within((value.mean(1) - a.mean(0)).square().sum(-1), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("op", "d", "n"),
     [

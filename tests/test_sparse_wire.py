@@ -27,8 +27,6 @@ from raybench.wire import (
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 
-pytestmark = pytest.mark.thorough
-
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 
 
@@ -91,7 +89,7 @@ def check_round_trip(where, d):
         assert bytes(sent.tolist()) == by_hand(row.tolist(), d)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(DIMS, st.lists(st.integers(0, 3), max_size=2), st.integers(0, 99), st.data())
 def test_rows_are_coded_as_it_is_said(d, lead, seed, data):
     k = data.draw(
@@ -130,7 +128,7 @@ def test_only_ascending_distinct_indices_are_coded(d, kind, bad):
         SparseMessage(d, torch.float64, where, gaussian(*where.shape)).pack()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.integers(1, 60), st.data())
 def test_any_bytes_give_a_support_or_an_error(d, data):
     k = data.draw(st.integers(0, d))
@@ -181,8 +179,6 @@ def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
 
 def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
     """Messages of n clients may stand alone, (n,), or in a batch of cells, (B, n)."""
-    import raybench
-
     x = gaussian(3, 20)
     alone = raybench.compressor("top_k", k=4).compress(x).union()
     batch = raybench.compressor("top_k", k=4).compress(x[None]).union()
@@ -201,7 +197,7 @@ def ragged(draw, dtype=torch.float64):
     return RaggedMessage(d, dtype, counts, last * live, gaussian(n, most, dtype=dtype) * live)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(ragged())
 def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
     data, head = m.payload(), math.ceil(math.ceil(math.log2(m.d + 1)) / 8)
@@ -217,7 +213,7 @@ def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
     assert torch.equal(back.decode(), m.decode())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(ragged() | ragged(torch.float16), st.integers(0, 63))
 def test_rows_one_after_the_other_and_back(m, mask):
     """The rows of a message, some of them left out, lie in the bytes as each alone would."""
@@ -228,6 +224,7 @@ def test_rows_one_after_the_other_and_back(m, mask):
         assert torch.equal(unpack(each.pack()).decode(), each.decode())
 
 
+@pytest.mark.thorough
 def test_two_means_have_their_own_rows():
     m = PosNegTopK(2, "means").compress(gaussian(3, 30))
     alone = [m.row(r).payload()[: int(m.nbytes[r])] for r in range(3)]
@@ -275,6 +272,7 @@ def wrapped(text):
     return raybench.compressor("entropy_coded", of=text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", INNER)
 @pytest.mark.parametrize("d", [1, 9, 700])
 def test_the_same_values_travel(text, d):
@@ -297,6 +295,7 @@ def entropy_of(codes):
     return float(-(shares * np.log2(shares)).sum())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["dithering:s=3", "dithering:s=200", "natural", "nf4", "int8"])
 def test_the_size_is_near_the_entropy(text):
     d = 100_000
@@ -312,6 +311,7 @@ def test_the_size_is_near_the_entropy(text):
         assert int(m.nbytes) < plain.nbytes / 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["dithering:s=3", "natural", "nf4"])
 def test_a_row_of_one_symbol_costs_its_name(text):
     m = wrapped(text).compress(torch.zeros(2, 10_000))
@@ -320,6 +320,7 @@ def test_a_row_of_one_symbol_costs_its_name(text):
     assert (m.nbytes <= side + 4).all()
 
 
+@pytest.mark.thorough
 def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
     x = torch.stack((gaussian(20), torch.zeros(20)))
     m = wrapped("dithering:s=100").compress(x)
@@ -333,6 +334,7 @@ def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
     assert torch.equal(unpack(m.pack()).decode(), wide)
 
 
+@pytest.mark.thorough
 def test_short_and_long_frequencies():
     few = torch.zeros(400)
     few[3], few[7] = 1.0, -1.0
@@ -346,6 +348,7 @@ def test_short_and_long_frequencies():
     assert modes == [wire.BYTES, wire.WORDS]
 
 
+@pytest.mark.thorough
 def test_class_and_constants_are_those_of_the_inner_operator():
     for text in ("dithering:s=5", "nf4", "fp16", "int8:rounding=stochastic"):
         op, inner = wrapped(text), raybench.compressor(text)
@@ -355,6 +358,7 @@ def test_class_and_constants_are_those_of_the_inner_operator():
         assert op.deterministic == inner.deterministic
 
 
+@pytest.mark.thorough
 def test_a_compound_message_is_coded_by_parts():
     op = wrapped("per_tensor:of=(dithering:s=2),sizes=[[600, 400]]")
     x = gaussian(2, 1000, dtype=torch.float32)
@@ -364,12 +368,14 @@ def test_a_compound_message_is_coded_by_parts():
     assert (m.nbytes < plain.nbytes).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["top_k:k=3", "identity", "fp16"])
 def test_operators_without_symbols_are_refused(text):
     with pytest.raises(InputError, match="sends no symbols"):
         wrapped(text).compress(gaussian(10))
 
 
+@pytest.mark.thorough
 def test_without_the_library_the_extra_is_named(monkeypatch):
     data = wrapped("terngrad").compress(torch.eye(1, 500)[0]).pack()
     monkeypatch.setitem(sys.modules, "constriction", None)
