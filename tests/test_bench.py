@@ -246,6 +246,7 @@ def test_bench_takes_a_gradient_and_prints_its_figures_as_json(tmp_path):
     assert row["vector"] == "half.npy, 7 of 400 coordinates"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -411,6 +412,7 @@ def test_the_figure_of_all_compressors_has_eight_colours_and_one_grey():
     assert entries["scaled sign"].get_linestyle() == "None", "a point has a point"
 
 
+@pytest.mark.thorough
 def test_bad_input_writes_nothing(tmp_path):
     for bad in ({"d": 0}, {"draws": 0}, {"operators": {"x": ["top_q"]}}):
         with pytest.raises(InputError):
