@@ -20,7 +20,7 @@ from raybench.clock.links import parse
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, replay
+from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, on_gpu, replay
 from raybench.measure.payoff import GPU_FORMAT, Codecs, Compute, step_of
 from raybench.measure.study import measure
 from raybench.problems.networks.build import CAUSAL_LM
@@ -319,6 +319,14 @@ def test_times_between_two_sizes_follow_a_power():
     assert codecs.at("a", 10**7) == pytest.approx((10.0, 2.0, 3.0))
     assert codecs.at("a", 10**5) == pytest.approx((1.0, 2.0, 3.0))
     assert codecs.at("a", 10**9) == pytest.approx((1000.0, 20.0, 30.0))
+
+
+def test_error_feedback_takes_time_on_a_gpu_too():
+    codecs = Codecs("", {name: [(1e6, 1.0, 2.0, 4.0)] for name in ("top_k:k=1%", "qsgd:s=7")})
+    rows = on_gpu([of("top_k:k=1%"), of("qsgd:s=7"), of("nf4")], codecs, 10**6)
+    assert [row.encode for row in rows[:2]] == pytest.approx([5.0, 1.0])
+    assert [row.decode for row in rows[:2]] == pytest.approx([2.0, 2.0])
+    assert "no times of nf4" in rows[2].left_out
 
 
 ROW = {"compressor": "int8", "numbers": 10, "encode": -1, "decode": 1, "feedback": 1}

@@ -133,6 +133,7 @@ def test_roles():
     )
     assert RandK(2).bind(d, role=Role.UNBIASED).omega == 4
     assert TopK(2).bind(d, role=Role.CONTRACTIVE).factor == 1
+    assert (ScaledSign().b1(d), ScaledSign().b2(d)) == (((0.1 / 2) ** 2, 2.0), (0.1 / 2, 2.0))
     with pytest.raises(InputError, match="biased"):
         TopK(2).bind(d, role=Role.UNBIASED)
     with pytest.raises(InputError, match="no contraction"):
