@@ -23,10 +23,7 @@ from raybench.spec import sections
 from raybench.testing import Checks, findings
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import (
-    SeededMessage,
-    SparseMessage,
-)
+from raybench.wire import SeededMessage, SparseMessage
 from raybench.wire.base import KINDS
 
 SAMPLES = (

@@ -62,7 +62,7 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
-    "spec": 2832,
+    "spec": 2832
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700

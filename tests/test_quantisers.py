@@ -45,10 +45,7 @@ from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
-from raybench.wire.levels import (
-    code_dtype,
-    levels_of,
-)
+from raybench.wire.levels import code_dtype, levels_of
 
 DTYPES = (torch.float32, torch.float64)
 DRAWS = 4000

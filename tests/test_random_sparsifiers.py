@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import importance
-from raybench.compressors.importance import (
-    drawn,
-    one_by_size,
-    threshold,
-)
-from raybench.compressors.sparsification import (
-    PermK,
-    RandK,
-    RandomSparsification,
-    SharedMask,
-)
+from raybench.compressors.importance import drawn, one_by_size, threshold
+from raybench.compressors.sparsification import PermK, RandK, RandomSparsification, SharedMask
 from raybench.core.errors import InputError
 from raybench.core.streams import MOST_SORTED, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
@@ -33,7 +24,6 @@ DTYPES = [torch.float32, torch.float64]
 
 BLOCK = importance.BLOCK
 DRAWS = 4000
-LONG = 15 * BLOCK + 77  # several blocks, the last one short
 
 
 def within(sample, want, sigmas=5.0, slack=1e-12):

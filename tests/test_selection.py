@@ -9,10 +9,7 @@ import pytest
 import torch
 from hard_vectors import DTYPES, by_sorting, hard_vectors, same
 
-from raybench.compressors.by_size import (
-    largest,
-    largest_torch,
-)
+from raybench.compressors.by_size import largest, largest_torch
 from raybench.compressors.selection import RTopK, TopK
 from raybench.core.streams import stream
 from raybench.testing.vectors import families

@@ -17,13 +17,7 @@ from raybench.compressors.pos_neg_top_k import PosNegTopK
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import (
-    RaggedMessage,
-    SeededMessage,
-    SparseMessage,
-    bitpack,
-    unpack,
-)
+from raybench.wire import RaggedMessage, SeededMessage, SparseMessage, bitpack, unpack
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 

@@ -27,9 +27,6 @@ from raybench.analysis.statistics import (
 )
 from raybench.report import words
 
-COSTS = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, math.inf])
-
-
 # -- the interval of a median ------------------------------------------------------------------
 
 
