@@ -366,6 +366,8 @@ def test_rows_are_what_they_say():
     one = x["gaussian"].double()
     sign = 1 - one.abs().sum(-1).square() / 400 / one.square().sum(-1)
     assert by.loc["scaled_sign", "error"] == pytest.approx(float(sign.mean()), rel=1e-5)
+    sent = by.loc["scaled_sign"]  # a float32 and a bit a coordinate
+    assert sent["bits_per_coordinate"] == sent["wire_per_coordinate"] == (32 + 400) / 400
     rand = by.loc["rand_k:k=10%"]
     assert rand["error"] > 3 > 1 > rand["error_best"]
 

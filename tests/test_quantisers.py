@@ -333,7 +333,7 @@ def test_rounding_is_unbiased_and_its_omega_is_attained(op, a, b):
     assert torch.allclose(values, torch.tensor([-b, -a], dtype=torch.float64), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("p", "dtype"), first_of_each(product([8, 1, 2, 11, 24], DTYPES)))
+@pytest.mark.parametrize(("p", "dtype"), first_of_each(product([1, 2, 8, 11, 24], DTYPES)))
 def test_cut_floats_equal_the_reference(p, dtype, two_threads):
     info = torch.finfo(dtype)
     hard = [0.0, 1.5, math.inf, math.nan, info.max, info.max / 1.01, info.tiny, info.tiny / 4]

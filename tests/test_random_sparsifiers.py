@@ -16,6 +16,7 @@ from raybench.compressors.importance import drawn, one_by_size, threshold
 from raybench.compressors.sparsification import PermK, RandK, RandomSparsification, SharedMask
 from raybench.core.errors import InputError
 from raybench.core.streams import MOST_SORTED, stream
+from raybench.testing.claims import draws
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 
@@ -31,11 +32,6 @@ def within(sample, want, sigmas=5.0, slack=1e-12):
     error = sample.std(0) / math.sqrt(len(sample))
     off = (sample.mean(0) - want).abs()
     assert bool((off <= sigmas * error + slack).all()), (sample.mean(0), want, error)
-
-
-def draws(op, x, count, seed=0):
-    """Return C(x) of ``count`` cells with one client, (count, d)."""
-    return op.compress(x.expand(count, 1, -1), cells_and_clients(count, 1, seed)).decode()[:, 0]
 
 
 # The permutation behind Rand-K and PermK -----------------------------------------------------------

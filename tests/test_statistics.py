@@ -35,16 +35,6 @@ def coverage(count: int, rank: int) -> float:
     return float(1 - 2 * stats.binom.cdf(rank - 1, count, 0.5))
 
 
-@pytest.mark.parametrize("count", range(2, 13))
-def test_coverage_is_that_of_all_cases(count):
-    """Each value lies below the median or above it, like a coin: at least ``rank`` must lie on either side."""
-    for level in (0.1, 0.5, 0.95):
-        rank, covered = ranks(count, level)
-        cases = list(itertools.product((0, 1), repeat=count))
-        held = sum(rank <= sum(case) <= count - rank for case in cases)
-        assert covered == pytest.approx(held / len(cases), abs=1e-15)
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
 def test_the_narrowest_interval_that_covers_enough_is_taken(level):
     for count in (*range(2, 40), 100, 999):
