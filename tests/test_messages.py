@@ -348,6 +348,7 @@ def test_messages_survive_packing_and_ranks(name, dtype):
     part = whole.masked(here)
     assert same_bits(unpack(part.pack()).decode(), value * here[..., None])
     assert same_bits(unpack(whole.row(2, 1).pack()).decode(), value[2, 1])
+    assert same_bits(whole.select(torch.tensor([2, 0])).decode(), value[[2, 0]])
     assert torch.equal(unpack(part.pack()).bits, part.bits)
 
     def work(transport):
