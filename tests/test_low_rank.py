@@ -27,10 +27,13 @@ from raybench.compressors.tensors import (
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.testing.vectors import gaussian
 from raybench.wire import FactorsMessage
 
 DTYPES = (torch.float64, torch.float32)
+
+
+def gaussian(*shape, seed=0, dtype=torch.float64):
+    return stream(seed).normal(math.prod(shape)).view(shape).to(dtype)
 
 
 def orthogonal(n, seed=0):
