@@ -158,6 +158,20 @@ seed: 0..1
     assert all(note.startswith("exclude {") for note in idle)
 
 
+def test_a_pattern_that_takes_out_cells_of_one_case_only_is_not_idle():
+    sweep = load(BASE + "exclude: [{seed: 0}]\ncases: [{seed: 0..1}, {seed: 2}]\n")
+    assert ([c.seed for c in sweep.cells], sweep.excluded, sweep.notes) == ([1, 2], 1, ())
+
+
+def test_the_same_compressors_up_and_down_make_cells_of_their_own():
+    both = "[{name: top_k, k: 1}, {name: top_k, k: 5}]"
+    text = f"problem: quadratic\nalgorithm: ef21_bc\ncompressor: {both}\ndownlink: {both}\n"
+    cells = load(text).cells
+    ks = [(c.compressor.params["k"], c.downlink.params["k"]) for c in cells]
+    assert ks == [(1, 1), (1, 5), (5, 1), (5, 5)]
+    assert len({c.group for c in cells}) == 4
+
+
 def test_set_overrides_file_and_cases():
     text = BASE + "cases: [{problem: {clients: 5}}, {seed: 1}]\n"
     sweep = load(text, sets=["problem.clients=50", "compressor.k=[2, 10%]", "name=x"])
@@ -418,6 +432,11 @@ def test_wrong_lines(line, where, says):
         ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
         ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
         ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
+        (
+            "{name: logistic, dataset: a, split: {dirichlet: 1, holdout_mix: 1}}",
+            "problem.split",
+            "write one of",
+        ),
         (
             "{name: logistic, dataset: a, split: {dirichlet: [1, 0]}}",
             "problem.split.dirichlet[1]",
