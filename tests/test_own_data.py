@@ -416,6 +416,7 @@ SPLITS = st.sampled_from(["contiguous", "shuffled", "sorted_by_label"])
 LABELS = st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60).map(np.array)
 
 
+@example(np.array([1.0, 0, 2, 0, 1]), 2, "sorted_by_label", "drop", 0)
 @given(LABELS, st.integers(1, 20), SPLITS, st.sampled_from(["drop", "last"]), st.integers(0, 5))
 def test_equal_splits_are_partitions(labels, clients, how, remainder, seed):
     if clients > len(labels):
