@@ -171,6 +171,7 @@ def test_failed_cells_exit_1_say_why_and_run_again_on_demand(here, monkeypatch):
     assert re.search(r"^next +raybench sweep s.yaml --retry-failed$", said.out, re.M)
     flag.unlink()
     assert raybench.sweep("s.yaml", inline=True).exit_code == 1  # without --retry-failed it stays
+    assert "2 cells: 0 to run, " in cli("plan", "s.yaml").out
     said = cli("plan", "s.yaml", "--retry-failed")
     assert "2 cells: 1 to run, 1 ok" in said.out
     assert cli("sweep", "s.yaml", "--inline", "--retry-failed").code == 0
