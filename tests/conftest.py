@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Read when Triton is imported: without a GPU its kernels are interpreted (tests/test_triton.py).
     if not GPU:
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Read when Ray is imported, whoever does so first: the Ray that tests share asks for tokens.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     # A deadline is a timed assertion: it fails on a busy machine.
     hypothesis.settings.register_profile("raybench", deadline=None)
     hypothesis.settings.load_profile("raybench")
@@ -99,9 +101,8 @@ def _ray_of_the_session() -> Iterator[str]:
 
 
 @pytest.fixture
-def one_ray(_ray_of_the_session: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def one_ray(_ray_of_the_session: str) -> str:
     """The address of the Ray that tests share which need none of their own: 2 CPUs, and it asks for a token."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     return _ray_of_the_session
 
 

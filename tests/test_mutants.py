@@ -46,6 +46,7 @@ def test_a_fault_is_killed_by_its_test_or_survives(tmp_path, new, status, said):
     """A checkout of one function and one test, whose constant becomes 3, or stays 2."""
     for name in mutants.COPIED:
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("")
+    (tmp_path / "raybench" / "__init__.py").touch()
     (tmp_path / "raybench" / "code.py").write_text("two = 1 * 2\n")
     (tmp_path / "tests" / "test_two.py").write_text(
         "from raybench.code import two\ndef test_two():\n    assert two == 2\n"
