@@ -11,7 +11,8 @@ becomes `new`; then `test` must fail: the name of a test function, wherever in t
 A fault is *killed* when its test fails, and *survives* when the test passes or is not among those that
 run. First the tests run without a fault, because one that fails anyway would kill everything. The
 checkout is never changed, but for .ci/killed.json: for each fault that was killed, a digest of what it was killed
-in. Each job works on a copy of its own. The exit status is 1 if a fault survives or no longer applies.
+in. Each job works on a copy of its own, in a fork of this process, which has loaded what all tests import. The exit
+status is 1 if a fault survives or no longer applies.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "benchmarks" / "faults"
@@ -38,6 +40,16 @@ KILLED = ROOT / ".ci" / "killed.json"
 FOLDERS = ("raybench", "tests", "sweeps", "docs", "examples", "benchmarks")
 COPIED = (*FOLDERS, "pyproject.toml", "README.md")
 LONGEST = 900.0  # seconds for the test of one fault; a fault that hangs is noticed as well
+SLOW_IMPORTS = (
+    "torch",
+    "numba",
+    "scipy.stats",
+    "sklearn",
+    "pandas",
+    "pyarrow.parquet",
+    "hypothesis",
+    "pytest",
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,8 @@ class Mutant:
         return ""
 
     def digest(self) -> str:
-        """Return a digest of the fault, the file it stands in and the files of its test."""
-        texts = [(ROOT / file).read_text() for file in (self.file, *files_of(self.test))]
+        """Return a digest of the fault, the file it stands in and the text of its test."""
+        texts = (ROOT / self.file).read_text(), texts_of(self.test)
         return hashlib.sha256(repr((self, texts)).encode()).hexdigest()[:16]
 
 
@@ -75,11 +87,25 @@ def mutants(match: str = "") -> list[Mutant]:
     return [m for m in (Mutant(**entry) for entry in entries) if match in m.name + m.file]
 
 
+@cache
+def tests() -> dict[str, dict[str, str]]:
+    """Return {test function: {file of tests/ that defines it: its text}}."""
+    result: dict[str, dict[str, str]] = {}
+    for file in sorted((ROOT / "tests").glob("test_*.py")):
+        for text in re.split(r"^(?=@|def )", file.read_text(), flags=re.MULTILINE):
+            if match := re.match(r"def (\w+)", text):
+                result.setdefault(match[1], {})[file.relative_to(ROOT).as_posix()] = text
+    return result
+
+
+def texts_of(test: str) -> dict[str, str]:
+    """Return {file of tests/, from the root: text} of a test function; ``test`` may name one case of it."""
+    return tests().get(test.partition("[")[0], {})
+
+
 def files_of(test: str) -> list[str]:
-    """Return the files of tests/ that define a test function, from the root; ``test`` may name one case of it."""
-    definition = re.compile(rf"^def {test.partition('[')[0]}\(", re.MULTILINE)
-    files = sorted((ROOT / "tests").glob("test_*.py"))
-    return [f.relative_to(ROOT).as_posix() for f in files if definition.search(f.read_text())]
+    """Return the files of tests/ that define a test function, from the root."""
+    return list(texts_of(test))
 
 
 def copy(folder: Path) -> Path:
@@ -92,23 +118,44 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def pytest(folder: Path, tests: Iterable[str], every: bool) -> str:
-    """Run tests by name on the package in ``folder``; return ``passed``, ``failed``, ``none`` or ``hung``."""
-    nodes = sorted({f"{file}::{test}" for test in tests for file in files_of(test)})
+def start(folder: Path, names: Iterable[str], every: bool) -> int:
+    """Run tests by name on the package in ``folder`` in a fork of this process; return its number."""
+    nodes = sorted({f"{file}::{test}" for test in names for file in files_of(test)})
     tier = "" if every else "not thorough"
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", tier]
-    # Bytecode knows its source by seconds and size, and two faults may share both.
-    env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
-    with (folder / "output").open("w") as output:
-        command = [sys.executable, "-m", "pytest", *options, *nodes]
-        try:
-            done = subprocess.run(
-                command, cwd=folder, env=env, stdout=output, stderr=output, timeout=LONGEST
-            )
-        except subprocess.TimeoutExpired:
-            return "hung"
-    return {0: "passed", 5: "none"}.get(done.returncode, "failed")
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.chdir(folder)
+        output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        # Bytecode knows its source by seconds and size, and two faults may share both.
+        os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        sys.path[:] = [str(folder), *(p for p in sys.path if not p.startswith(str(ROOT / "b")))]
+        sys.modules.pop("mutants", None)
+        status = int(import_module("pytest").main([*options, "-m", tier, *nodes]))
+    finally:
+        os._exit(status)
+
+
+def ended(running: dict[int, tuple[Path, float]]) -> tuple[int, str]:
+    """Wait for one of the forks, {number: (folder, begin)}; return it, and ``passed``, ``failed``, ``none`` or ``hung``."""
+    while True:
+        for child, (_, begin) in running.items():
+            number, status = os.waitpid(child, os.WNOHANG)
+            if number:
+                code = os.waitstatus_to_exitcode(status)
+                return child, {0: "passed", 5: "none"}.get(code, "failed")
+            if time.monotonic() - begin > LONGEST:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return child, "hung"
+        time.sleep(0.05)
 
 
 def killed_before() -> dict[str, str]:
@@ -144,34 +191,40 @@ def main() -> int:
     if not tried:
         print(f"no fault to try, {len(stale)} do not apply")
         return int(bool(stale))
-    alive = []
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    for module in SLOW_IMPORTS:
+        import_module(module)
+    alive, waiting = [], tried[::-1]
+    running: dict[int, tuple[Path, float]] = {}
+    faults: dict[int, tuple[Mutant, str]] = {}  # what a fork tries, and the sound text of its file
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
-        free: SimpleQueue[Path] = SimpleQueue()
-        for job in range(arguments.jobs):
-            free.put(copy(Path(temporary) / str(job)))
-
-        def run(mutant: Mutant) -> str:
-            folder = free.get()
-            file = folder / mutant.file
-            source = file.read_text()
-            for cached in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
-                cached.unlink()
-            try:
-                file.write_text(source.replace(mutant.old, mutant.new))
-                return pytest(folder, [mutant.test], arguments.all)
-            finally:
-                file.write_text(source)
-                free.put(folder)
-
-        without = pytest(copy(Path(temporary) / "sound"), {m.test for m in tried}, arguments.all)
-        if without not in ("passed", "none"):
-            print((Path(temporary) / "sound" / "output").read_text()[-3000:])
+        sound = copy(Path(temporary) / "sound")
+        running[start(sound, {m.test for m in tried}, arguments.all)] = sound, time.monotonic()
+        child, result = ended(running)
+        running.pop(child)
+        if result not in ("passed", "none"):
+            print((sound / "output").read_text()[-3000:])
             return 1
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            for mutant, result in zip(tried, pool.map(run, tried)):
-                word = "killed" if result in ("failed", "hung") else "SURVIVED"
-                print(f"{word}: {mutant.name} ({mutant.test})", flush=True)
-                alive += [mutant] if word == "SURVIVED" else []
+        free = [sound, *(copy(Path(temporary) / str(job)) for job in range(1, arguments.jobs))]
+        while waiting or running:
+            if waiting and free:
+                mutant, folder = waiting.pop(), free.pop()
+                file = folder / mutant.file
+                source = file.read_text()
+                for cached in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+                    cached.unlink()
+                file.write_text(source.replace(mutant.old, mutant.new))
+                child = start(folder, [mutant.test], arguments.all)
+                running[child], faults[child] = (folder, time.monotonic()), (mutant, source)
+                continue
+            child, result = ended(running)
+            (folder, _), (mutant, source) = running.pop(child), faults.pop(child)
+            (folder / mutant.file).write_text(source)
+            free.append(folder)
+            word = "killed" if result in ("failed", "hung") else "SURVIVED"
+            print(f"{word}: {mutant.name} ({mutant.test})", flush=True)
+            alive += [mutant] if word == "SURVIVED" else []
     record(m for m in tried if m not in alive)
     print(f"{len(tried) - len(alive)} of {len(tried)} killed, {len(stale)} do not apply")
     return int(bool(alive or stale))

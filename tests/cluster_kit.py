@@ -24,8 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cli_kit
+import yaml
 from cli_kit import call
 
+from raybench.cluster import file
 from raybench.cluster.machines import Host, Unreachable
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "ip", "unshare", "mount")
@@ -58,6 +61,51 @@ ssh-keygen -q -t ed25519 -N "" -f /root/keys/host
 exec /usr/sbin/sshd -D -e -h /root/keys/host -o UsePAM=no -o PidFile=none -o PasswordAuthentication=no \
   -o PermitRootLogin=prohibit-password -o MaxStartups=50
 """
+
+
+CLOUD = yaml.safe_load("""
+cluster_name: c
+provider: {type: aws, region: us-west-2}
+auth: {ssh_user: ubuntu}
+max_workers: 4
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 0}, node_config: {InstanceType: small}}
+  worker: {resources: {}, node_config: {InstanceType: large, InstanceMarketOptions: {MarketType: spot}}, max_workers: 4}
+  gpu: {resources: {}, node_config: {InstanceType: gpus}, max_workers: 2}
+metadata:
+  prices:
+    currency: USD
+    as_of: "2026-11-01"
+    per_hour: {us-west-2: {small: {list: 0.1}, large: {list: 1.0, spot: 0.4}, gpus: {list: 2}}}
+  cpus: {large: 16, gpus: 4}
+  gpus: {gpus: 1}
+""")
+SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
+
+
+def cli(*args: object, cwd: Path) -> cli_kit.Said:
+    """Call the command line in a folder."""
+    with contextlib.chdir(cwd):
+        return cli_kit.cli(*args)
+
+
+def cluster(folder: Path, **changes: object) -> file.ClusterFile:
+    """Return a cloud's cluster file with some keys changed."""
+    path = folder / "c.yaml"
+    path.write_text(yaml.safe_dump({**CLOUD, **changes}))
+    return file.read(str(path))
+
+
+def refused(folder: Path, cluster_file: str, *args: str) -> str:
+    """Assert that a launch is refused in a few lines and nothing is written; return what was said."""
+    (folder / "c.yaml").write_text(cluster_file)
+    (folder / "s.yaml").write_text(SWEEP)
+    done = cli("launch", "s.yaml", *args, cwd=folder)
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+    assert not (folder / "results/far/cells").exists()
+    return done.err
 
 
 def free_port() -> int:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from gloo_kit import close
 from tiers import is_thorough
 
 THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
+UNTIL = float(os.environ.get("RAYBENCH_TEST_UNTIL", "inf"))  # seconds since 1970, of thorough tests
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
 
@@ -30,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Read when Triton is imported: without a GPU its kernels are interpreted (tests/test_triton.py).
     if not GPU:
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Read when Ray is imported, whoever does so first: the Ray that tests share asks for tokens.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     # A deadline is a timed assertion: it fails on a busy machine.
     hypothesis.settings.register_profile("raybench", deadline=None)
     hypothesis.settings.load_profile("raybench")
@@ -57,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out thorough tests that have not begun by the time that .ci/run gives them; what make test runs never is."""
+    if time.time() > UNTIL and item.get_closest_marker("thorough") is not None:
+        pytest.skip("the time for thorough tests, RAYBENCH_TEST_UNTIL, was over")
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder with the LIBSVM sets, $RAYBENCH_DATA; skips the test where it is unset."""
@@ -78,6 +89,21 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "results"
     raybench.sweep(SWEEP, out, inline=True)
     return out
+
+
+@pytest.fixture(scope="session")
+def _ray_of_the_session() -> Iterator[str]:
+    """The address of a Ray that is started for the first test that asks for it, and ends with the session."""
+    from ray_kit import running
+
+    with running() as address:
+        yield address
+
+
+@pytest.fixture
+def one_ray(_ray_of_the_session: str) -> str:
+    """The address of the Ray that tests share which need none of their own: 2 CPUs, and it asks for a token."""
+    return _ray_of_the_session
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -131,7 +157,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session if a process that a test started is still there."""
     if "raybench.testing.subprocess" in sys.modules:
         sys.modules["raybench.testing.subprocess"].close()
-    if hasattr(session.config, "workerinput") or not Path("/proc").is_dir():
+    if hasattr(session.config, "workerinput"):
+        return
+    close()
+    if not Path("/proc").is_dir():
         return
     until = time.monotonic() + PATIENCE
     while (left := descendants()) and time.monotonic() < until:

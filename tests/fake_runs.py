@@ -5,40 +5,51 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pandas as pd
 
 from raybench.store import CELLS, CURVES, to_table
+
+PLAIN = {"algorithm": "ef21", "compressor": "top_k", "k": 1, "status": "ok", "seed": 0}
+PLAIN |= {"multiple": 1.0, "per_round": 10.0, "dataset": "a", "params": {}}
 
 
 def make(runs):
     """Return (curves, cells) of runs: dicts with g (the values of ||grad f||^2) and cell columns."""
-    curves, rows = [], []
-    for i, run in enumerate(runs):
-        run = {"algorithm": "ef21", "compressor": "top_k", "k": 1, "status": "ok", "seed": 0, **run}
-        run = {"multiple": 1.0, "per_round": 10.0, "dataset": "a", "params": {}, **run}
-        g = np.asarray(run["g"], float)
-        cell, bits = f"cell{i}", run["per_round"] * np.arange(len(g))
-        group = json.dumps([run[c] for c in ("dataset", "algorithm", "compressor", "k", "params")])
-        name = f"{run['algorithm']} k={run['k']}"
-        config = {
-            "problem": {"name": "logistic", "params": {"dataset": run["dataset"]}},
-            "algorithm": {"name": run["algorithm"], "params": run["params"]},
-            "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
-        }
-        same = {c: run[c] for c in ("algorithm", "compressor", "k", "seed", "dataset")}
-        same |= {
-            "cell": [cell] * len(g),
-            "group": group,
-            "label": name,
-            "step_multiple": run["multiple"],
-        }
-        same |= {"step_size": 0.1 * run["multiple"], "problem": "logistic"}
-        table = {**same, "round": np.arange(len(g)), "grad_norm_sq": g, "bits_up": bits, "loss": g}
-        curves.append(to_table(table, CURVES).to_pandas())
-        last = {"rounds": len(g) - 1, "grad_norm_sq": g[-1], "loss": g[-1], "bits_up": bits[-1]}
-        row = {**same, **last, "cell": [cell], "status": run["status"]}
-        rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
-    return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)
+    runs = [{**PLAIN, **run} for run in runs]
+    g = [np.asarray(run["g"], float) for run in runs]
+    rounds = [np.arange(len(values)) for values in g]
+    bits = [run["per_round"] * t for run, t in zip(runs, rounds, strict=True)]
+    same = {
+        c: [run[c] for run in runs] for c in ("algorithm", "compressor", "k", "seed", "dataset")
+    }
+    same |= {"cell": [f"cell{i}" for i in range(len(runs))], "group": [*map(_group, runs)]}
+    same |= {"label": [f"{run['algorithm']} k={run['k']}" for run in runs]}
+    same |= {"step_multiple": [run["multiple"] for run in runs]}
+    same |= {"step_size": [0.1 * run["multiple"] for run in runs]}
+    place = np.repeat(np.arange(len(runs)), [len(values) for values in g])
+    texts = {name: np.array(values, object)[place] for name, values in same.items()}
+    every, spent = np.concatenate(g), np.concatenate(bits)
+    rows = {"round": np.concatenate(rounds), "grad_norm_sq": every, "bits_up": spent, "loss": every}
+    last = {"rounds": [t[-1] for t in rounds], "bits_up": [b[-1] for b in bits]}
+    last |= {name: [values[-1] for values in g] for name in ("grad_norm_sq", "loss")}
+    last |= {"status": [run["status"] for run in runs], "config": [*map(_config, runs)]}
+    tables = [
+        to_table({**texts, **rows, "problem": "logistic"}, CURVES),
+        to_table({**same, **last, "problem": "logistic"}, CELLS),
+    ]
+    return tuple(table.to_pandas() for table in tables)
+
+
+def _group(run):
+    return json.dumps([run[c] for c in ("dataset", "algorithm", "compressor", "k", "params")])
+
+
+def _config(run):
+    config = {
+        "problem": {"name": "logistic", "params": {"dataset": run["dataset"]}},
+        "algorithm": {"name": run["algorithm"], "params": run["params"]},
+        "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
+    }
+    return json.dumps(config)
 
 
 def reaching(multiple, *costs, rounds=60, **more):

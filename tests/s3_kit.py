@@ -9,14 +9,14 @@ import http.client
 import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from process_kit import python
 
 SERVE = """
 import logging, sys
@@ -40,15 +40,7 @@ CREDENTIALS = {
 def moto() -> Iterator[str]:
     """Yield the address of a new S3 server, which ends with the context."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**own, **CREDENTIALS},
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
+    server = python("-c", SERVE, env={**own, **CREDENTIALS}, stderr=None)
     try:
         yield f"http://127.0.0.1:{int(server.stdout.readline())}"
     finally:

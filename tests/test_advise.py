@@ -20,14 +20,12 @@ from raybench.clock.links import parse
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, replay
+from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, on_gpu, replay
 from raybench.measure.payoff import GPU_FORMAT, Codecs, Compute, step_of
 from raybench.measure.study import measure
 from raybench.problems.networks.build import CAUSAL_LM
 from raybench.problems.networks.models import NAMED
 from raybench.testing.vectors import gaussian
-
-pytestmark = pytest.mark.thorough
 
 LAYOUT = Layout((("a", (30, 40)), ("b", (50,))))
 D = LAYOUT.dim
@@ -64,6 +62,7 @@ def test_low_rank_is_by_matrix_and_sends_vectors_whole():
     assert svd.error < result.error < 1
 
 
+@pytest.mark.thorough
 def test_what_takes_too_long_or_does_not_fit_is_left_out_with_the_reason():
     x = gaussian(D, dtype=torch.float32)
     wrong = replay(chosen(["top_k:k=5000"]), LAYOUT, [x])
@@ -74,6 +73,7 @@ def test_what_takes_too_long_or_does_not_fit_is_left_out_with_the_reason():
     assert "takes about" in slow.left_out
 
 
+@pytest.mark.thorough
 def test_gradients_of_a_model_are_those_along_sgd():
     result = gradients("mlp", batch=8)
     assert result.steps == STEPS
@@ -86,6 +86,7 @@ def test_gradients_of_a_model_are_those_along_sgd():
     assert result.backward > 0
 
 
+@pytest.mark.thorough
 def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     result = gradients("resnet20:depth=8", batch=2, steps=(0,))
@@ -97,6 +98,7 @@ def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
         gradients("transformer", batch=2, steps=(0,))
 
 
+@pytest.mark.thorough
 def test_what_waiting_for_slow_workers_costs_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clock = "{compute: [1.0, 1.0, 1.0, 10.0]}"
@@ -109,6 +111,7 @@ def test_what_waiting_for_slow_workers_costs_is_told(tmp_path, monkeypatch):
     assert (waits["all"], waits["nobody"]) == pytest.approx((0.4, 3.1))
 
 
+@pytest.mark.thorough
 def test_a_function_of_the_user_is_told_which_data_to_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -125,6 +128,7 @@ def test_a_function_of_the_user_is_told_which_data_to_take(tmp_path, monkeypatch
 # The command line ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_table_and_one_sentence_for_each_network():
     said = cli("advise", "mlp", *FEW, "--gpus", "2,64", "--link", "100Mbit", "--link", "nvlink4")
     assert said.code == 0, said.err
@@ -138,6 +142,7 @@ def test_a_table_and_one_sentence_for_each_network():
     assert "is unknown" in text
 
 
+@pytest.mark.thorough
 def test_figures_as_json_and_the_time_that_is_given():
     said = cli(
         *("advise", "mlp", *FEW, "--gpus", 8, "--link", "1Gbit", "--link", "10Gbit,20ms,server"),
@@ -158,6 +163,7 @@ def test_figures_as_json_and_the_time_that_is_given():
     assert result["steps_to_target"] is None
 
 
+@pytest.mark.thorough
 def test_recorded_gradients_are_replayed(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 5))
@@ -181,6 +187,7 @@ def test_recorded_gradients_are_replayed(tmp_path):
     assert cli("advise", folder, *FEW, "--gpus", 8, "--backward", 0.1).code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -264,6 +271,7 @@ def out(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_every_part_has_figures_and_no_error(out):
     found = json.loads((out / "gpu.json").read_text())
     assert {"device", "torch", "python", "cuda", "driver"} <= found["machine"].keys()
@@ -281,6 +289,7 @@ def test_every_part_has_figures_and_no_error(out):
     assert all(f"## {name}" in page for name in PARTS)
 
 
+@pytest.mark.thorough
 def test_advise_takes_the_times_of_the_file(out):
     file = out / "gpu.json"
     wide, twice = json.loads(file.read_text()), file.with_name("twice.json")
@@ -312,10 +321,19 @@ def test_times_between_two_sizes_follow_a_power():
     assert codecs.at("a", 10**9) == pytest.approx((1000.0, 20.0, 30.0))
 
 
+def test_error_feedback_takes_time_on_a_gpu_too():
+    codecs = Codecs("", {name: [(1e6, 1.0, 2.0, 4.0)] for name in ("top_k:k=1%", "qsgd:s=7")})
+    rows = on_gpu([of("top_k:k=1%"), of("qsgd:s=7"), of("nf4")], codecs, 10**6)
+    assert [row.encode for row in rows[:2]] == pytest.approx([5.0, 1.0])
+    assert [row.decode for row in rows[:2]] == pytest.approx([2.0, 2.0])
+    assert "no times of nf4" in rows[2].left_out
+
+
 ROW = {"compressor": "int8", "numbers": 10, "encode": -1, "decode": 1, "feedback": 1}
 START = {"format": GPU_FORMAT, "machine": {"device": "x"}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -9,7 +9,7 @@ import fake_store
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench import spec, store
@@ -30,8 +30,6 @@ from raybench.core.errors import InputError
 from raybench.store import Store, log
 from raybench.store.files import open_folder
 
-# -- crossings -------------------------------------------------------------------------------
-
 
 def test_first_crossing_is_the_first_recorded_point_at_or_below():
     curves, _ = make([{"g": [1, 0.5, 0.1, 0.3, 0.05]}, {"g": [1, 0.9]}, {"g": [0.1, 2]}])
@@ -40,9 +38,6 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
     shuffled = curves.sample(frac=1, random_state=0)
     assert first_crossing(shuffled, 0.1).to_dict() == result.to_dict()
     assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
-
-
-# -- curves ----------------------------------------------------------------------------------
 
 
 @given(
@@ -84,9 +79,6 @@ def test_bad_grids(at):
         curves(example(), at=at)
 
 
-# -- methods ---------------------------------------------------------------------------------
-
-
 def test_describe_names_what_differs():
     _, cells = make(
         [
@@ -121,9 +113,6 @@ def test_names_of_operators(name, k, series, method):
     assert (row["series"], row["method"]) == (series, method)
 
 
-# -- bands -----------------------------------------------------------------------------------
-
-
 def test_bands_are_step_functions():
     curves, _ = make(
         [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
@@ -138,6 +127,7 @@ def test_bands_are_step_functions():
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
     st.integers(2, 10),
@@ -187,9 +177,6 @@ def test_final_vs_step():
     assert by_size["at"].tolist() == pytest.approx([0.1, 0.2])
 
 
-# -- what is compared -----------------------------------------------------------------------
-
-
 def test_annotate_drops_curves_without_a_cell():
     curves, cells = make([{"g": [1, 2]}, {"g": [3]}])
     result = annotate(curves, describe(cells[:1]))
@@ -232,41 +219,36 @@ def test_a_default_that_one_alone_has_is_not_named():
     ]
 
 
-SCHEDULES = [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (
-            {
-                "algorithm": "ef21",
-                "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
-            },
-            [f"(schedule={name}, warmup={rounds})" for name, rounds in SCHEDULES],
-        ),
-        (
-            {
-                "algorithm": [
-                    {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
-                    {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
-                ],
-                "step_size": {"value": 0.1},
-            },
-            [
-                "outer.optimizer=adam",
-                "outer.optimizer=momentum",
-                "delay.rounds=1",
-                "delay.rounds=2",
+ROUNDS_OF = {  # what is asked for, and what the names of the four methods say
+    "steps": (
+        {
+            "algorithm": "ef21",
+            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
+        },
+        [f"(schedule={name}, warmup={n})" for name in ("constant", "sqrt") for n in (0, 20)],
+    ),
+    "parts": (
+        {
+            "algorithm": [
+                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
+                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
             ],
-        ),
-    ],
-    ids=["steps", "parts of a round"],
-)
-def test_what_changes_a_round_makes_methods_of_their_own(asked, told):
+            "step_size": {"value": 0.1},
+        },
+        [
+            *[f"outer.optimizer={name}" for name in ("adam", "momentum")],
+            *[f"delay.rounds={n}" for n in (1, 2)],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", ROUNDS_OF)
+def test_what_changes_a_round_makes_methods_of_their_own(asked):
     """With the configurations that a sweep really stores; seeds of one method stay together."""
     same = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
-    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **asked}).cells
+    keys, told = ROUNDS_OF[asked]
+    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **keys}).cells
     runs = [
         {"g": [1.0, 0.5 / (1 + j)], "seed": c.seed, "algorithm": c.algorithm.name}
         for j, c in enumerate(cells_of)
@@ -300,7 +282,6 @@ def test_a_plug_ins_title_travels_with_its_results():
         assert (row["method"], row["title"]) == (method, method.removesuffix(" Top-K"))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["aligned", "frames", "rankings", "to_target", "tuned"])
 def test_the_examples_in_docstrings_print_what_they_say(name):
     module = importlib.import_module(f"raybench.analysis.{name}")
@@ -315,39 +296,36 @@ def test_the_examples_in_docstrings_print_what_they_say(name):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("made") / "results"
-    fake_store.fill(Store(out), rounds=60, multiples=(1.0, 8.0, 64.0), seeds=3)
+    fake_store.fill(Store(out), fake_store.METHODS[:3], rounds=60, multiples=(1.0, 64.0), seeds=3)
     return out
 
 
-def slow(curves, cells, target, x, y="grad_norm_sq"):
-    """Return {(algorithm, k, multiple): costs} by loops."""
-    result = {}
-    for cell in cells.to_dict("records"):
-        if cell["status"] == "skipped":
-            continue
-        rows = curves[curves["cell"] == cell["cell"]].sort_values("round").to_dict("records")
-        there = [row[x] for row in rows if row[y] <= target]
-        ok = cell["status"] == "ok" and there and rows[-1][y] <= target
+AXES = ("bits_up", "round", "seconds", "grad_evals")
+
+
+def test_costs_are_what_loops_find(folder):
+    """Of every axis; the median over seeds and its range."""
+    curves = {cell: rows.sort_values("round") for cell, rows in store.load(folder).groupby("cell")}
+    want = {}
+    for cell in store.cells(folder).query("status != 'skipped'").to_dict("records"):
         key = (cell["algorithm"], cell["k"] if cell["k"] == cell["k"] else None)
-        key = (*key, cell["step_multiple"])
-        result.setdefault(key, []).append(there[0] if ok else math.inf)
-    return result
-
-
-@pytest.mark.parametrize("x", ["bits_up", "round", "seconds", "grad_evals"])
-def test_it_is_what_loops_find(folder, x):
-    want = slow(store.load(folder), store.cells(folder), 1e-3, x)
-    result = to_target(folder, 1e-3, x=x, by=["algorithm", "k", "step_multiple"])
-    assert len(result) == len(want)
-    assert result["reached"].sum() > 0
-    for row in result.to_dict("records"):
-        key = (row["algorithm"], row["k"] if row["k"] == row["k"] else None, row["step_multiple"])
-        costs = sorted(want[key])
-        assert row["cells"] == len(costs)
-        assert row["reached"] == sum(map(math.isfinite, costs))
-        assert row[x] == np.median(costs)
-        if len(costs) > 1:
-            assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
+        costs = want.setdefault((*key, cell["step_multiple"]), [])
+        costs.append(dict.fromkeys(AXES, math.inf))
+        if cell["status"] == "ok" and curves[cell["cell"]]["grad_norm_sq"].iloc[-1] <= 1e-3:
+            rows = curves[cell["cell"]]
+            costs[-1] = rows[rows["grad_norm_sq"] <= 1e-3].iloc[0].to_dict()
+    results = frames(folder)  # one, which keeps the columns that it read last
+    for x in AXES:
+        result = to_target(results, 1e-3, x=x, by=["algorithm", "k", "step_multiple"])
+        assert len(result) == len(want)
+        assert 0 < result["reached"].sum() < result["cells"].sum()
+        for row in result.to_dict("records"):
+            k = row["k"] if row["k"] == row["k"] else None
+            costs = sorted(c[x] for c in want[row["algorithm"], k, row["step_multiple"]])
+            assert (row["cells"], row["reached"]) == (len(costs), sum(map(math.isfinite, costs)))
+            assert row[x] == np.median(costs)
+            if len(costs) > 1:
+                assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
 
 
 def test_every_source_gives_the_same(folder):
@@ -388,20 +366,18 @@ def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch)
     assert result.equals(own.reset_index(drop=True))
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
+def test_bad_questions():
+    runs = example(seeds=1)
+    for asked, said in (
         ({"target": -1.0}, "a number > 0"),
         ({"target": [1e-3, math.nan]}, "a number > 0"),
         ({"x": "bits_upp"}, "did you mean bits_up"),
         ({"y": "label"}, "no column of numbers"),
         ({"by": "methd"}, "did you mean method"),
         ({"where": {"algorthm": "gd"}}, "did you mean algorithm"),
-    ],
-)
-def test_bad_questions(asked, said):
-    with pytest.raises(InputError, match=said):
-        to_target(example(), **asked)
+    ):
+        with pytest.raises(InputError, match=said):
+            to_target(runs, **asked)
 
 
 def test_no_cells_are_an_empty_table(folder):

@@ -37,7 +37,6 @@ def test_names_are_there():
     ("name", "params", "text"),
     [
         ("top_k", {"k": 10}, "top_k:k=10"),
-        ("top_k", {"k": "1%"}, "top_k:k=1%"),
         ("top_k", {"k": 0.01}, "top_k: k = 0.01"),
         ("top_k", {"k": np.int64(7)}, "top_k:k=7"),
         ("rand_k", {"k": 5, "mask": "common"}, "rand_k:k=5,mask=common"),
@@ -72,10 +71,7 @@ def test_operator_compresses_and_packs():
         ("top_k", {"k": object()}, "type object"),
         ("top_k", {"K": 3}, "compressor.K: unknown key"),
         ("top_k:k=1", {"k": 2}, "given twice"),
-        ("top_k:k=1,k=2", {}, "given twice"),
-        ("top_k:5", {}, "not key=value"),
         ("top_k:k={", {}, "YAML"),
-        ("none", {}, "unknown compressor"),
         (3, {}, "expected a name"),
     ],
 )
@@ -149,9 +145,8 @@ def test_run_lets_the_methods_own_error_through(tmp_path):
 
 
 def test_what_a_sweep_returns_is_shown_in_five_lines(tmp_path):
-    problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
-    sweep = {"name": "one", "problem": problem, "algorithm": "gd", "rounds": 3}
-    outcome = raybench.sweep({**sweep, "step_size": {"theory": 1}}, tmp_path / "out", inline=True)
+    sweep = {"name": "one", "problem": "quadratic", "algorithm": "gd", "rounds": 3}
+    outcome = raybench.sweep(sweep, tmp_path / "out", inline=True)
     lines = repr(outcome).splitlines()
     assert lines[0] == "one: 1 ok"
     assert len(lines) == 5

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tiers import first_of_each
 from toys import SaddleL1, each_round, full_gradients, registered
 
 from raybench import theory
@@ -194,14 +193,20 @@ OTHERWISE = {  # bounds over rounds that are not of the generic rule, or methods
 }
 
 
+# Of a few for make test: of all, steps and iterates have exact tests elsewhere.
+QUICK = ("l1", "ef21", "marina", "diana", *DERIVED)
+
+
 def cases(*names: str, without: Any = ()) -> pytest.MarkDecorator:
-    """Parametrise by the cases of some methods, or of all; make test takes the first of each, and one with an l1 term."""
+    """Parametrise by the cases of some methods, or of all; make test takes the first of a few, and one with an l1 term."""
     every = [c for c in CASES if (c.name in names or not names) and c.name not in without]
-    chosen = first_of_each(
-        ((c,) for c in every), lambda one: "l1" if one[0].problem == LASSO else one[0].name
-    )
-    ids = [f"{c.name}-{CASES.index(c)}" for c in every]
-    return pytest.mark.parametrize("case", chosen, ids=ids)
+    kinds = {"l1" if c.problem == LASSO else c.name: c for c in reversed(every)}
+    quick = [kinds[kind] for kind in QUICK if kind in kinds]
+    params = []
+    for c in every:
+        marks = [] if c in quick else [pytest.mark.thorough]
+        params.append(pytest.param(c, marks=marks, id=f"{c.name}-{CASES.index(c)}"))
+    return pytest.mark.parametrize("case", params)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -381,6 +386,7 @@ def test_nonconvex_bound(case):
 BREAKING = [c for c in CASES if not c.random and c.problem != LASSO and c.name != "gd"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case", {c.name: c for c in reversed(BREAKING)}.values(), ids=lambda c: c.name
 )

@@ -47,12 +47,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("verb", ["sweep", "plan"])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_sweep_files(case, verb, here):
+def test_bad_sweep_files(case, here):
     text, says = BAD[case]
     (here / "s.yaml").write_text(text)
-    refused(verb, "s.yaml", *(["--inline"] if verb == "sweep" else []), says=says)
+    for verb in (["plan"], ["sweep", "--inline"]):
+        refused(*verb, "s.yaml", says=says)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,9 @@ def test_bad_data(data, change, says, here):
     refused("sweep", "s.yaml", "--inline", says=says)
 
 
-def test_no_such_sweep_file():
+def test_no_such_sweep_file_and_numbers_out_of_range():
+    refused("show", "top_k", "--d", -1, says=("--d", "greater than or equal to 1"))
+    refused("table", "nowhere", "--target", -1, says=("--target", "a number > 0"))
     refused("sweep", "nowhere.yaml", says=("nowhere.yaml", "No such file"))
     refused("plan", "quickstart.yaml", says=("raybench cp quickstart",))
     refused("sweep", ".", says=("directory",))
@@ -97,17 +99,12 @@ def test_another_sweeps_folder_is_left_alone(here):
         ),
         (["--compressor", "top_k"], ("compressor.k: required",)),
         (["--compressor", "top_k:5"], ("not key=value",)),
-        (["--compressor", "top_k:k=999"], ("999 of 30",)),
         (["--clients", "9999"], ("9999 clients on 569 rows",)),
         (["--dataset", "mushroom"], ("unknown data set 'mushroom'", "did you mean mushrooms?")),
-        (["--rounds", "0"], ("rounds",)),
         (["--rounds", "ten"], ("--rounds",)),
         (["--step-multiple", "1", "--step-size", "1"], ("together",)),
-        (["--step-multiple", "-1"], ("step_size", "out of range")),
         (["--set", "seed=0..3"], ("grid of 4 cells",)),
         (["--set", "problem.clinets=3"], ("clinets", "did you mean clients?")),
-        (["--set", "seed"], ("seed",)),
-        (["--plugin", "nowhere.py"], ("nowhere.py",)),
         (["--algorithm", "dgc"], ("no theoretical step", "--step-size 0.1")),
         (["--algorithm", "vertical_marina"], ("--problem vertical_least_squares",)),
         (
@@ -137,18 +134,13 @@ def test_bad_plugin_files(case, here):
     refused("ls", "--plugin", "p.py", says=("p.py", *says))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=80) | st.binary(max_size=80))
 def test_garbage_files_are_refused(text):
     mode = "w" if isinstance(text, str) else "wb"
     with open("s.yaml", mode, **({"encoding": "utf-8", "newline": ""} if mode == "w" else {})) as f:
         f.write(text if isinstance(text, bytes) else text.encode("utf-8", "replace").decode())
     refused("plan", "s.yaml")
-
-
-def test_a_dimension_below_one_and_a_target_below_zero():
-    refused("show", "top_k", "--d", -1, says=("--d", "greater than or equal to 1"))
-    refused("table", "nowhere", "--target", -1, says=("--target", "a number > 0"))
 
 
 @pytest.mark.parametrize("verb", [["run", "--rounds", 5], ["sweep", "s.yaml", "--inline"]])

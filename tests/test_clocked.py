@@ -16,7 +16,7 @@ import raybench
 from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.clocked import with_clock
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
-from raybench.clock.links import Link, Network, all_gather, all_reduce
+from raybench.clock.links import Link, Network, all_gather, all_reduce, overlapped
 from raybench.core.errors import InputError
 from raybench.report import charts, figures, html, plots, render
 from raybench.spec.clocks import typed
@@ -38,7 +38,7 @@ SWEEP = {
         {"name": "ef21", "compressor": {"name": "top_k", "k": 3}},
         {"name": "marina", "p": 0.3, "compressor": {"name": "rand_k", "k": 3}},
     ],
-    "step_size": [0.3, 0.1],
+    "step_size": 0.3,
     "seed": [0, 1],
     "rounds": 30,
     "record": {"every": 1},
@@ -52,54 +52,74 @@ def swept(folder, **more):
     return raybench.load(str(folder)), cells_of(str(folder))
 
 
-FEW = {"algorithm": SWEEP["algorithm"][:4], "record": {"every": 7}}  # whose rounds are alike
-
 RAND = {"name": "rand_k", "k": 3}
-LATER = {"algorithm": [{"name": "dasha_mvr", "batch": 3, "compressor": RAND}, "ec_lsvrg"]}
-LATER["compressor"] = {"name": "top_k", "k": 3}
+LATER = [  # full gradients first
+    {"name": "dasha_mvr", "batch": 3, "compressor": RAND},
+    {"name": "ec_lsvrg", "compressor": {"name": "top_k", "k": 3}},
+]
+UNTOLD = [
+    {"name": "vr_marina", "batch": 2, "p": 0.3, "compressor": RAND},
+    {"name": "local_sgd", "p": 0.5},
+]
+TOLD = {"algorithm": [*SWEEP["algorithm"], *LATER], "rounds": 21}
 
 
-@pytest.mark.parametrize(
-    "more", [{}, FEW, LATER], ids=["every row", "rows far apart", "full gradients first"]
-)
-def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(tmp_path, more) -> None:
-    curves, cells = swept(tmp_path / "plain", **more)
-    timed, _ = swept(tmp_path / "timed", clock=CLOCK, **more)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The curves and cells of a sweep without a clock."""
+    given = {**TOLD, "algorithm": [*TOLD["algorithm"], *UNTOLD]}
+    return swept(tmp_path_factory.mktemp("plain") / "out", **given)
+
+
+def thinned(curves, *names):
+    """The curves of some methods as a sweep that records every seventh round has them."""
+    return curves[curves["algorithm"].isin(names) & (curves["round"] % 7 == 0)].copy()
+
+
+def test_a_clock_given_afterwards_is_the_clock_in_the_sweep(plain, tmp_path):
+    curves, cells = plain
+    timed, _ = swept(tmp_path / "timed", clock=CLOCK, **TOLD)
     assert curves["clock_seconds"].isna().all()
-    keys = ["algorithm", "step_size", "seed", "round"]
-    given = with_clock(curves, cells, typed(CLOCK)).set_index(keys)["clock_seconds"]
-    ran = timed.set_index(keys)["clock_seconds"]
+    keys = ["label", "seed", "round"]
+    ran = timed.set_index(keys)["clock_seconds"].sort_index()
     assert (ran.diff().dropna() != 0).all()
-    pd.testing.assert_series_equal(given.sort_index(), ran.sort_index(), rtol=1e-12)
+    same = curves[curves["label"].isin(timed["label"])]
+    few = thinned(same, "gd", "sgd", "local_sgd", "ef21")  # whose rounds are alike
+    for rows in (same, few):
+        given = with_clock(rows, cells, typed(CLOCK)).set_index(keys)["clock_seconds"]
+        want = ran.loc[given.index]
+        pd.testing.assert_series_equal(given, want, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "more", "why"),
     [
-        (
-            {"name": "vr_marina", "batch": 2, "p": 0.3, "compressor": {"name": "rand_k", "k": 3}},
-            {},
-            "gradients",
-        ),
-        ({"name": "local_sgd", "p": 0.5}, {}, "sit out"),
         ({"name": "dgd"}, {"graph": "ring"}, "neighbours"),
         ({"name": "rennala_sgd", "collect": 3}, {"clock": CLOCK}, "clock of its own"),
-        (SWEEP["algorithm"][4], {"record": {"every": 5}}, "differ from round to round"),
     ],
 )
 def test_what_rows_do_not_tell_is_refused(tmp_path, algorithm, more, why) -> None:
-    curves, cells = swept(tmp_path / "out", algorithm=[algorithm], **more)
+    curves, cells = swept(tmp_path / "out", algorithm=[algorithm], seed=0, **more)
     with pytest.raises(InputError, match=why):
         with_clock(curves, cells, typed(CLOCK))
 
 
-@pytest.mark.parametrize("name", ["bytes_down", "messages_up"])
-def test_rows_far_apart_tell_only_of_rounds_that_are_alike(tmp_path, name) -> None:
-    curves, cells = swept(tmp_path / "out", algorithm=["gd"], record={"every": 5})
-    with_clock(curves, cells, typed(CLOCK))
-    curves.loc[curves["round"] == 30, name] += 2.0
-    with pytest.raises(InputError, match="differ from round to round"):
-        with_clock(curves, cells, typed(CLOCK))
+def test_rounds_of_different_work_are_refused(plain) -> None:
+    curves, cells = plain
+    sits_out = cells[cells["config"].str.contains('"p": ?0.5')]["cell"]
+    for rows, why in (
+        (curves[curves["algorithm"] == "vr_marina"], "gradients"),
+        (curves[curves["cell"].isin(sits_out)], "sit out"),
+        (thinned(curves, "marina"), "differ from round to round"),
+    ):
+        with pytest.raises(InputError, match=why):
+            with_clock(rows, cells, typed(CLOCK))
+    for name in ("bytes_down", "messages_up"):  # rows far apart tell only of rounds that are alike
+        rows = thinned(curves, "gd")
+        with_clock(rows, cells, typed(CLOCK))
+        rows.loc[rows["round"] == 21, name] += 2.0
+        with pytest.raises(InputError, match="differ from round to round"):
+            with_clock(rows, cells, typed(CLOCK))
 
 
 def test_tables_by_bits_and_by_time(tmp_path) -> None:
@@ -108,6 +128,7 @@ def test_tables_by_bits_and_by_time(tmp_path) -> None:
     swept(
         folder,
         algorithm=asynchronous,
+        seed=0,
         clock=[{"compute": {"power": 1.0}}, {"compute": {"power": 3.0}}],
     )
     said = cli("table", folder, "--target", "0.5").out
@@ -116,25 +137,15 @@ def test_tables_by_bits_and_by_time(tmp_path) -> None:
     by_time = cli("table", folder, "--target", "0.5", "--x", "clock").out
     assert "Seconds to target" in by_time
     assert "on the simulated clock" in by_time
-    drawn = cli(
-        "plot",
-        folder,
-        "--x",
-        "clock",
-        "--y",
-        "loss",
-        "--out",
-        tmp_path / "figures",
-        "--format",
-        "csv",
-    )
-    assert drawn.code == 0
-    rows = pd.read_csv(next((tmp_path / "figures").glob("*.csv")))
+    figures_of = tmp_path / "figures"
+    drawn = ("--x", "clock", "--y", "loss", "--out", figures_of, "--format", "csv")
+    assert cli("plot", folder, *drawn).code == 0
+    rows = pd.read_csv(next(figures_of.glob("*.csv")))
     assert {"clock_seconds", "loss"} <= set(rows)
 
 
 def test_a_finished_sweep_is_timed_from_the_command_line(tmp_path) -> None:
-    swept(tmp_path / "out", algorithm=["gd"])
+    swept(tmp_path / "out", algorithm=["gd"], seed=0)
     text = json.dumps({"compute": {"power": 1}})
     assert "Seconds to target" in cli("table", tmp_path / "out", "--clock", text).out
     file = tmp_path / "clock.yaml"
@@ -230,14 +241,15 @@ def swept_plainly(tmp_path):
 
 def test_networks_on_events_record_the_loss_of_their_minibatches(tmp_path) -> None:
     problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 3}
+    problem["rows"] = 300
     curves, _ = swept(
         tmp_path / "out",
         problem={**problem, "batch": 16, "test_size": 0.2},
-        algorithm=["async_sgd", {"name": "fedbuff", "collect": 2, "steps": 2}],
+        algorithm=[{"name": "fedbuff", "collect": 2, "steps": 2}],
         clock={"compute": [1.0, 1.5, 2.5]},
         step_size=[0.1],
         seed=0,
-        rounds=40,
+        rounds=20,
     )
     later = curves[curves["round"] > 0]
     assert np.isfinite(later["extra.minibatch_loss"]).all()
@@ -246,7 +258,7 @@ def test_networks_on_events_record_the_loss_of_their_minibatches(tmp_path) -> No
 
 
 def test_methods_on_events_need_a_clock(tmp_path) -> None:
-    _, cells = swept(tmp_path / "out", algorithm=["gd", "async_sgd"])
+    _, cells = swept(tmp_path / "out", algorithm=["gd", "async_sgd"], seed=0)
     skipped = cells[cells["status"] == "skipped"]
     assert skipped["algorithm"].unique().tolist() == ["async_sgd"]
     assert "no clock says so" in skipped["reason"].iloc[0]
@@ -344,6 +356,12 @@ def test_rows_that_are_not_recorded_count_and_first_messages_are_a_round():
     columns = {"bytes_up": 100 * T + 1000, "bytes_up_max": 100 * T + 1000, "messages_up": T + 1}
     start = 3 * (A + 1000 / B)
     assert seconds(**columns)[:2] == pytest.approx([start, start + ROUND + COMPUTE])
+
+
+def test_all_buckets_but_the_last_hide_behind_the_backward_pass():
+    assert overlapped(10.0, 1.0, 5) == 10.0 + 1.0
+    assert overlapped(2.0, 1.0, 5) == 5 * 1.0
+    assert overlapped(2.0, 1.0, 1) == 2.0 + 1.0  # none can hide
 
 
 def test_unknown_times_count_as_none_and_are_told():

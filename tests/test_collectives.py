@@ -9,9 +9,10 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from gloo_kit import run_processes, serve
+from gloo_kit import everyone, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first_of_each
 
 import raybench
 from raybench import spec
@@ -29,7 +30,7 @@ from raybench.testing.algorithms import CHECKS, conformance
 from raybench.testing.trial import DATA, Method, finished
 from raybench.testing.vectors import gaussian
 from raybench.wire import CasesMessage, Message
-from raybench.wire.transport import Transport, on_virtual_ranks, share_of
+from raybench.wire.transport import Distributed, Transport, on_virtual_ranks, share_of
 from raybench.wire.wire import Vectors, Wire
 
 QUADRATIC = {"name": "quadratic", "shape": [[4, 5]], "clients": 5, "heterogeneity": 0.3}
@@ -260,15 +261,6 @@ def test_with_the_identity_all_collectives_agree(name, collective):
     torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
 
 
-def test_shared_support_agrees_with_what_is_gathered():
-    runs = [
-        finished(Method("marina", {"p": 0.3}, {**COMMON, "collective": how}, QUADRATIC, step=0.02).batch())
-        for how in ("gather", "reduce")
-    ]  # fmt: skip
-    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
-    assert np.array_equal(runs[0].net.ledger.up, runs[1].net.ledger.up)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "unit"),
     [("bf16", torch.bfloat16, 2.0**-8), ("fp16", torch.float16, 2.0**-11)],
@@ -471,26 +463,21 @@ def result(method: Method, transport: Transport | None = None) -> dict[str, Any]
     return out
 
 
-@pytest.fixture(scope="module")
-def over_gloo(tmp_path_factory):
-    """What two processes found, each in a list over METHODS."""
-    return run_processes(__file__, tmp_path_factory.mktemp("gloo"))
+TRAVEL = {"power_sgd": "sums", "prox_lead": "gossip", "vertical_marina": "columns"}
 
 
-@pytest.mark.parametrize("at", range(len(CARRIED)), ids=[m.name for m in CARRIED])
-def test_two_processes_over_gloo_are_one_process(over_gloo, at):
-    here = result(CARRIED[at])
-    assert list(here["status"][:2]) == ["ok", "ok"]
-    for results in over_gloo:
-        there = results[at]
-        assert list(there["status"]) == list(here["status"])
-        assert there["x"].shape == here["x"].shape
-        assert np.abs(there["x"] - here["x"]).max() <= 1e-10 * max(1.0, np.abs(here["x"]).max())
-        for name in COLUMNS:
-            for b in (0, 1):  # those that did not blow up
-                np.testing.assert_allclose(there[name][b], here[name][b], rtol=1e-10, err_msg=name)
-    assert np.array_equal(over_gloo[0][at]["x"], over_gloo[1][at]["x"])  # replicas are bit-equal
-
-
-if __name__ == "__main__":
-    serve(lambda transport: [result(method, transport) for method in CARRIED])
+@pytest.mark.parametrize(
+    "name", first_of_each([m.name for m in CARRIED], lambda name: TRAVEL.get(name, "messages"))
+)
+@on_ranks(2)
+def test_two_processes_over_gloo_are_one_process(name):
+    (method,) = (m for m in CARRIED if m.name == name)
+    alone, there = result(method), result(method, Distributed())
+    assert list(there["status"]) == list(alone["status"])
+    assert list(there["status"][:2]) == ["ok", "ok"]
+    assert there["x"].shape == alone["x"].shape
+    assert np.abs(there["x"] - alone["x"]).max() <= 1e-10 * max(1.0, np.abs(alone["x"]).max())
+    for column in COLUMNS:
+        for b in (0, 1):  # those that did not blow up
+            np.testing.assert_allclose(there[column][b], alone[column][b], rtol=1e-10)
+    assert np.array_equal(*everyone(there["x"]))  # replicas are bit-equal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -13,11 +14,10 @@ import numpy as np
 import pytest
 from cli_kit import call, cli
 
-from raybench.core.compiled import compiled
+from raybench.core.compiled import _meaning, compiled
 from raybench.core.errors import InputError
 from raybench.core.process import kernel_folder
-
-pytestmark = pytest.mark.thorough
+from raybench.problems.kernels import LOGISTIC, margin_kernel, minibatch_kernel
 
 KINDS = ("int32", "int64", "float32", "float64")
 FUNCTIONS = 6
@@ -46,6 +46,7 @@ print(*(sum(sum(getattr(f.dispatcher.stats, n).values()) for f in functions) for
 """
 
 
+@pytest.mark.thorough
 def test_processes_that_compile_together_keep_all_they_compiled(tmp_path):
     (tmp_path / "module.py").write_text(MODULE)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -78,6 +79,42 @@ def test_options_reach_the_compiler_and_the_interpreted_function_stays_at_hand()
     assert inverse.py_func(4.0) == 0.25
 
 
+HELPED = """
+import numba
+from numba.extending import intrinsic
+from raybench.core.compiled import compiled
+
+@intrinsic
+def nothing(typing):
+    return numba.types.void(), lambda context, builder, sig, args: context.get_dummy_value()
+
+@numba.njit(inline="always")
+def plus(a):
+    nothing()
+    return a + 1
+
+@compiled
+def f(a):
+    return plus(a) * 2
+"""
+
+
+def test_a_kernel_is_named_by_what_it_calls_and_not_by_where_that_lies_in_memory():
+    """Another process has to find it again, and nobody the machine code of helpers that were changed since."""
+
+    def meaning(text):
+        module = {"__name__": "module"}
+        exec(compile(text, "module.py", "exec"), module)
+        return _meaning(module["f"])
+
+    assert meaning(HELPED) == meaning(HELPED)
+    texts = [HELPED, HELPED.replace("a + 1", "a + 3"), HELPED.replace("types.void", "types.none")]
+    texts += [HELPED.replace('inline="always"', "")]
+    assert len({repr(meaning(text)) for text in texts}) == 4
+    for kernel in (margin_kernel(8, True, LOGISTIC), minibatch_kernel(True, LOGISTIC)):
+        assert not re.search(" at 0x[0-9a-f]{6}", repr(_meaning(kernel)))
+
+
 # The files ------------------------------------------------------------------------------------------
 
 ONE = """
@@ -104,6 +141,7 @@ def kept(tmp_path):
     return run, folder
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_cannot_be_read_is_compiled_anew_and_replaced(kept):
     run, folder = kept
     (file,) = folder.iterdir()
@@ -119,6 +157,7 @@ def test_a_kernel_that_cannot_be_read_is_compiled_anew_and_replaced(kept):
         assert [p.name for p in folder.iterdir()] == [file.name]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
 def test_a_file_that_others_can_write_is_not_read(kept):
     run, folder = kept
@@ -167,6 +206,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
         kernel_folder()
 
 
+@pytest.mark.thorough
 def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))

@@ -16,8 +16,6 @@ from raybench.spec.sections import default
 from raybench.testing.claims import draws
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
-pytestmark = pytest.mark.thorough
-
 D = 24
 COUNT = 4000
 
@@ -303,12 +301,7 @@ def test_constants_are_those_of_the_worst_tensor():
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [
-        ([[10, 10]], "sum to 20"),
-        ([[]], "no sizes"),
-        ([[24.5, 1]], "no sizes"),
-        ([[0, 24]], "0"),
-    ],
+    [([[10, 10]], "sum to 20"), ([[]], "no sizes"), ([[24.5, 1]], "no sizes"), ([[0, 24]], "0")],
 )
 def test_sizes_that_do_not_fit(sizes, said):
     with pytest.raises(InputError, match=said):

@@ -20,15 +20,19 @@ from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
 from raybench.spec import sections
-from raybench.testing import findings
+from raybench.testing import Checks, findings
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import (
-    SeededMessage,
-    SparseMessage,
-)
+from raybench.wire import SeededMessage, SparseMessage
+from raybench.wire.base import KINDS
 
-SAMPLES = 4000
+SAMPLES = (
+    8000  # drawn in make test; test_claims_hold_in_many_draws draws as many as ``raybench check``
+)
+CLAIMS = (
+    *("unbiased", "second moment within omega", "contraction at least alpha"),
+    *("biased classes hold", "clients and rounds independent"),
+)
 CASES = {
     label: (name, params)
     for name in names("compressor")
@@ -51,24 +55,65 @@ SECTIONS = {text: sections.section("compressor", text) for text in FURTHER.split
 CASES |= {text: (section.name, section.params) for text, section in SECTIONS.items()}
 
 
-def subject(label: str) -> Subject:
+FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each compressor
+# These compile, for seconds, kernels that no other compressor has.
+LONG_TO_COMPILE = {"entropy_coded", "pos_neg_top_k"}
+OF_EACH_KIND = {  # of messages; and signs, which are the fewest bits
+    *("zero", "identity", "top_k", "wangni", "rand_k", "random_sparsification", "block_top_k"),
+    *("natural", "sign", "dithering", "mxfp4", "fp16", "power_step", "st_hosvd", "dct_top_k"),
+    *("lazy", "masking", "optimal_rescale", "perm_k", "shared_mask", "chain", "two_shot"),
+}
+BY_KIND = ("output fits its bits", "fits a million coordinates")
+
+
+def subject(label: str, samples: int = SAMPLES) -> Subject:
     name, params = CASES[label]
     target = lookup("compressor", name).target
-    return Subject(lambda d: target(**params), samples=SAMPLES)
+    return Subject(lambda d: target(**params), samples=samples)
 
 
-FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each compressor
+def wrong(subject: Subject, label: str, checks: set[str]) -> list[str]:
+    """Return what some of the kit's checks find fault with."""
+    chosen = Checks({name: check for name, check in CHECKS.items() if name in checks})
+    return [str(f) for f in findings(chosen, subject, label) if not f.ok]
+
+
+def thorough_but(labels):
+    """Return all labels as parameters, of which these alone run in make test."""
+    return [
+        pytest.param(label, marks=[] if label in labels else [pytest.mark.thorough])
+        for label in sorted(CASES, key=lambda label: label not in labels)
+    ]
 
 
 @pytest.mark.parametrize(
-    "label",
-    [*FIRST.values()]
-    + [pytest.param(t, marks=pytest.mark.thorough) for t in CASES if t not in FIRST.values()],
+    "label", thorough_but({one for name, one in FIRST.items() if name not in LONG_TO_COMPILE})
 )
 def test_conformance(label):
-    """All checks of the kit; each tells what it finds."""
-    wrong = [str(f) for f in findings(CHECKS, subject(label), label) if not f.ok]
-    assert not wrong, "\n".join(wrong)
+    """The checks of the kit; each tells what it finds."""
+    assert not wrong(subject(label), label, CHECKS.keys() - BY_KIND)
+
+
+@pytest.mark.parametrize("label", thorough_but({FIRST[name] for name in OF_EACH_KIND}))
+def test_conformance_by_kind_of_message(label):
+    assert not wrong(subject(label), label, {*BY_KIND})
+
+
+def test_every_kind_of_message_is_tried():
+    """By the compressors above, or by hand in test_messages.py."""
+    tried = {"cases", "concat", "flag", "ragged", "seeded_support", "rounded"}
+    tried |= {"coded", "blocks", "two_means"}  # of other parameters, and of LONG_TO_COMPILE
+    for name in OF_EACH_KIND:
+        m = subject(FIRST[name]).op.compress(gaussian(2, 4, 24), cells_and_clients(2, 4))
+        tried |= {m.kind, *(leaf.kind for leaf in m.leaves())}
+    ours = {kind for kind, one in KINDS.items() if one.__module__.startswith("raybench.")}
+    assert ours <= tried, sorted(ours - tried)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("label", CASES)
+def test_claims_hold_in_many_draws(label):
+    assert not wrong(subject(label, Subject.samples), label, {*CLAIMS})
 
 
 # Roles and the entry point ----------------------------------------------------------------------
@@ -85,6 +130,7 @@ def test_roles():
     )
     assert RandK(2).bind(d, role=Role.UNBIASED).omega == 4
     assert TopK(2).bind(d, role=Role.CONTRACTIVE).factor == 1
+    assert (ScaledSign().b1(d), ScaledSign().b2(d)) == (((0.1 / 2) ** 2, 2.0), (0.1 / 2, 2.0))
     with pytest.raises(InputError, match="biased"):
         TopK(2).bind(d, role=Role.UNBIASED)
     with pytest.raises(InputError, match="no contraction"):

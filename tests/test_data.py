@@ -13,9 +13,11 @@ import pytest
 import requests
 import scipy.sparse
 from data_kit import complaint
+from tiers import first_of_each
 
 from raybench import data
 from raybench.data import catalogue, tables
+from raybench.data.images import cifar, idx, inputs_of
 
 TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
 DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])
@@ -69,7 +71,7 @@ def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
     ],
 )
 def test_corrupt_line_is_named(line):
-    text = f"+1 1:1\n\n-1 2:1\n{line}\n+1 1:1\n".encode()
+    text = f"+1 1:1\n\n-1 3:1\n{line}\n+1 1:1\n".encode()
     said = complaint(tables.libsvm, text, "some.file", 3)
     assert "some.file, line 4" in said
     assert line in said
@@ -115,6 +117,14 @@ def test_scale_and_intercept(file):
     assert "did you mean rows?" in complaint(data.load, file, scale="row")
 
 
+def test_a_file_that_was_changed_is_read_anew(file):
+    before, stat = data.load(file), file.stat()
+    file.write_bytes(TEXT.replace(b"0.5", b"4.5"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))  # as large as it was
+    assert before.features[0, 0] == 0.5
+    assert data.load(file).features[0, 0] == 4.5
+
+
 def signs(labels, positive=None):
     return data.Dataset("x", np.ones((len(labels), 1)), labels, positive=positive).binary()
 
@@ -142,7 +152,33 @@ def test_embedded_sets():
     assert np.array_equal(digits.classes, np.arange(10))
 
 
-@pytest.mark.parametrize("name", REAL)
+def test_bytes_of_images_by_hand(tmp_path):
+    """MNIST's format has big-endian lengths, and CIFAR-100's a coarse label before the one that is meant."""
+    path, rows = tmp_path / "x", np.arange(2 * 3074, dtype=np.uint8).reshape(2, 3074)
+    path.write_bytes(bytes([0, 0, 8, 3]) + np.array([2, 3, 4], ">u4").tobytes() + bytes(range(24)))
+    assert np.array_equal(idx(path, 3), np.arange(24).reshape(2, 3, 4))
+    path.write_bytes(rows.tobytes())
+    pictures, labels = cifar(path, 2, 2)
+    assert labels.tolist() == rows[:, 1].tolist()
+    assert np.array_equal(pictures.reshape(2, -1), rows[:, 2:])
+    last = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)  # (N, H, W, C)
+    inputs = inputs_of(last, "x", "")
+    assert all(np.array_equal(inputs[:, c], last[..., c]) for c in range(3))
+    held = data.Examples.of("x", inputs, labels, classes=9, source="", kind="image")
+    assert held.mean == pytest.approx(last.reshape(-1, 3).mean(0) / 255)
+    assert held.std == pytest.approx(last.reshape(-1, 3).std(0) / 255)
+
+
+def test_sequences_of_a_text_by_hand(tmp_path):
+    (tmp_path / "said.txt").write_text("abcabdab")
+    pair = data.text(tmp_path / "said.txt", 2, test_share=1 / 3)
+    assert pair.train.inputs.tolist() == [[0, 1], [2, 0]]
+    assert pair.train.targets.tolist() == [[1, 2], [0, 1]]
+    assert (pair.test.inputs.tolist(), pair.test.targets.tolist()) == ([[1, 3]], [[3, 0]])
+    assert (pair.train.classes, pair.train.kind) == (4, "text")
+
+
+@pytest.mark.parametrize("name", first_of_each(REAL))
 def test_real_sets(name):
     if not os.environ.get("RAYBENCH_DATA") or catalogue.find("libsvm", name) is None:
         pytest.skip("RAYBENCH_DATA names no folder with this set")

@@ -135,7 +135,7 @@ def test_every_flipped_bit_is_found(mine, kind, monkeypatch):
     monkeypatch.setattr(log, "LOOKS", 1)
     for file in sorted((mine / kind).iterdir()):
         data = file.read_bytes()
-        for _ in range(10):
+        for _ in range(4):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             changed = bytearray(data)
             changed[at] ^= 1 << bit

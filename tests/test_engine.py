@@ -132,6 +132,20 @@ def test_the_record_is_f_and_its_gradient_at_the_iterate():
     np.testing.assert_allclose(run.recorder.column("suboptimality"), gaps)
 
 
+def test_the_recorded_gradient_is_the_mapping_where_there_is_a_penalty():
+    """L (x - prox(x - grad f(x)/L)), the prox a soft threshold, and f + lambda ||x||_1."""
+    lasso = {**SAMPLES, "regularizer": "l1", "lambda": 0.05}
+    run = finished(Method("gd", {}, None, lasso, rounds=4, more=FAR).batch((1.0, 0.5)))
+    x, L = run.s.x.numpy(), run.problem.constants.L
+    grads, losses = run.problem.oracle(run.s.x)
+    v = x - grads.mean(1).numpy() / L
+    mapping = L * (x - np.sign(v) * np.maximum(np.abs(v) - 0.05 / L, 0))
+    norms = np.square(mapping).sum(1)
+    np.testing.assert_allclose(run.recorder.column("grad_norm_sq")[:, -1], norms, rtol=1e-9)
+    whole = losses.mean(1).numpy() + 0.05 * np.abs(x).sum(1)
+    np.testing.assert_allclose(run.recorder.column("loss")[:, -1], whole, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "compressor"), [("gd", None), ("ef21", TOP), ("marina", RAND), ("diana", RAND)]
 )

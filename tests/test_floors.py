@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiers import first_of_each
 from toys import (
     P1,
     RAND,
@@ -27,6 +26,8 @@ from raybench.core.streams import Sample
 from raybench.execution.resolve import Skip, problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
+
+pytestmark = pytest.mark.thorough
 
 P2 = {**P1, "dim": 10, "clients": 6, "heterogeneity": 0.7, "seed": 2}
 LOGISTIC = {"name": "logistic", **DATA, "regularizer": "nonconvex", "lambda": 0.1}  # bounded noise
@@ -85,8 +86,8 @@ HARD_FOR_DIANA = [
 ]
 
 
-@pytest.mark.parametrize("mu", first_of_each([0.0, 0.5]))
-@pytest.mark.parametrize(("operator", "params"), first_of_each(HARD_FOR_DIANA), ids=title)
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize(("operator", "params"), HARD_FOR_DIANA, ids=title)
 def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
     """E V falls by 2 gamma D at least, so that D is V^0/(2 gamma T) on average, and with mu > 0 linearly."""
     method = Method(
@@ -101,7 +102,6 @@ def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
     assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
 
 
-@pytest.mark.thorough
 def test_diana_breaks_the_inequality_beyond_that_step(stretched):
     method = Method(
         "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
@@ -111,11 +111,9 @@ def test_diana_breaks_the_inequality_beyond_that_step(stretched):
     assert V.max() > 2 * V[0]
 
 
-@pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
-@pytest.mark.parametrize(
-    "operator", first_of_each([{"name": "top_k", "k": 1}, "scaled_sign"]), ids=title
-)
-@pytest.mark.parametrize("init", first_of_each(["compressed", "zero"]))
+@pytest.mark.parametrize("name", ["ef21", "ef21_plus"])
+@pytest.mark.parametrize("operator", [{"name": "top_k", "k": 1}, "scaled_sign"], ids=title)
+@pytest.mark.parametrize("init", ["compressed", "zero"])
 def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
     """f + gamma/(2 rho) G falls by gamma/2 ||grad f||^2 in every round, G weighted by 1/(n^2 w_i)."""
     if name == "ef21_plus" and init == "zero":
@@ -144,9 +142,7 @@ def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
 # Error feedback ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "down", first_of_each([TOP2, {"name": "top_k", "k": 6}, "identity"]), ids=title
-)
+@pytest.mark.parametrize("down", [TOP2, {"name": "top_k", "k": 6}, "identity"], ids=title)
 def test_ef21_bc_nonconvex_bound(down):
     """With Phi0 = Delta0 + A P0 + B Q0; top-k on both sides, so path-wise."""
     method = Method("ef21_bc", {}, TOP2, P2, downlink=down, rounds=800, more=FAR)
@@ -210,7 +206,7 @@ FROM_F = [
 
 @pytest.mark.parametrize(
     ("name", "params", "compressor", "rounds", "multiple"),
-    first_of_each(FROM_F, lambda case: case[0] if case[0] in ("dcgd", "sgd") else ""),
+    FROM_F,
     ids=str,
 )
 def test_nonconvex_bound_from_f_alone(name, params, compressor, rounds, multiple):
@@ -237,7 +233,7 @@ def test_nonconvex_bound_from_f_alone(name, params, compressor, rounds, multiple
     assert norms.mean() <= factor * first / (gamma * rounds) + floor
 
 
-@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
+@pytest.mark.parametrize(("name", "params", "compressor"), EF14S, ids=str)
 def test_ef14_strongly_convex_bound(name, params, compressor):
     """f(x^) - f* <= 4 ||x^0 - x*||^2/(gamma W) + 48 L gamma^2 D/s + (4/n + 24 L gamma beta) gamma sigma^2.
 
@@ -280,7 +276,7 @@ def test_ec_gd_star_converges_linearly(convex):
     assert have[-1].max() < 0.9 * have[0].min()
 
 
-@pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
+@pytest.mark.parametrize(("eta", "batch"), [(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)])
 def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
     params = {"eta": eta, "batch": batch}
@@ -312,7 +308,6 @@ PROXIMAL = [
 ]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROXIMAL)
 def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name):
     """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
@@ -340,9 +335,7 @@ NOISY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "params"), first_of_each(NOISY, lambda case: case[0].split("_")[0])
-)
+@pytest.mark.parametrize(("name", "params"), NOISY)
 def test_gradient_differences_with_noise_have_a_floor(name, params):
     """2 Delta0/(gamma T) + floor, sigma^2 the largest variance of a sample along the path.
 
@@ -385,12 +378,10 @@ def minimiser(problem) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("weight", first_of_each([0.0, 0.2]))
+@pytest.mark.parametrize("weight", [0.0, 0.2])
 @pytest.mark.parametrize(
     "compressor",
-    first_of_each(
-        [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"]
-    ),
+    [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"],
     ids=title,
 )
 def test_dcgd_converges_to_its_floor(convex, compressor, weight):
@@ -419,7 +410,7 @@ def test_dcgd_converges_to_its_floor(convex, compressor, weight):
         assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
 
 
-@pytest.mark.parametrize("name", first_of_each(["sgd", "momentum_sgd"]))
+@pytest.mark.parametrize("name", ["sgd", "momentum_sgd"])
 def test_nonconvex_bound_with_noise_and_a_nonsmooth_part(name):
     """2 Delta0/(h T) + M^0/((1-eta) T) + (1-eta) sigma^2/n for the gradient mapping; eta = 0 for SGD."""
     lasso = {**LOGISTIC, "regularizer": "l1", "lambda": 0.01}
@@ -443,7 +434,7 @@ def test_nonconvex_bound_with_noise_and_a_nonsmooth_part(name):
         assert norms[:T].mean() <= bound
 
 
-@pytest.mark.parametrize("batch", first_of_each([1, 3]))
+@pytest.mark.parametrize("batch", [1, 3])
 def test_sgd_converges_to_its_floor(batch):
     """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma C/(n b mu), on ridge regression."""
     method = Method("sgd", {"batch": batch}, None, RIDGED, rule="pl", rounds=400, more=FAR)
@@ -459,7 +450,6 @@ def test_sgd_converges_to_its_floor(batch):
     assert have[-100:].mean() > 0.02 * floor  # of that order
 
 
-@pytest.mark.thorough
 def test_where_noise_is_not_bounded_the_rule_that_does_without_is_named():
     squares = {
         "name": "least_squares",

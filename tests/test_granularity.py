@@ -15,8 +15,6 @@ from raybench.execution.resolve import Resolver
 from raybench.testing.trial import Method, batch_of, finished
 from raybench.testing.vectors import gaussian
 
-pytestmark = pytest.mark.thorough
-
 LAYOUT = Layout(
     (
         ("a.weight", (4, 3)),

@@ -1,17 +1,27 @@
 """The compiled kernels against dense torch, and one cell's independence of all others."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from numba import njit
+from tiers import first_of_each
 
 from raybench.core import parallel
+from raybench.core.compiled import compiled
 from raybench.core.streams import Sample
 from raybench.problems import kernels
 from raybench.problems.clients import DataProblem, Regularizer, Rows
 from raybench.problems.margins import MarginProblem, SparseMargins
 from raybench.problems.scores import DenseScores
+
+# Loss, whether all values are 1, cells. Each is a kernel of its own, which takes two seconds to compile, so make test
+# takes each loss, both kinds of rows and each width of a tile (8, 1 and 16 cells) once.
+KERNELS = [("logistic", False, 24), ("logistic", True, 1), ("sigmoid_sq", False, 9)]
+REST = [
+    k for k in product(("logistic", "sigmoid_sq"), (False, True), (1, 9, 24)) if k not in KERNELS
+]
 
 
 def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
@@ -59,9 +69,10 @@ def close(got, want, tolerance=1e-12):
     return (got - want).abs().max() <= tolerance * want.abs().max()
 
 
-@pytest.mark.parametrize("B", [1, 9, 24])
-@pytest.mark.parametrize("pattern", [True, False])
-@pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
+@pytest.mark.parametrize(
+    ("loss", "pattern", "B"),
+    [*KERNELS, *(pytest.param(*kernel, marks=pytest.mark.thorough) for kernel in REST)],
+)
 def test_kernel_equals_dense(loss, pattern, B):
     held = rows(pattern=pattern)
     ours, reference = both(held, loss)
@@ -76,8 +87,14 @@ def test_kernel_equals_dense(loss, pattern, B):
         assert torch.equal(ours.oracle(x, None, False)[0], ours.oracle(x, None, True)[0])
 
 
-@pytest.mark.parametrize("pattern", [True, False])
-@pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
+@pytest.mark.parametrize(
+    ("loss", "pattern"),
+    [
+        *(("logistic", True), ("sigmoid_sq", False)),
+        pytest.param("logistic", False, marks=pytest.mark.thorough),
+        pytest.param("sigmoid_sq", True, marks=pytest.mark.thorough),
+    ],
+)
 def test_minibatch_equals_dense(loss, pattern):
     ours, reference = both(rows(pattern=pattern), loss)
     counts = torch.tensor([5, 1, 300, 140])
@@ -121,28 +138,29 @@ def test_a_diverged_cell_disturbs_no_other(B, bad, dense):
         assert not (losses[1, 2:] < 1e100).any()  # the loss of a margin near -1e200 and beyond
 
 
-def test_saturated_margins():
+@pytest.mark.parametrize(
+    ("loss", "B"),
+    first_of_each([("logistic", 1), ("logistic", 4), ("sigmoid_sq", 1), ("sigmoid_sq", 4)]),
+)
+def test_saturated_margins(loss, B):
     A = scipy.sparse.csr_array(np.array([[1.0], [1.0]]))
     held = Rows(A, np.array([1.0, -1.0]), np.array([0, 1, 2]))
-    for loss in ("logistic", "sigmoid_sq"):
-        ours = SparseMargins(held, loss, torch.float64)
-        for x in (800.0, 1e308, float("inf")):
-            for B in (1, 4):
-                grads, losses = ours.oracle(torch.full((B, 1), x, dtype=torch.float64), None, True)
-                bound = x if loss == "logistic" else 1.0
-                assert (losses[:, 0] == 0).all()
-                assert (losses[:, 1] == bound).all()
-                assert (grads[:, 0] == 0).all()
-                assert (grads[:, 1] == (1.0 if loss == "logistic" else 0.0)).all()
+    ours = SparseMargins(held, loss, torch.float64)
+    for x in (800.0, 1e308, float("inf")):
+        grads, losses = ours.oracle(torch.full((B, 1), x, dtype=torch.float64), None, True)
+        assert (losses[:, 0] == 0).all()
+        assert (losses[:, 1] == (x if loss == "logistic" else 1.0)).all()
+        assert (grads[:, 0] == 0).all()
+        assert (grads[:, 1] == (1.0 if loss == "logistic" else 0.0)).all()
 
 
-def test_small_losses_keep_their_digits():
+@pytest.mark.parametrize("B", first_of_each([1, 9]))
+def test_small_losses_keep_their_digits(B):
     A = scipy.sparse.csr_array(np.ones((700, 1)))
     held = Rows(A, np.ones(700), np.array([0, 700]))
-    for B in (1, 9):
-        x = torch.linspace(5, 600, B, dtype=torch.float64)[:, None]
-        losses = SparseMargins(held, "logistic", torch.float64).oracle(x, None, True)[1]
-        assert torch.allclose(losses, torch.log1p(torch.exp(-x)), rtol=1e-12, atol=0)
+    x = torch.linspace(5, 600, B, dtype=torch.float64)[:, None]
+    losses = SparseMargins(held, "logistic", torch.float64).oracle(x, None, True)[1]
+    assert torch.allclose(losses, torch.log1p(torch.exp(-x)), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -161,21 +179,35 @@ def test_threads_change_no_bit(monkeypatch, threads):
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def test_wide_rows_use_wide_indices():
+def wide_rows():
     random = np.random.default_rng(0)
     A = scipy.sparse.random_array((40, 70_000), density=1e-3, rng=random, format="csr")
-    held = Rows(A, np.sign(random.standard_normal(40)), np.array([0, 15, 40]))
-    ours, reference = both(held, "logistic")
+    return Rows(A, np.sign(random.standard_normal(40)), np.array([0, 15, 40]))
+
+
+def test_wide_rows_use_wide_indices():
+    held = wide_rows()
+    _, index, _ = SparseMargins(held, "logistic", torch.float64).rows
+    assert index.tolist() == scipy.sparse.csr_array(held.features).indices.tolist()
+    assert int(index.max()) >= 2**16
+
+
+@pytest.mark.thorough
+def test_kernel_of_wide_rows_equals_dense():
+    ours, reference = both(wide_rows(), "logistic")
     x = points(3, 70_000)
     for got, want in zip(ours.oracle(x, None, True), reference.oracle(x, None, True)):
         assert close(got, want)
 
 
-@njit
+exp_minus = kernels.exp_minus
+
+
+@compiled
 def exp_all(a):
     out = np.empty_like(a)
     for i in range(len(a)):
-        out[i] = kernels.exp_minus(a[i])
+        out[i] = exp_minus(a[i])
     return out
 
 

@@ -211,13 +211,6 @@ def test_saved_weights_are_those_of_the_plain_network(said, tmp_path):
     assert not torch.equal(plain.start(), language(said).start())
 
 
-def test_bits_are_those_of_the_updates_alone(said):
-    problem = section(said, lora=1, match=[["*.qkv.weight"]])
-    config = {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 2}
-    frame = raybench.run(config)
-    assert frame["bits_up"].iloc[-1] == 2 * 32 * 2 * (8 + 24)
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [

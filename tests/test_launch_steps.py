@@ -21,8 +21,6 @@ from raybench.cluster.machines import Host, Unreachable
 from raybench.cluster.states import Launch
 from raybench.cluster.steps import Steps
 
-pytestmark = pytest.mark.thorough
-
 SWEEP = """\
 name: far
 problem: {name: quadratic, dim: 4, clients: 2}
@@ -180,6 +178,7 @@ def test_an_order_is_what_the_job_runs(world: World, given: Any, home: str, leas
     assert script.startswith(f"set -- {kept}/{order['job']} {lease} {command}\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("given", [OWN, RENTED], ids=["own", "rented"])
 def test_killed_at_every_step(world: World, before: bool, given: Any) -> None:
@@ -225,6 +224,7 @@ def attached(launch: Launch) -> Any:
     return cli("attach", str(launch.results))
 
 
+@pytest.mark.thorough
 def test_down_from_every_state(world: World) -> None:
     """``down`` ends what is up, whatever was reached before, and says it again when asked again."""
     for most in range(4):
@@ -255,6 +255,7 @@ ENDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("set_up", "broken", "code", "told"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("given", [OWN, RENTED], ids=["own", "rented"])
 def test_whatever_happens_the_cluster_ends(
@@ -292,6 +293,7 @@ def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> N
     assert world.did.count("look") == 1 + 4, "one, and four to bring home what there is"
 
 
+@pytest.mark.thorough
 def test_a_follower_without_a_network_waits(world: World) -> None:
     """Where neither the head nor the provider answers it is this machine that is cut off: nothing is given up."""
     asked = []
@@ -308,6 +310,7 @@ def test_a_follower_without_a_network_waits(world: World) -> None:
     assert Steps(launch).follow() == 0
 
 
+@pytest.mark.thorough
 def test_results_that_cannot_be_fetched_keep_a_rented_head(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_kit import loss, memory, network, sgd, steps, vector
+from loop_kit import D, loss, memory, network, sgd, steps, vector
 from torch import nn
 
 import raybench.torch as rt
@@ -79,6 +79,42 @@ def test_a_step_of_zero_cannot_be_inside_messages():
         steps(model, opt, 0, [0])
 
 
+RUN = [
+    "ef21",
+    "ef21_sgdm",
+    "ef21_plus",
+    "ef21_pp",
+    "ef21_bc",
+    "ef14",
+    "ec_sgd",
+    "diana",
+    "dcgd",
+    "gd",
+    "sgd",
+    "marina",
+    "dasha",
+    "clag",
+    "lag",
+    "three_pc_v2",
+]
+RUN += [
+    "dgc",
+    "power_sgd",
+    "double_squeeze",
+    "sign_sgd",
+    "signum",
+    "one_bit_adam",
+    "dion",
+    "demo",
+    "loco",
+    "ef21_muon",
+    "diloco",
+    "muloco",
+]
+RUN += ["sparseloco", "local_ef21"]
+REFUSED = ["vr_marina", "pp_marina", "lead", "scaffold", "vertical_gd", "fedprox", "ef21_p"]
+
+
 def test_every_estimator_runs_or_says_why_not():
     """All methods there are: estimators train alone, the others answer with a short error."""
     ran, said = [], {}
@@ -99,19 +135,11 @@ def test_every_estimator_runs_or_says_why_not():
             said[name] = str(error)
             continue
         before = float(loss(model, 0, 0).detach())
-        steps(model, opt, 0, [0] * 8)
+        steps(model, opt, 0, [0] * 4)
         assert float(loss(model, 0, 0).detach()) != before, name
         ran.append(name)
-    for name in ("ef21", "ef21_sgdm", "ef21_plus", "ef21_pp", "ef21_bc", "ef14", "ec_sgd", "diana"):
-        assert name in ran
-    for name in ("dcgd", "gd", "sgd", "marina", "dasha", "clag", "lag", "three_pc_v2", "dgc"):
-        assert name in ran
-    for name in ("power_sgd", "double_squeeze", "sign_sgd", "signum", "one_bit_adam", "dion"):
-        assert name in ran
-    for name in ("demo", "loco", "ef21_muon", "diloco", "muloco", "sparseloco", "local_ef21"):
-        assert name in ran
-    for name in ("vr_marina", "pp_marina", "lead", "scaffold", "vertical_gd", "fedprox", "ef21_p"):
-        assert name in said
+    assert set(RUN) <= set(ran)
+    assert set(REFUSED) <= set(said)
     assert all(len(text) < 400 for text in said.values())
 
 
@@ -165,9 +193,6 @@ def test_reports_are_tables_and_lines(tmp_path):
     assert "\n" not in line
     assert "ef14 top_k:k=10%" in line
     assert "residual" in line
-
-
-D = 1715  # parameters of the network
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from gloo_kit import everyone, on_ranks
 from loop_kit import (
     TOP,
     data,
-    everyone,
     far,
     loss,
     memory,
     network,
-    on_ranks,
     plain,
     sgd,
     spread,
@@ -64,19 +63,6 @@ def test_parameters_that_a_rank_does_not_use(way):
         F.cross_entropy(model(inputs, rank() == 0 or t % 2 == 1), targets).backward()
         optimizer.step()
     assert spread(model) == 0
-
-
-@on_ranks(2)
-def test_a_rank_without_gradients_takes_part():
-    model = network()
-    opt = rt.CompressedOptimizer(sgd(model), TOP)
-    for t in range(5):
-        opt.zero_grad()
-        if rank() == 0:
-            loss(model, t, rank()).backward()
-        opt.step()
-    assert spread(model) == 0
-    assert far(vector(model), vector(network())) > 0
 
 
 @on_ranks(2)

@@ -63,8 +63,10 @@ def by_hand(codes, width):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_packing_is_what_is_said(data):
-    dtype = data.draw(st.sampled_from(list(NARROW)))
-    width = data.draw(st.just(bitpack.TRIT) | st.integers(0, NARROW[dtype]))
+    width = data.draw(st.just(bitpack.TRIT) | st.integers(0, 52))
+    wide = [dtype for dtype, most in NARROW.items() if width <= most]
+    # the dtypes of real codes: each other one is one more kernel to compile
+    dtype = torch.uint8 if width == bitpack.TRIT else data.draw(st.sampled_from(wide))
     count = data.draw(st.sampled_from([0, 1, 9, 320, 512, 513, 1100, 2999, 20_001]))
     lead, at = data.draw(st.sampled_from([(), (3,), (2, 0), (2, 2)])), data.draw(st.integers(0, 9))
     symbols = 3 if width == bitpack.TRIT else 2**width

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cli_kit import cli
 from test_networks import DIGITS, NORMED, by_hand, network, point
+from tiers import first_of_each
 from torch.nn import functional as F
 
 import raybench
@@ -62,14 +63,7 @@ def test_a_row_measures_what_it_is_asked_for():
         assert frame[column].notna().equals(asked)
     assert frame["grad_norm_sq"].isna().all()
     assert np.isfinite(frame["bits_up"]).all()
-    del more["evaluate"]["loss"]  # the default, where there is a test part
-    less = raybench.run(
-        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
-    )
-    assert less["loss"].isna().all()
-    assert less["test_loss"].equals(frame["test_loss"])
-    assert less["bits_up"].equals(frame["bits_up"])
-    assert less["extra.minibatch_loss"][1:].notna().all()
+    assert frame["extra.minibatch_loss"][1:].notna().all()
 
 
 def swept(problem=None, **more):
@@ -140,7 +134,7 @@ def test_full_gradients_and_participants_tell_their_loss():
     assert np.isnan(net.oracle.told()["minibatch_loss"]).all()
 
 
-@pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
+@pytest.mark.parametrize("params", first_of_each([DIGITS, NORMED]), ids=["mlp", "batchnorm"])
 def test_what_minibatches_told_goes_along_to_ranks_and_other_processes(params):
     problem = {"name": "network", **params, "batch": 8}
     batch = Method("gd", {}, None, problem, step=0.1, rounds=5).batch()
@@ -216,7 +210,7 @@ def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
                 step=0.05, rounds=3,
             ).batch()
         )
-        for chunk in (1000, 13)
+        for chunk in (1000, 9)
     ]  # fmt: skip
     whole = recorded(runs[0])["loss"]
     for run in runs[1:]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -27,11 +27,10 @@ from raybench.problems.networks import passes
 from raybench.problems.networks.models import NAMED, InputSpec
 from raybench.problems.networks.passes import shifted_and_flipped
 from raybench.testing.trial import Method, started
-from raybench.testing.vectors import gaussian
 
 DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
 CNN = {**DIGITS, "model": "mnist_cnn:dropout=0.4", "rows": 60}
-NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 60, "batch": 8}
+NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 36, "batch": 8}
 
 
 def network(**more):
@@ -73,7 +72,9 @@ def by_hand(problem, x, indices, i, train=False):
     ],
 )
 def test_networks_have_the_published_sizes(model, shape, classes, d):
-    assert sum(p.numel() for p in NAMED[model](InputSpec(shape, classes)).parameters()) == d
+    with torch.device("meta"):
+        net = NAMED[model](InputSpec(shape, classes))
+    assert sum(p.numel() for p in net.parameters()) == d
 
 
 @pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
@@ -99,14 +100,6 @@ def test_clients_of_unequal_sizes_take_means_of_their_own():
         want, loss = by_hand(problem, x[1], slice(None), i)
         torch.testing.assert_close(full[1, i], want, rtol=1e-10, atol=1e-13)
         torch.testing.assert_close(losses[1, i], loss.detach(), rtol=1e-12, atol=0)
-
-
-def test_a_minibatch_is_its_samples():
-    problem = network()
-    x, J = point(problem), sample(problem)
-    grads = problem.grad(x, J)
-    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
-    torch.testing.assert_close(grads[1, 2], want, rtol=1e-10, atol=1e-13)
 
 
 def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
@@ -406,20 +399,11 @@ DROPPED = {**SMALL, "model": "mnist_cnn:dropout=0.4"}  # evaluated row by row
 BOTH = pytest.mark.parametrize("params", [SMALL, DROPPED], ids=["stacked", "row by row"])
 
 
-def near_start(problem) -> Tensor:
-    return problem.start() + 0.01 * gaussian(2, problem.dim, seed=3)
-
-
-def drawn(problem, b: int = 6) -> Sample:
-    source = stream([0, 1]).fold("batch").each(range(problem.n))
-    return Sample(source.integers(b, torch.tensor(problem.samples)), source.fold("sample"))
-
-
 @BOTH
 def test_weight_decay_is_a_part_of_f(params):
     plain = build("network", params)
     decayed = plain.trained(Train(weight_decay=0.3))
-    x, J = near_start(plain), drawn(plain)
+    x, J = point(plain), sample(plain, b=6)
     full, losses = plain.oracle(x)
     grads, more = decayed.oracle(x)
     penalty = 0.15 * x.square().sum(-1, keepdim=True)
@@ -438,7 +422,7 @@ def test_weight_decay_is_a_part_of_f(params):
 def test_autocast_computes_in_bfloat16(params):
     plain = build("network", {**params, "dtype": "float32"})
     lower = plain.trained(Train(autocast="bfloat16"))
-    x, J = near_start(plain).float(), drawn(plain, b=16)
+    x, J = point(plain).float(), sample(plain, b=16)
     near, want = lower.grad(x, J), plain.grad(x, J)
     apart = (near - want).norm() / want.norm()
     assert near.dtype == torch.float32
@@ -493,7 +477,7 @@ def test_accumulated_minibatches_make_one_gradient():
     three = build("network", params).trained(Train(accumulate=3))
     eighteen = build("network", {**params, "batch": 18})
     assert (three.batch, three.most, three.chunk) == (18, 6, eighteen.chunk)
-    x, J = near_start(eighteen), drawn(eighteen, b=18)
+    x, J = point(eighteen), sample(eighteen, b=18)
     torch.testing.assert_close(three.grad(x, J), eighteen.grad(x, J), rtol=1e-12, atol=1e-15)
     runs = [net_of(params, accumulate=3), net_of({**params, "batch": 18})]
     for run in runs:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gloo_kit import run_processes, serve
+from gloo_kit import everyone, on_ranks
 
 import raybench
 from raybench.store import cells
 from raybench.testing.trial import Method, finished
+from raybench.wire.transport import Distributed
 
 pytestmark = pytest.mark.thorough
 
@@ -73,28 +74,13 @@ def result(name, transport=None):
     return run.a.point(run.net, run.s, run.c)[0].tolist()
 
 
-def near(found, want, name):
-    apart = ROUNDED.get(name, 1e-9)
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=0, atol=apart)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """What one process finds, by method."""
-    return {name: result(name) for name in CASES}
-
-
-@pytest.fixture(scope="module")
-def over_gloo(tmp_path_factory):
-    """What two processes found, by method each."""
-    return run_processes(__file__, tmp_path_factory.mktemp("gloo"))
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_over_gloo_are_one_process(over_gloo, alone, name):
-    for results in over_gloo:
-        near(results[name], alone[name], name)
-    assert over_gloo[0][name] == over_gloo[1][name]
+@on_ranks(2)
+def test_two_processes_over_gloo_are_one_process(name):
+    found = result(name, Distributed())
+    want, apart = torch.tensor(result(name)), ROUNDED.get(name, 1e-9)
+    torch.testing.assert_close(torch.tensor(found), want, rtol=0, atol=apart)
+    assert everyone(found) == [found] * 2
 
 
 @pytest.mark.ray
@@ -125,7 +111,3 @@ def test_workers_of_ray_train_are_one_process(tmp_path):
     ended = cells(tmp_path / "train")
     assert set(ended["mode"]) == {"train"}
     assert set(ended["workers"]) == {2}
-
-
-if __name__ == "__main__":
-    serve(lambda transport: {name: result(name, transport) for name in CASES})

@@ -12,15 +12,14 @@ import scipy.sparse
 import torch
 from cli_kit import cli
 from data_kit import complaint
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tiers import first_of_each
 
 import raybench
-from raybench import data, problems, spec
+from raybench import data, problems
 from raybench.core.errors import InputError
 from raybench.data.session import packed
-
-pytestmark = pytest.mark.thorough
 
 HOSPITALS = np.array(["Basel", "Arles", "Basel", "Cork", "Arles", "Basel"] * 5)
 KINDS = np.array(["flu", "cold", "none", "flu", "none", "cold"] * 5)
@@ -29,22 +28,17 @@ KINDS = np.array(["flu", "cold", "none", "flu", "none", "cold"] * 5)
 def frame(rows=30, seed=0):
     """Two features, a label of text with three classes, and a column that tells one of three hospitals."""
     random = np.random.default_rng(seed)
-    numbers = random.standard_normal((rows, 2))
-    return pd.DataFrame(
-        {
-            "age": numbers[:, 0],
-            "hospital": HOSPITALS[:rows],
-            "label": KINDS[:rows],
-            "dose": numbers[:, 1],
-        }
-    )
+    age, dose = random.standard_normal((rows, 2)).T
+    text = {"hospital": HOSPITALS[:rows], "label": KINDS[:rows]}
+    return pd.DataFrame({"age": age, **text, "dose": dose})
 
 
 def write(table, path):
     if path.suffix == ".parquet":
         table.to_parquet(path, index=False)
     elif path.suffix == ".npz":
-        np.savez(path, **{name: table[name].to_numpy(dtype=table[name].dtype if table[name].dtype.kind == "f" else str) for name in table})  # fmt: skip
+        kinds = {name: float if table[name].dtype.kind == "f" else str for name in table}
+        np.savez(path, **{name: table[name].to_numpy(dtype=kinds[name]) for name in table})
     else:
         table.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
     return str(path)
@@ -62,6 +56,8 @@ def test_a_table_is_the_same_from_every_kind_of_file(tmp_path, ending):
     assert result.classes.tolist() == ["cold", "flu", "none"]
     assert result.clients.tolist() == HOSPITALS.tolist()
     assert result.names == ("age", "dose")
+    first = data.load(tmp_path / f"mine{ending}", client="hospital", rows=4)
+    assert first.clients.tolist() == HOSPITALS[:4].tolist()
 
 
 def test_arrays_of_an_npz(tmp_path):
@@ -103,7 +99,7 @@ def test_clients_are_those_of_the_column(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "least_squares", "logistic", "nonconvex_classification"]
+    "name", first_of_each(["softmax", "least_squares", "logistic", "nonconvex_classification"])
 )
 def test_clients_of_a_column_need_no_number(tmp_path, name):
     asked = {"name": name, "dataset": write(frame(), tmp_path / "mine.csv")}
@@ -114,9 +110,8 @@ def test_clients_of_a_column_need_no_number(tmp_path, name):
     x = torch.randn(2, two[0].dim, generator=torch.Generator().manual_seed(0)).double()
     for a, b in zip(*(p.oracle(x) for p in two), strict=True):
         assert torch.equal(a, b)
-    for split in ({}, {"split": "shuffled"}):
-        with pytest.raises(InputError, match=r"problem.clients: required(.|\n)*column: NAME"):
-            problems.read({**asked, **split})
+    with pytest.raises(InputError, match=r"problem.clients: required(.|\n)*column: NAME"):
+        problems.read({**asked, "split": "shuffled"})
 
 
 @pytest.mark.parametrize("name", ["softmax", "least_squares"])
@@ -170,17 +165,12 @@ def test_a_test_set_of_one_class_and_fewer_features(tmp_path):
     ("change", "said"),
     [
         (lambda t: t.assign(label=["cough"] * 12), "the label cough, which train.csv lacks"),
-        (
-            lambda t: t.drop(columns="dose"),
-            "column 'dose' is in one of train.csv and test.csv only",
-        ),
+        (lambda t: t.drop(columns="dose"), "'dose' is in one of train.csv and test.csv only"),
     ],
 )
 def test_test_sets_that_do_not_fit(tmp_path, change, said):
-    asked = {
-        "dataset": write(frame().drop(columns="hospital"), tmp_path / "train.csv"),
-        "clients": 3,
-    }
+    train = write(frame().drop(columns="hospital"), tmp_path / "train.csv")
+    asked = {"dataset": train, "clients": 3}
     test = write(change(frame(12).drop(columns="hospital")), tmp_path / "test.csv")
     with pytest.raises(InputError, match="test_set") as error:
         problems.build("softmax", {**asked, "test_set": test})
@@ -192,10 +182,7 @@ def test_test_sets_that_do_not_fit(tmp_path, change, said):
 # What is wrong ---------------------------------------------------------------------------------------
 
 WRONG = {
-    "text.csv": (
-        "label,a,city\n1,2,Basel\n0,3,Cork\n",
-        "'city' of text.csv holds text, 'Basel' in row 2",
-    ),
+    "text.csv": ("label,a,city\n1,2,Basel\n0,3,Cork\n", "'city' of text.csv holds text, 'Basel'"),
     "word.csv": ("label,a\n1,2\n0,3\n1,four\n", "'a' of word.csv holds text, 'four' in row 4"),
     "gap.csv": ("label,a,b\n1,2,3\n0,,4\n", "column 'a' of gap.csv lacks a value in row 3"),
     "nolabel.csv": ("label,a\n1,2\n,3\n", "column 'label' of nolabel.csv lacks a value in row 3"),
@@ -244,16 +231,11 @@ def test_columns_that_are_not_there(tmp_path):
         data.load(tmp_path / "short.npz", client="client")
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    content=st.one_of(
-        st.binary(max_size=200),
-        st.text("label,y a1.-e\n\"'\t\r", max_size=80).map(str.encode),
-    ),
-    ending=st.sampled_from([".csv", ".tsv", ".parquet", ".npz"]),
-)
+LETTERS = st.text("label,y a1.-e\n\"'\t\r", max_size=80).map(str.encode)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200) | LETTERS, st.sampled_from([".csv", ".tsv", ".parquet", ".npz"]))
 def test_any_content_loads_or_is_an_input_error(tmp_path, content, ending):
     path = tmp_path / f"any{ending}"
     path.write_bytes(content)
@@ -315,18 +297,14 @@ def test_equal_data_make_equal_files():
 
 
 def test_all_forms_give_the_same_curve():
-    forms = [
-        (X, Y, CLIENT),
-        {"X": X, "y": Y, "client": CLIENT},
-        FRAME,
-        FRAME.astype({"label": "category"}),
-        FRAME.astype({"label": object}),
-    ]
+    forms = [(X, Y, CLIENT), {"X": X, "y": Y, "client": CLIENT}, FRAME]
+    forms += [FRAME.astype({"label": kind}) for kind in ("category", object)]
     curves = [raybench.run(config(), data={"mine": form})["loss"].tolist() for form in forms]
     assert all(curve == curves[0] for curve in curves)
     assert curves[0][-1] < curves[0][0]
 
 
+@pytest.mark.thorough
 def test_a_polars_frame():
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame({name: FRAME[name].to_list() for name in FRAME})
@@ -405,9 +383,6 @@ def test_data_is_not_written_through_a_link(tmp_path):
     with pytest.raises(InputError, match="data is a link"):
         raybench.sweep(config(), tmp_path / "out", data={"mine": (X, Y, CLIENT)}, inline=True)
     assert not any((tmp_path / "theirs").iterdir())
-
-
-def test_out_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
         raybench.sweep(config(), tmp_path / "file", inline=True, data={"mine": (X, Y, CLIENT)})
@@ -441,6 +416,7 @@ SPLITS = st.sampled_from(["contiguous", "shuffled", "sorted_by_label"])
 LABELS = st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60).map(np.array)
 
 
+@example(np.array([1.0, 0, 2, 0, 1]), 2, "sorted_by_label", "drop", 0)
 @given(LABELS, st.integers(1, 20), SPLITS, st.sampled_from(["drop", "last"]), st.integers(0, 5))
 def test_equal_splits_are_partitions(labels, clients, how, remainder, seed):
     if clients > len(labels):
@@ -456,8 +432,8 @@ def test_equal_splits_are_partitions(labels, clients, how, remainder, seed):
     assert len(np.unique(rows)) == len(rows) == sum(sizes)
     if how == "contiguous":
         assert np.array_equal(rows, np.arange(len(rows)))
-    if how == "sorted_by_label":
-        assert (np.diff(labels[rows]) >= 0).all()
+    if how == "sorted_by_label":  # and within a label in the order of the file
+        assert rows.tolist() == sorted(range(len(labels)), key=labels.__getitem__)[: len(rows)]
     again = data.split(labels, clients, how, remainder=remainder, seed=seed)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again))
 
@@ -488,6 +464,13 @@ def test_dirichlet_parameter_sets_the_heterogeneity():
     assert spread(0.1) > 3 * spread(100)
 
 
+def test_clients_draw_their_rows_of_a_class():
+    parts = data.split(np.zeros(60), 2, {"dirichlet": 100.0})
+    assert not np.array_equal(parts[0], np.arange(len(parts[0]))), "the first rows of the file"
+
+
+@example(20, 3, 0.0, 0)
+@example(20, 3, 1.0, 0)
 @given(st.integers(2, 60), st.integers(1, 20), st.floats(0, 1), st.integers(0, 3))
 def test_holdout_mix(rows, clients, p, seed):
     labels = np.zeros(rows)
@@ -496,10 +479,14 @@ def test_holdout_mix(rows, clients, p, seed):
         return
     parts = data.split(labels, clients, {"holdout_mix": p}, seed=seed)
     assert {len(q) for q in parts} == {rows // (clients + 1)}
-    if p == 0:
-        assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
-    if p == 1:
-        assert all(np.array_equal(q, parts[0]) for q in parts)
+    held, *others = data.split(labels, clients, {"holdout_mix": 1.0}, seed=seed)
+    assert all(np.array_equal(other, held) for other in others)
+    apart = data.split(labels, clients, {"holdout_mix": 0.0}, seed=seed)
+    assert len(np.unique([*apart, held])) == sum(map(len, apart)) + len(held)
+    for mixed, own in zip(parts, apart, strict=True):
+        assert ((mixed == own) | (mixed == held)).all()
+    if p in (0, 1):
+        assert all(np.array_equal(q, held if p else own) for q, own in zip(parts, apart))
 
 
 @pytest.mark.parametrize(
@@ -516,22 +503,6 @@ def test_unknown_splits(how, what):
     assert what in said
 
 
-@pytest.mark.parametrize(
-    ("how", "what"),
-    [
-        ({"dirichlet": 0}, "> 0"),
-        ({"dirichlet": "a"}, "a number"),
-        ({"holdout_mix": 1.5}, "<= 1"),
-        ({"dirichlet": 1, "holdout_mix": 1}, "write one of"),
-    ],
-)
-def test_splits_of_a_sweep_file_are_typed(how, what):
-    problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 3, "split": how}
-    said = complaint(spec.load, {"problem": problem, "algorithm": "gd"})
-    assert "problem.split" in said
-    assert what in said
-
-
 @given(st.integers(2, 200), st.floats(0, 0.99), st.integers(0, 9))
 def test_hold_out(rows, share, seed):
     size = round(rows * share)
@@ -540,4 +511,5 @@ def test_hold_out(rows, share, seed):
         return
     train, test = data.hold_out(rows, share, seed)
     assert len(test) == size
+    assert (np.diff(train) > 0).all(), "in the order of the file"
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(rows))

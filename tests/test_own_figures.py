@@ -28,24 +28,6 @@ from raybench.report.tables import growth_notes
 from raybench.store import CELLS, CURVES, Store, to_table
 from raybench.store.reader import configs
 
-pytestmark = pytest.mark.thorough
-
-
-def test_curves_are_those_of_the_tuned_cells(swept):
-    """Of one seed a curve is its rows, as they are in the folder."""
-    result = frames(swept)
-    made = figure(result, methods=["EF21 Top-K"], y="loss", x="round")
-    best = result.tuned("method").set_index("method").loc["EF21 Top-K"]
-    cells = result.cells[
-        (result.cells["series"] == best["series"]) & (result.cells["step"] == best["step"])
-    ]
-    rows = raybench.load(swept)
-    rows = rows[rows["cell"].isin(cells["cell"])]
-    want = rows.groupby("round")["loss"].median()
-    got = made.data.set_index("x")["y"]
-    np.testing.assert_allclose(got.to_numpy(), want.loc[got.index].to_numpy())
-    assert (made.name, made.x, made.y) == ("loss_vs_round", "round", "loss")
-
 
 def test_a_line_for_each_k_or_step(swept):
     result = frames(swept)
@@ -70,15 +52,6 @@ def test_the_cost_of_the_target_by_k(swept, x):
     np.testing.assert_allclose(got.to_numpy(), want.to_numpy())
 
 
-def test_a_heat_map_of_k_and_step(swept):
-    result = frames(swept)
-    made = figure(result, kind="heatmap", methods=["EF21 Top-K"])
-    assert made.data["cost"].notna().sum() > 3
-    assert plot(result, kind="heatmap", size=(5.0, 4.0)).get_size_inches().tolist() == [5.0, 4.0]
-    with pytest.raises(InputError, match="no method has a K"):
-        figure(result, kind="heatmap", methods=["gd"])
-
-
 def test_performance_profiles(swept):
     result = frames(swept)
     made = figure(result, kind="profile", methods=["gd", "EF21 Top-K"])
@@ -91,8 +64,6 @@ def test_performance_profiles(swept):
     assert [look.label for look in made.looks.values()] == ["GD", "EF21 Top-K"]
     (line, *_) = plot(result, kind="profile", methods=["gd", "EF21 Top-K"]).axes[0].lines
     assert line.get_drawstyle() == "steps-post"
-    with pytest.raises(InputError, match="another --target"):
-        figure(frames(swept, target=1e-300), kind="profile")
 
 
 def test_names_of_ones_own_and_their_order(swept):
@@ -102,11 +73,9 @@ def test_names_of_ones_own_and_their_order(swept):
     assert [name for name, _, _ in steps][-2:] == ["EF21 (ours) Rand-K", "EF21 (ours) Top-K"]
     assert all(step.endswith("× theory") for _, _, step in steps)
     assert shown[0].startswith("MARINA")
-    by_k = figure(swept, methods=["EF21 Top-K"], by="k", labels={"ef21": "ours"})
-    names = {look.label.rpartition(", ")[0] for look in by_k.looks.values()}
-    assert names == {"ours, $K = 1$", "ours, $K = 3$"}
 
 
+@pytest.mark.thorough
 def test_a_method_looks_the_same_in_all_figures(swept):
     result = frames(swept)
     looks: dict[str, set[str]] = {}
@@ -122,14 +91,22 @@ def test_a_method_looks_the_same_in_all_figures(swept):
     assert "GD" not in all_methods(result)
 
 
-def test_frames_of_pandas_are_drawn_as_their_folder(swept):
-    curves = raybench.load(swept)
-    want = figure(swept, x="round", methods=["gd"]).data
-    for source in (curves, (curves, raybench.store.cells(swept))):
-        got = figure(source, x="round", methods=["gd"]).data
-        pd.testing.assert_frame_equal(got[["x", "y"]], want[["x", "y"]])
+def test_curves_are_those_of_the_tuned_cells_whatever_the_source(swept):
+    """Of one seed, and of two that are alike, a curve is its rows, as they are in the folder."""
+    curves, ends = raybench.load(swept), raybench.store.cells(swept)
+    best = frames(swept).tuned("method").set_index("method").loc["GD"]
+    rows = curves[
+        (curves["algorithm"] == "gd") & (curves["step_multiple"] == best["step_multiple"])
+    ]
+    want = rows.groupby("round")["loss"].median()
+    for source in (swept, curves, (curves, ends)):
+        made = figure(source, x="round", y="loss", methods=["gd"])
+        assert (made.name, made.x, made.y) == ("loss_vs_round", "round", "loss")
+        assert made.data["x"].tolist() == want.index.tolist()
+        np.testing.assert_allclose(made.data["y"], want)
 
 
+@pytest.mark.thorough
 def test_plot_returns_a_figure_of_matplotlib(swept, tmp_path):
     (tmp_path / "own.mplstyle").write_text("axes.labelsize: 17\n")
     canvas = plot(swept, size=(3.0, 2.0), style=tmp_path / "own.mplstyle")
@@ -139,31 +116,35 @@ def test_plot_returns_a_figure_of_matplotlib(swept, tmp_path):
     assert plot(swept).axes[0].xaxis.label.get_size() == 9
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"methods": ["ef12"]}, "ef21"),
-        ({"x": "bit_up"}, "bits_up"),
-        ({"y": "extra.none"}, "extra."),
-        ({"kind": "curve"}, "curves"),
-        ({"by": "steps"}, "step"),
-        ({"best": "tuned"}, "step_size"),
-        ({"kind": "heatmap", "x": "round"}, "a figure of kind heatmap has its own x"),
-        ({"kind": "k", "y": "loss"}, "a figure of kind k has its own y"),
-        ({"kind": "k", "x": "rounds"}, "did you mean round?"),
-        ({"labels": {"ef12": "x"}}, "ef21"),
-        ({"size": "3.3"}, "3.3x2.5"),
-        ({"size": "0x2"}, "100 inches"),
-        ({"style": "nowhere.mplstyle"}, "no file or style"),
-        ({"target": "low"}, "auto"),
-    ],
-)
-def test_what_is_wrong_is_told(swept, given, said):
-    with pytest.raises(InputError) as told:
-        plot(swept, **given)
-    assert said in "\n".join(told.value.shown())
+WRONG = [
+    ({"methods": ["ef12"]}, "ef21"),
+    ({"x": "bit_up"}, "bits_up"),
+    ({"y": "extra.none"}, "extra."),
+    ({"kind": "curve"}, "curves"),
+    ({"by": "steps"}, "step"),
+    ({"best": "tuned"}, "step_size"),
+    ({"kind": "heatmap", "x": "round"}, "a figure of kind heatmap has its own x"),
+    ({"kind": "k", "y": "loss"}, "a figure of kind k has its own y"),
+    ({"kind": "k", "x": "rounds"}, "did you mean round?"),
+    ({"labels": {"ef12": "x"}}, "ef21"),
+    ({"size": "3.3"}, "3.3x2.5"),
+    ({"size": "0x2"}, "100 inches"),
+    ({"style": "nowhere.mplstyle"}, "no file or style"),
+    ({"target": "low"}, "auto"),
+    ({"kind": "heatmap", "methods": ["gd"]}, "no method has a K"),
+    ({"kind": "profile", "target": 1e-300}, "another --target"),
+]
 
 
+def test_what_is_wrong_is_told(swept):
+    result = frames(swept)
+    for given, said in WRONG:
+        with pytest.raises(InputError) as told:
+            plot(swept if "target" in given else result, **given)
+        assert said in "\n".join(told.value.shown()), given
+
+
+@pytest.mark.thorough
 def test_on_the_command_line(swept, tmp_path):
     out = tmp_path / "figures"
     said = cli(
@@ -180,6 +161,7 @@ def test_on_the_command_line(swept, tmp_path):
         assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.thorough
 def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_named(tmp_path):
     """None reaches a target that low: those that end lowest are drawn, and gd, whatever it comes to."""
     (tmp_path / "many.yaml").write_text(
@@ -215,6 +197,7 @@ def test_a_point_without_neighbours_has_a_marker():
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wide", [1, 3, 12])
 @pytest.mark.parametrize("kind", ["trials", "k"])
 def test_an_axis_has_ticks_however_narrow_it_is(kind, wide):
@@ -242,9 +225,6 @@ def test_ticks_of_steps(values, said):
     assert words.ticks(values, "2^{}", "×") == said
 
 
-# -- heat maps of what a target costs, over K and one more number ----------------------------------
-
-
 KS, ZS, TARGET = [1, 3, 8], [0, 1, 40], 1e-3
 GRID = {
     "name": "grid",
@@ -265,6 +245,7 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.thorough
 def test_each_pair_costs_what_its_best_step_needs(folder):
     result = frames(folder)
     (grid,) = heatmaps(result)
@@ -289,6 +270,7 @@ def test_each_pair_costs_what_its_best_step_needs(folder):
     assert not np.isfinite(grid.data["cost"]).all()  # some pair misses the target: a dash
 
 
+@pytest.mark.thorough
 def test_it_is_drawn_by_plot(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "every", lambda found: [])  # the other figures take a while
     names = {path.name for path in figures(folder, tmp_path)}
@@ -306,12 +288,8 @@ def test_it_is_drawn_by_plot(folder, tmp_path, monkeypatch):
 
 
 def test_no_map_without_such_a_grid(tmp_path):
-    store = Store(tmp_path)
-    fake_store.fill(store, rounds=20, seeds=1)
+    fake_store.fill(Store(tmp_path), fake_store.METHODS[:3], rounds=20, seeds=1)
     assert heatmaps(frames(tmp_path)) == []  # MARINA's p has one value per K
-
-
-# What the page of a report holds ------------------------------------------------------------------
 
 
 def page_of(tmp_path, **kw):
@@ -320,9 +298,7 @@ def page_of(tmp_path, **kw):
     return html(store.folder).read_text("utf-8")
 
 
-# -- cells -----------------------------------------------------------------------------------
-
-
+@pytest.mark.thorough
 def test_every_cell_has_a_row_and_those_that_did_not_end_well_come_first(tmp_path):
     text = page_of(tmp_path)
     rows = table_rows(text, "cell-table")
@@ -341,6 +317,7 @@ def test_every_cell_has_a_row_and_those_that_did_not_end_well_come_first(tmp_pat
     }
 
 
+@pytest.mark.thorough
 def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monkeypatch):
     monkeypatch.setattr("raybench.report.page.MOST_ROWS", 5)
     assert MOST_ROWS > 500
@@ -349,24 +326,6 @@ def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monke
     assert len(rows) == 5
     assert rows[0]["ending"] == "failed"
     assert f"first 5 of {len(frames(tmp_path / 'results').cells)} cells" in text
-
-
-def test_the_whole_error_is_in_the_page_once(tmp_path):
-    store = Store(tmp_path / "results")
-    fake_store.fill(store, rounds=5, methods=fake_store.METHODS[:1], failed=0, skipped=0)
-    error = "Traceback (most recent call last):\n  the second line\nRuntimeError: <b>boom</b>"
-    for i in range(3):
-        row = {"status": "failed", "error": error, "algorithm": "gd", "label": "gd", "seed": i}
-        row |= {"problem": "logistic", "dataset": "mushrooms", "step_multiple": 1.0}
-        store.commit(f"x{i}", None, to_table({**row, "cell": [f"x{i}"]}, CELLS))
-    text = html(store.folder).read_text("utf-8")
-    assert text.count("the second line") == 1
-    assert "<b>boom" not in text
-    (row,) = table_rows(text, "reasons")
-    assert row["Cells"] == "3"
-
-
-# -- growth of f -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -396,6 +355,7 @@ def test_growth_is_that_of_cells_that_ended_ok_and_of_their_own_start():
     assert framed(*make(runs)).growth.tolist() == ["f grew 5×", "", ""]
 
 
+@pytest.mark.thorough
 def test_growth_is_marked_in_tables_and_in_the_page(tmp_path):
     curves, cells = make([{"g": [0.7, 454016]}, {"g": [0.7, 0.1], "algorithm": "gd"}])
     store = Store(tmp_path / "results")
@@ -414,9 +374,6 @@ def test_growth_is_marked_in_tables_and_in_the_page(tmp_path):
     first = table_rows(text, "cell-table")[0]
     assert (first["Status"], first["What happened"]) == ("ok", "f grew 650,000×")
     assert "<b>1</b> ok, but f grew" in text
-
-
-# -- K as it was asked for -------------------------------------------------------------------
 
 
 def shares():
@@ -463,9 +420,7 @@ def test_k_is_spelled_as_it_was_asked_for(asked, k, said):
     assert k_words(cells).tolist() == [said, "" if k is None else str(k)]
 
 
-# -- what is drawn -----------------------------------------------------------------------------
-
-
+@pytest.mark.thorough
 def test_the_page_draws_what_the_figures_hold(tmp_path):
     """The lines and bands of ``plot``, which are those of the analysis, to the digits that a page keeps."""
     text = page_of(tmp_path)
@@ -482,6 +437,7 @@ def test_the_page_draws_what_the_figures_hold(tmp_path):
                 np.testing.assert_allclose(trace["y"], rows[column], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_page_of_500_cells_is_below_3_megabytes(tmp_path):
     """All of them drawn: one step, 32 seeds of 4 methods at several K, 1,000 rows each, with seconds."""
     methods = tuple(

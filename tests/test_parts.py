@@ -46,9 +46,9 @@ def begun(name, params=None, compressor=None, step=0.02, rounds=12, problem=PROB
     return started(method.batch())
 
 
-def resolve(name, params=None, compressor=TOP, step=None, **more):
+def resolve(name, compressor=TOP, step=None, problem=PROBLEM, **more):
     """Return the resolved cell of a method, by default with the step of theory."""
-    config = Method(name, params or {}, compressor, PROBLEM, more=more).config
+    config = Method(name, {}, compressor, problem, more=more).config
     (cell,) = spec.load(config({"theory": 1} if step is None else {"value": step}, 0)).cells
     return Resolver(step is not None).resolve(cell)
 
@@ -418,11 +418,8 @@ def _alike():
 # What it does not go with -----------------------------------------------------------------------------
 
 
-def resolved(name, compressor=None, size=0.1, **more):
-    """Return what a method on unlike clients resolves to."""
-    step = {"value": size} if size else {"theory": 1}
-    (cell,) = spec.load(Method(name, {}, compressor, UNLIKE, more=more).config(step, 0)).cells
-    return Resolver(bool(size)).resolve(cell)
+def unlike(name, compressor=None, step=0.1, **more):
+    return resolve(name, compressor, step, UNLIKE, **more)
 
 
 MEDIAN, IDENTITY = {"rule": "median"}, {"name": "identity"}
@@ -455,13 +452,13 @@ SUM = "the server has their sum alone"
 )  # fmt: skip
 def test_what_it_does_not_go_with(method, robust, error, says):
     with pytest.raises(error) as said:
-        resolved(*method, robust=robust)
+        unlike(*method, robust=robust)
     assert says in str(said.value)
 
 
 def test_a_relayed_sum_is_refused():
     with pytest.raises(InputError, match="downlink: aggregate"):
-        resolved("ef21", TOP, robust={}, downlink="aggregate")
+        unlike("ef21", TOP, robust={}, downlink="aggregate")
 
 
 def test_a_majority_of_attackers_may_be_studied():
@@ -478,11 +475,8 @@ def test_the_step_of_a_preset_is_that_of_the_honest_clients_and_of_the_rule():
     given = {"params": {"p": 0.25, "batch": 1}, "compressor": {"name": "rand_k", "k": 5}}
     robust = {"rule": "trimmed_mean", "byzantine": 2, "attack": "inner_product"}
     more = {"problem": {"name": "alike"}, "more": {"robust": robust}}
-    kappa, p, l = (
-        2 / 3,
-        0.25,
-        7 / 5,
-    )  # omega, L and L_tilde are 1; Lcal^2 of some may be n/h times as large
+    # omega, L and L_tilde are 1; Lcal^2 of some may be n/h times as large
+    kappa, p, l = 2 / 3, 0.25, 7 / 5
     V, S = ((1 + l) + l) / 5, 2 * (1 + l)
     ratio = 2 * (1 - p) / p * ((1 + p / 2) * V + (1 + 2 / p) * kappa * S)
     step = Method("byz_vr_marina", **given, **more).cell().step_size

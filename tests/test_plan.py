@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -301,7 +300,16 @@ def test_a_start_of_another_length_is_refused(tmp_path, content, says):
         make_plan(spec.load(config))
 
 
-def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that have passed for the estimate and for the rows of a run: a list of one number."""
+    seconds = [0.0]
+    for module in (estimates, engine):
+        monkeypatch.setattr(module, "perf_counter", lambda: seconds[0])
+    return seconds
+
+
+def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch, clock):
     """The round of a large network takes minutes; the first one of a small one may, for it loads kernels.
 
     So the first round is the estimate only where a second one confirms it.
@@ -312,8 +320,7 @@ def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch):
 
     def timed(run, n):
         ran.append(n)
-        if n and slow:
-            time.sleep(slow.pop())
+        clock[0] += slow.pop() if n and slow else 0.001 * n
         return advance(run, n)
 
     monkeypatch.setattr(Run, "advance", timed)
@@ -321,20 +328,20 @@ def test_a_round_that_lasts_long_is_run_twice_to_estimate_it(monkeypatch):
     monkeypatch.setattr(estimates, "LONG_ROUND", 0.2)
     (result,) = estimates.estimate(made.batches, options).values()
     assert ran == [0, 1, 1]
-    assert 0 < result.seconds < 10 < 50 * 0.4
+    assert result.seconds == pytest.approx(50 * 0.001)
     assert result.spread == (0.5, 2.0), "one round says little"
     assert result.bits_up == 50 * 64 * P1["dim"]
     ran.clear()
     slow[:] = [0.4, 0.4]
     (result,) = estimates.estimate(made.batches, options).values()
     assert ran == [0, 1, 1]
-    assert result.seconds > 50 * 0.4
+    assert result.seconds == pytest.approx(50 * 0.4)
 
 
 @pytest.mark.parametrize("loads", [(0,), (0, 7)], ids=["at_first", "later_too"])
-def test_rounds_that_differ_count_as_their_mean(monkeypatch, loads):
+def test_rounds_that_differ_count_as_their_mean(monkeypatch, clock, loads):
     """Every fifth round takes long, as where a server waits for all; kernels are loaded once, and are no part of it."""
-    made, clock, ran = plan(problem=P1, algorithm="gd", rounds=1000), [0.0], [0]
+    made, ran = plan(problem=P1, algorithm="gd", rounds=1000), [0]
     advance = Run.advance
 
     def timed(run, n):
@@ -343,23 +350,27 @@ def test_rounds_that_differ_count_as_their_mean(monkeypatch, loads):
         return advance(run, n)
 
     monkeypatch.setattr(Run, "advance", timed)
-    monkeypatch.setattr(estimates, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(estimates, "MOST_SECONDS_EACH", 3.5)
     monkeypatch.setattr(estimates, "SECONDS_IN_ALL", 3.5)
     (result,) = estimates.estimate(made.batches, options_of(made.sweep)).values()
     assert 3.5 < result.seconds < 6.0
 
 
-def test_what_rows_measure_is_counted_once_for_each_row(monkeypatch):
+def test_what_rows_measure_is_counted_once_for_each_row(monkeypatch, clock):
     """The first rounds are recorded one by one, later ones seldom: what a row measures is no part of a round."""
     made = plan(algorithm="gd", rounds=10_000, record={"points": 20})
-    row, look = engine.measured, 0.05
+    row, advance, look = engine.measured, Run.advance, 0.05
 
-    def slow(*args, **more):
-        time.sleep(look)
+    def measured(*args, **more):
+        clock[0] += look
         return row(*args, **more)
 
-    monkeypatch.setattr(engine, "measured", slow)
+    def timed(run, n):
+        clock[0] += 0.001 * n
+        return advance(run, n)
+
+    monkeypatch.setattr(engine, "measured", measured)
+    monkeypatch.setattr(Run, "advance", timed)
     (result,) = estimates.estimate(made.batches, options_of(made.sweep)).values()
     assert 10 * look < result.seconds < 10_000 * look / 4
     assert result.evaluation == 0, "no pass over the data that the method does not make"

@@ -9,6 +9,7 @@ import pytest
 import scipy.fft
 import torch
 from test_hostile import parts_of, signed
+from tiers import first_of_each
 from toys import (
     FAR,
     P1,
@@ -38,8 +39,6 @@ from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, recorded, started
 from raybench.testing.vectors import gaussian
 from raybench.wire import SparseMessage
-
-pytestmark = pytest.mark.thorough
 
 
 class Tensors(Quadratic):
@@ -175,6 +174,7 @@ def test_operators_with_another_k():
             keeping(without, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("warmup", ["paper", "geometric", [["50%"]]])
 def test_a_warm_up_of_an_operator_without_k_is_refused_by_the_plan(warmup):
     with pytest.raises(InputError, match="keeps no number"):
@@ -197,6 +197,7 @@ def test_ties_by_coin():
     assert torch.equal(-run.s.x[~tie], g[:, 0][~tie].sign())
 
 
+@pytest.mark.thorough
 def test_a_gradient_that_is_not_finite_stops_its_own_cell_only():
     run = started(on_p1("sign_sgd").batch((1.0, 0.5), (0, 1)))
     run.advance(3)
@@ -208,6 +209,7 @@ def test_a_gradient_that_is_not_finite_stops_its_own_cell_only():
 # 1-bit Adam -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_bit_adam_leaves_coordinates_without_gradients():
     params = {"warmup_rounds": 5}
     problem = {"name": "idle"}
@@ -266,6 +268,7 @@ def test_dion_by_hand():
     torch.testing.assert_close(run.s.x[0], want, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 def test_what_dion_sends():
     """r (a + b) values of a matrix, those of a vector as they are, up and down."""
     run = finished(Method("dion", {"rank": 4}, None, NET, step=0.02, rounds=5).batch())
@@ -274,6 +277,7 @@ def test_what_dion_sends():
     assert run.bits("down").tolist() == [5 * 64 * each]
 
 
+@pytest.mark.thorough
 def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
     operator = {"name": "top_k", "k": "10%"}
     want = finished(
@@ -286,7 +290,7 @@ def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
     torch.testing.assert_close(got.s.x, want.s.x, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["spectral", "sign", "euclidean"])
+@pytest.mark.parametrize("norm", first_of_each(["spectral", "sign", "euclidean"]))
 def test_steps_have_norm_one(norm):
     method = Method(
         "ef21_muon", {"norm": norm, "init": "full"}, {"name": "identity"}, NET, step=0.5, rounds=1
@@ -325,6 +329,7 @@ def test_fragments_are_groups_of_tensors():
     assert [p.stop for p, _ in huge.fragments(2)] == [1, 100]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", ["full", 5])
 def test_one_fragment_applied_at_once_is_diloco(batch):
     problem = {**NET, "batch": batch}
@@ -374,7 +379,7 @@ def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=
     return x
 
 
-@pytest.mark.parametrize(("late", "mix"), [(0, 0.0), (0, 0.5), (2, 0.0), (1, 0.5)])
+@pytest.mark.parametrize(("late", "mix"), first_of_each([(1, 0.5), (0, 0.0), (0, 0.5), (2, 0.0)]))
 def test_iterates_are_those_of_torchs_adamw(late, mix):
     run = started(diloco({"steps": 3, "late": late, "mix": mix}).batch())
     x = run.s.x[0].clone()
@@ -449,6 +454,7 @@ def test_the_largest_coefficients_of_every_chunk_are_kept():
     assert message.cost.values == counts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "lie",
     [

@@ -64,7 +64,7 @@ CASES = {
 }
 THOROUGH = {
     *("logistic l2", "logistic none", "logistic digits", "logistic, one client"),
-    *("sigmoid none", "sigmoid l2", "squares"),
+    *("sigmoid none", "sigmoid l2", "sigmoid nonconvex", "squares"),  # kernels take long to compile
 }
 _made: dict[str, Problem] = {}
 
@@ -110,11 +110,9 @@ def test_single_precision(problem):
     x = points(problem, 3)
     grads, losses = single.oracle(x.float())
     assert grads.dtype == losses.dtype == single.start().dtype == torch.float32
-    want = problem.oracle(x)
-    assert torch.allclose(
-        grads.double(), want[0], rtol=1e-4, atol=1e-5 * float(want[0].abs().max())
-    )
-    assert torch.allclose(losses.double(), want[1], rtol=1e-4, atol=1e-4)
+    want, f = problem.oracle(x)
+    assert torch.allclose(grads.double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+    assert torch.allclose(losses.double(), f, rtol=1e-4, atol=1e-4)
     # the same problem in another number format: the constants are those of the float64 one
     assert math.isclose(single.constants.L, problem.constants.L, rel_tol=1e-12)
 
@@ -128,9 +126,7 @@ def test_nothing_mixes_devices(problem):
         assert grads.device.type == losses.device.type == "meta"
         assert grads.shape == (2, problem.n, problem.dim)
     indices = torch.zeros(2, problem.n, 1, dtype=torch.int64, device="meta")
-    sample = Sample(
-        indices, stream(0).spread((2, problem.n))
-    )  # streams are drawn from in main memory
+    sample = Sample(indices, stream(0).spread((2, problem.n)))  # drawn from in main memory
     assert moved.grad(x, sample).shape == grads.shape
     assert moved.start().device.type == "meta"
     assert moved.host(range(1)).oracle(x)[0].shape == (2, 1, problem.dim)
@@ -143,13 +139,9 @@ def rows_of(problem):
 
 
 def reg_of(kind, lam, x):
-    return {
-        "nonconvex": (
-            lam * (x**2 / (1 + x**2)).sum(),
-            2 * lam * x / (1 + x**2) ** 2,
-        ),
-        "l2": (lam / 2 * x @ x, lam * x),
-    }.get(kind, (0.0, 0 * x))
+    if kind == "nonconvex":
+        return lam * (x**2 / (1 + x**2)).sum(), 2 * lam * x / (1 + x**2) ** 2
+    return (lam / 2 * x @ x, lam * x) if kind == "l2" else (0.0, 0 * x)
 
 
 @pytest.mark.parametrize("name", ["logistic", "nonconvex_classification", "least_squares"])
@@ -207,9 +199,8 @@ def test_one_hot_targets_are_a_matrix():
     Y = np.concatenate([b for _, b in rows_of(problem)])
     assert Y.shape == (400, 10)
     residual = A @ X[0].numpy() - Y
-    assert float(problem.oracle(points(problem, 2))[1][0].mean()) == pytest.approx(
-        (residual**2).sum() / 800
-    )
+    loss = float(problem.oracle(points(problem, 2))[1][0].mean())
+    assert loss == pytest.approx((residual**2).sum() / 800)
 
 
 def test_layout_views_and_concat():
@@ -403,11 +394,8 @@ def test_facts_of_quadratics():
         (torch.stack([eye, 2 * eye]), zero, STRONG),
         (torch.stack([3 * eye, -eye]), zero, {Fact.STRONGLY_CONVEX}),
         (torch.stack([flat, flat]), zero, PLAIN | {Fact.SAME_CLIENTS}),
-        (
-            torch.stack([flat, flat]),
-            tilted,
-            PLAIN - {Fact.BOUNDED_CLIENTS},
-        ),  # f is bounded, no f_i is
+        # f is bounded, no f_i is
+        (torch.stack([flat, flat]), tilted, PLAIN - {Fact.BOUNDED_CLIENTS}),
         (torch.stack([flat, eye]), tilted, STRONG - {Fact.BOUNDED_CLIENTS}),
         (torch.stack([eye, -3 * eye]), zero, set()),
     ):
@@ -455,9 +443,9 @@ def test_constants_of_quadratics_are_exact(name):
     assert c.mu == pytest.approx(values[0], rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
-@pytest.mark.parametrize("clients", [1, 2, 9])
-@pytest.mark.parametrize("dim", [1, 2, 25])
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+@pytest.mark.parametrize("clients", [1, 9])
+@pytest.mark.parametrize("dim", [1, 25])
 def test_closed_forms_of_the_tridiagonal_problem(dim, clients, noise):
     params = {"dim": dim, "clients": clients, "noise": noise, "lambda": 1e-3, "seed": 4}
     problem = problems.build("tridiagonal", params)
@@ -479,10 +467,8 @@ def test_generated_quadratic():
     assert not torch.equal(problem.A, other.A)
     alike = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 0.0})
     spread = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 2.0})
-    assert (
-        spread.constants.L_max / spread.constants.L_AM
-        > alike.constants.L_max / alike.constants.L_AM
-    )
+    spreads = [p.constants.L_max / p.constants.L_AM for p in (alike, spread)]
+    assert spreads[0] < spreads[1]
 
 
 def test_unbounded_quadratics_have_no_minimum():

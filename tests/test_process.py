@@ -11,8 +11,6 @@ import pytest
 from raybench.core import process
 from raybench.runtime.session import environment
 
-pytestmark = pytest.mark.thorough
-
 UNTOUCHED = """
 import ctypes, os, sys
 
@@ -64,10 +62,12 @@ def python(code: str, *args: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 def test_import_compress_and_run_leave_the_process_as_it_is():
     assert python(UNTOUCHED, "--tuned") == "untouched"
 
 
+@pytest.mark.thorough
 def test_importing_the_operators_loads_nothing_heavy_but_torch():
     assert python(LIGHT) == "[]"
 

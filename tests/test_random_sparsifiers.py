@@ -12,30 +12,19 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import importance
-from raybench.compressors.importance import (
-    drawn,
-    one_by_size,
-    threshold,
-)
-from raybench.compressors.sparsification import (
-    PermK,
-    RandK,
-    RandomSparsification,
-    SharedMask,
-)
+from raybench.compressors.importance import drawn, one_by_size, threshold
+from raybench.compressors.sparsification import PermK, RandK, RandomSparsification, SharedMask
 from raybench.core.errors import InputError
 from raybench.core.streams import MOST_SORTED, stream
+from raybench.testing.claims import draws
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
-
-pytestmark = pytest.mark.thorough
 
 DTYPES = [torch.float32, torch.float64]
 
 
 BLOCK = importance.BLOCK
 DRAWS = 4000
-LONG = 15 * BLOCK + 77  # several blocks, the last one short
 
 
 def within(sample, want, sigmas=5.0, slack=1e-12):
@@ -43,11 +32,6 @@ def within(sample, want, sigmas=5.0, slack=1e-12):
     error = sample.std(0) / math.sqrt(len(sample))
     off = (sample.mean(0) - want).abs()
     assert bool((off <= sigmas * error + slack).all()), (sample.mean(0), want, error)
-
-
-def draws(op, x, count, seed=0):
-    """Return C(x) of ``count`` cells with one client, (count, d)."""
-    return op.compress(x.expand(count, 1, -1), cells_and_clients(count, 1, seed)).decode()[:, 0]
 
 
 # The permutation behind Rand-K and PermK -----------------------------------------------------------
@@ -113,6 +97,7 @@ def test_the_extreme_numbers_draw_what_is_there():
     assert int(importance.one_by_size(x * 0, u[3])[0]) == 0
 
 
+@pytest.mark.thorough
 def test_errors_of_one_coordinate_are_exact():
     adaptive, l1 = (raybench.compressor(n) for n in ("adaptive_sparsification", "l1_sampling"))
     for x in families(12).values():
@@ -167,6 +152,7 @@ def test_errors_of_what_clients_share_are_those_of_the_constants(op, d):
     within((value.mean(1) - a.mean(0)).square().sum(-1), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("op", "d", "n"),
     [

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fake_runs import make, reaching
 
@@ -33,9 +34,6 @@ def notes(sheet):
     return "\n".join(sheet.notes)
 
 
-# -- in what a target is paid ------------------------------------------------------------------------
-
-
 def test_a_table_paid_in_rounds_says_rounds():
     results = results_of([*reaching(1.0, 20, 30, 40), *reaching(1.0, 5, algorithm="gd", k=None)])
     sheet = closing(replace(results, paid="round"))
@@ -48,25 +46,18 @@ def test_a_table_paid_in_rounds_says_rounds():
     assert "Seconds to target" in seconds.head
     assert "clock time (s)" in notes(seconds)
     assert "simulated clock" not in notes(seconds)
+    assert sorted(results.tuned("method")["cost"]) == [50.0, 300.0], "in bits, as before"
 
 
-def test_ranks_are_paid_in_the_clock_by_its_short_name():
-    curves, cells = make([*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)])
-    results = replace(framed(curves.assign(**{CLOCK: curves["round"]}), cells), asked=0.1)
+def test_what_is_paid_on_a_clock_is_told_in_seconds():
+    runs = [*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)]
+    results = replace(framed(*on_a_clock(runs)), asked=0.1)
     assert "Cost: simulated seconds to" in notes(ranking(results, x="clock"))
     table = after_trials(results, 1, x="clock")
     assert " s" in table.fields[table.head.index("Simulated seconds after 1 trial")].texts[0]
-
-
-def test_folders_that_are_compared_on_a_clock_are_compared_in_seconds():
-    curves, cells = make(reaching(1.0, 20, 30))
-    results = framed(curves.assign(**{CLOCK: curves["round"]}), cells)
-    results = replace(results, asked=0.1, paid=CLOCK)
-    sheet = comparison(results, results)
-    assert sheet.fields[sheet.head.index("Seconds in A")].texts == ["25 s"]
-
-
-# -- seeds that are lost ------------------------------------------------------------------------------
+    timed = replace(results, paid=CLOCK)
+    sheet = comparison(timed, timed)
+    assert sheet.fields[sheet.head.index("Seconds in A")].texts == ["5.5 s", "25 s"]
 
 
 def with_failures(count):
@@ -97,6 +88,15 @@ def test_a_failed_seed_takes_infinitely_long_at_every_bandwidth():
     assert math.isfinite(row["seconds"])
 
 
+def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
+    results = framed(*make([*reaching(1.0, 10, 11, 12), *reaching(2.0, 4, 5, 60)]))
+    curves = results.curves
+    curves = curves.assign(bytes_up=curves["bits_up"], bytes_down=0.0, clients=2)
+    rows = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e6, 1e12])
+    assert rows["step"].tolist() == ["x1", "x1"]
+    assert np.isfinite(rows["high"]).all()
+
+
 def test_no_target_follows_from_a_step_at_which_a_seed_diverged():
     runs = [{"g": [1, 0.01], "k": k, "seed": s} for k in (1, 2, 3) for s in (0, 1)]
     for k in (2, 3):
@@ -113,9 +113,6 @@ def test_half_of_the_methods_reach_the_target_of_two_seeds():
     curves, cells = make(runs)
     assert default_target(curves, cells) == 0.005
     assert tuned(curves, cells, by="series")["reached"].all()
-
-
-# -- what has not run ---------------------------------------------------------------------------------
 
 
 def test_cells_that_have_not_ended_are_told_of(tmp_path):
@@ -165,9 +162,6 @@ def test_a_table_says_where_rows_are_so_far_apart_that_costs_may_be_less():
     assert "may be less" not in notes(closing(results_of(reaching(1.0, 3, 4))))
 
 
-# -- targets, seeds that tune, how sure it is -----------------------------------------------------------
-
-
 def test_facets_of_two_clocks_keep_targets_of_their_own():
     curves, cells = make([*reaching(1.0, 20), *reaching(1.0, 10, k=2)])
     configs = [{**json.loads(text), "clock": {"per": p}} for text, p in zip(cells["config"], "ab")]
@@ -177,13 +171,16 @@ def test_facets_of_two_clocks_keep_targets_of_their_own():
     assert set(problems_of(framed(curves, cells).cells)) == {""}
 
 
+def on_a_clock(runs):
+    """Return the tables of runs on a clock, by which a round takes a second."""
+    curves, cells = make(runs)
+    configs = [{**json.loads(text), "clock": {"per": "call"}} for text in cells["config"]]
+    cells = cells.assign(config=[json.dumps(config) for config in configs])
+    return curves.assign(**{CLOCK: curves["round"]}), cells
+
+
 def test_the_time_to_a_target_is_that_of_the_seeds_that_are_reported():
-    curves, cells = make(reaching(1.0, 10, 20, 60))
-    configs = [
-        json.dumps({**json.loads(text), "clock": {"per": "call"}}) for text in cells["config"]
-    ]
-    curves = curves.assign(**{CLOCK: curves["round"]})
-    results = replace(framed(curves, cells.assign(config=configs)), asked=0.1)
+    results = replace(framed(*on_a_clock(reaching(1.0, 10, 20, 60))), asked=0.1)
     assert closing_table(results)["clock_to_target"].tolist() == [20.0]
     row = closing_table(choosing_on(results, [0])).iloc[0]
     assert math.isinf(row["bits_to_target"])
@@ -202,7 +199,5 @@ def test_a_comparison_says_how_many_seeds_its_rows_take(rows, needed):
 
 
 def test_a_link_beside_a_clock_is_said_to_be_another_time():
-    curves, cells = make(reaching(1.0, 20))
-    config = {**json.loads(cells["config"][0]), "clock": {"per": "call"}}
-    results = framed(curves, cells.assign(config=json.dumps(config)), link=parse("1Gbit"))
+    results = framed(*on_a_clock(reaching(1.0, 20)), link=parse("1Gbit"))
     assert any("1 of 1 cells ran on a clock" in note for note in results.notes)

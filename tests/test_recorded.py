@@ -119,7 +119,7 @@ def change(folder, **to):
         {"tensors": [["a", 2]]},
         {"tensors": [["a", [2**40, 2**40]]]},
         {"tensors": [["a", [2**45]]]},
-        {"seconds_backward": -1.0},
+        {"seconds_backward": 0},
         {"seconds_backward": "1"},
         {"world_size": 0},
     ],
@@ -129,6 +129,11 @@ def test_an_index_of_another_kind_is_refused(folder, to):
     change(folder, **to)
     with pytest.raises(InputError, match="gradients"):
         recorded(str(folder))
+
+
+def test_steps_come_in_their_order(folder):
+    change(folder, steps=[4, 0])
+    assert recorded(str(folder)).steps == (0, 4)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00"])

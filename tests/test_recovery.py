@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import network_cases
 import pandas as pd
 import pytest
 import yaml
+from process_kit import python, wait_until
 
 import raybench
 from raybench.runtime.checkpoints import FOLDER
@@ -127,14 +124,14 @@ def test_a_killed_sweep_goes_on_with_other_workers(tmp_path, name, workers):
     file = disturbed / "sweep.yaml"
     file.write_text(yaml.safe_dump(sweep))
     out = disturbed / "out"
-    command = [sys.executable, "-m", "raybench", "sweep", str(file), "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
-        until = time.monotonic() + 150
-        while len(list(out.glob(f"{FOLDER}/*/*/part-*"))) < 2:
-            assert driver.poll() is None, "it ended before it saved anything"
-            assert time.monotonic() < until, "nothing was saved"
-            time.sleep(0.02)
-        os.kill(driver.pid, signal.SIGKILL)
+    nowhere = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    with python("-m", "raybench", "sweep", file, "--out", out, **nowhere) as driver:
+        wait_until(
+            lambda: len(list(out.glob(f"{FOLDER}/*/*/part-*"))) > 1 or driver.poll() is not None,
+            "nothing was saved",
+        )
+        assert driver.poll() is None, "it ended before it saved anything"
+        driver.kill()
     assert not list((out / "cells").glob("*.parquet"))
     result = ended(disturbed, {**sweep, "resources": {"mode": "train", "workers": workers}})
     before, after = evaluations(disturbed)

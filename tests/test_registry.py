@@ -114,12 +114,6 @@ def test_every_fact_has_a_check_and_a_meaning():
             assert len(meaning) > 10
 
 
-def test_a_parameter_may_not_bear_a_fact_s_name():
-    assert "'stochastic' is a fact" in refused(
-        "algorithm", type("Plugin", (), {"stochastic": Flag()})
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["round", "start", "point", "gradient", "gamma", "C", "Q", "select"]
 )
@@ -244,16 +238,15 @@ def test_a_signature_is_the_declaration_of_a_problem():
     assert list(registry.lookup("problem", "other").params) == ["d", "clients"]
 
 
-def test_a_required_parameter_comes_first_in_a_signature():
+def test_declarations_that_are_refused():
     def mine(clients: int = Integer(10), dataset: str = Text()) -> None:
         """Mine."""
 
     assert "dataset stands behind one with a default" in refused("problem", mine)
-
-
-def test_a_parameter_in_a_class_body_has_a_type():
-    plugin = type("Plugin", (Compressor,), {"k": Count()})
-    assert "parameter k has no type" in refused("compressor", plugin)
+    untyped = type("Plugin", (Compressor,), {"k": Count()})
+    assert "parameter k has no type" in refused("compressor", untyped)
+    named_as_a_fact = type("Plugin", (), {"stochastic": Flag()})
+    assert "'stochastic' is a fact" in refused("algorithm", named_as_a_fact)
 
 
 def test_a_record_is_a_frozen_dataclass_with_its_declarations():

@@ -13,14 +13,13 @@ import pytest
 from cli_kit import cli
 
 import raybench
+from raybench.analysis.measures import NOTHING
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.reproduce import catalogue, find, judge, page, read
+from raybench.reproduce import Compared, Verdict, catalogue, find, judge, page, read
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
 from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, details, measured_words
 from raybench.store import CURVES
-
-pytestmark = pytest.mark.thorough
 
 DOCS = Path(__file__).parent.parent / "docs"
 SWEEP = """\
@@ -49,22 +48,28 @@ figures:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def place(tmp_path_factory):
+    """A claims file with its sweep, which has not run."""
+    folder = tmp_path_factory.mktemp("claims")
+    (folder / "tiny.yaml").write_text(SWEEP)
+    (folder / "tiny.claims.yaml").write_text(CLAIMS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(place):
     """A claims file with its sweep, and the results of it."""
-    place = tmp_path_factory.mktemp("claims")
-    (place / "tiny.yaml").write_text(SWEEP)
-    (place / "tiny.claims.yaml").write_text(CLAIMS)
     raybench.sweep(place / "tiny.yaml", place / "out" / "tiny", inline=True)
     return place
 
 
 def with_claim(place: Path, **change: object):
     """Return the reproduction with its claim changed; None takes a key away."""
-    stated = yaml.parse(CLAIMS)
-    stated["claims"][0].update(change)
-    stated["claims"][0] = {k: v for k, v in stated["claims"][0].items() if v is not None}
+    text = yaml.parse(CLAIMS)
+    text["claims"][0].update(change)
+    text["claims"][0] = {k: v for k, v in text["claims"][0].items() if v is not None}
     file = place / "changed.claims.yaml"
-    file.write_text(yaml.dump(stated | {"sweep": "tiny.yaml"}))
+    file.write_text(yaml.dump(text | {"sweep": "tiny.yaml"}))
     return read(file)
 
 
@@ -76,6 +81,7 @@ def measured(ran, measure: dict, where: dict, **more: object) -> float:
     return one.left.value
 
 
+@pytest.mark.thorough
 def test_measures_are_what_they_say(ran):
     frame = raybench.load(ran / "out" / "tiny", params=True)
     part = frame[(frame["algorithm"] == "ef21") & (frame["k"] == 2) & (frame["problem.dim"] == 20)]
@@ -114,6 +120,7 @@ def test_measures_are_what_they_say(ran):
     assert measured(ran, common, where) <= least
 
 
+@pytest.mark.thorough
 def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
     result = of_folder(ran / "out" / "tiny")
     (verdict,) = judge(read(ran / "tiny.claims.yaml"), result)
@@ -137,6 +144,18 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
         )
         (verdict,) = judge(what, result)
         assert verdict.word == word
+
+
+def test_a_claim_is_as_good_as_the_worst_of_its_comparisons():
+    for words, word in (
+        ([AGREES, NOT_RUN, DISAGREES], DISAGREES),
+        ([AGREES, UNDECIDED, NOT_RUN], NOT_RUN),
+        ([AGREES, UNDECIDED], UNDECIDED),
+        ([AGREES, AGREES], AGREES),
+        ([], NOT_RUN),
+    ):
+        compared = tuple(Compared({}, NOTHING, NOTHING, one) for one in words)
+        assert Verdict(None, compared).word == word
 
 
 COST = {"cost": "bits_up", "target": 1.0, "y": "loss"}
@@ -163,15 +182,15 @@ def seeds_of(**ends: list[float]) -> Evidence:
     return results(**{name: [(100, loss) for loss in losses] for name, losses in ends.items()})
 
 
-def versus(ran, measure: dict, **change: object):
+def versus(place, measure: dict, **change: object):
     """Return the claim that what is measured of the left method is below that of the right one."""
     sides = {name: {"where": {"algorithm": name}, "measure": measure} for name in ("left", "right")}
-    return with_claim(ran, **{"each": None, **sides, **change})
+    return with_claim(place, **{"each": None, **sides, **change})
 
 
-def costs(ran, **change: object):
+def costs(place, **change: object):
     """Return the claim that the left one of ``results`` needs fewer bits than the right one."""
-    return versus(ran, COST, spread=0, **change)
+    return versus(place, COST, spread=0, **change)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +204,19 @@ def costs(ran, **change: object):
         (MORE, MORE, 1.0, NOT_RUN),
     ],
 )
-def test_a_target_that_is_not_reached_costs_at_least_what_was_results(
-    ran, left, right, factor, word
+def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(
+    place, left, right, factor, word
 ):
-    (verdict,) = judge(costs(ran, factor=factor), results(left=[left], right=[right]))
+    (verdict,) = judge(costs(place, factor=factor), results(left=[left], right=[right]))
     assert verdict.word == word
     assert ("more than 100" in measured_words(verdict)) == (MORE in (left, right))
-    within = costs(ran, **{"is": "within", "tolerance": 0.5})
+    within = costs(place, **{"is": "within", "tolerance": 0.5})
     (verdict,) = judge(within, results(left=[left], right=[right]))
     certain = {left, right} in ({FEW, MANY}, {FEW, MORE})
     assert verdict.word == (DISAGREES if certain else NOT_RUN)
 
 
-def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
+def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(place):
     result = results(left=[FEW], right=[MANY])
     right = result.cells["algorithm"] == "right"
     for status, word in (("failed", NOT_RUN), ("diverged", AGREES), ("skipped", NOT_RUN)):
@@ -205,26 +224,26 @@ def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
             result.curves["cell"] == "right0", result.curves
         )
         cells = result.cells.assign(status=np.where(right, status, "ok"))
-        (verdict,) = judge(costs(ran, factor=0.1), Evidence(cells, curves, "made up"))
+        (verdict,) = judge(costs(place, factor=0.1), Evidence(cells, curves, "made up"))
         assert verdict.word == word, status
     # one step failed: the other shows that the left side is cheap enough, not that the right side is dear
     more = results(left=[FEW], right=[MANY]).cells.assign(step=2.0)
     cells = pd.concat([result.cells, more.assign(cell=more["cell"] + "x", status="failed")])
     for side, word in (("left", AGREES), ("right", NOT_RUN)):
         part = cells[(cells["algorithm"] == side) | (cells["step"] == 1.0)]
-        assert judge(costs(ran), replace(result, cells=part))[0].word == word
+        assert judge(costs(place), replace(result, cells=part))[0].word == word
 
 
 @pytest.mark.parametrize(
     "measure", [{"value": "loss"}, {"lowest": "loss"}, {"value": "loss", "at": {"bits_up": 100}}]
 )
-def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
+def test_a_curve_that_ends_early_says_nothing_of_its_end(place, measure):
     result = results(left=[MANY])
-    what = versus(ran, measure, right=1.0, spread=0)
+    what = versus(place, measure, right=1.0, spread=0)
     assert judge(what, result)[0].word == AGREES
     cut = replace(result, curves=result.curves[result.curves["round"] < 2])
     assert judge(what, cut)[0].word == NOT_RUN
-    above = versus(ran, measure, right=1.0, spread=0, **{"is": "above"})
+    above = versus(place, measure, right=1.0, spread=0, **{"is": "above"})
     assert judge(above, cut)[0].word == NOT_RUN
 
 
@@ -244,15 +263,15 @@ SIX = [1.0, 2, 3, 4, 5, 6]
         ([1.0], [], math.nan, NOT_RUN),
     ],
 )
-def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_value, word):
+def test_an_order_within_what_seeds_differ_by_is_undecided(place, left, right, p_value, word):
     result = seeds_of(left=left, right=right)
-    (verdict,) = judge(versus(ran, LOSS), result)
+    (verdict,) = judge(versus(place, LOSS), result)
     assert verdict.word == word
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
     assert ("p = 0." in measured_words(verdict)) == (not math.isnan(p_value))
     assert ("(one seed)" in measured_words(verdict)) == (right == [100.0])
-    mirrored = versus(ran, LOSS, **{"is": "above"})
+    mirrored = versus(place, LOSS, **{"is": "above"})
     assert judge(mirrored, seeds_of(left=right, right=left))[0].word == word
 
 
@@ -266,8 +285,8 @@ def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_v
         (0.1, 0.8, DISAGREES),
     ],
 )
-def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread, right, word):
-    what = versus(ran, LOSS, spread=spread)
+def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(place, spread, right, word):
+    what = versus(place, LOSS, spread=spread)
     (verdict,) = judge(what, seeds_of(left=[1.0], right=[right]))
     assert verdict.word == word
     assert ("one seed, taken to be within 10 %" in measured_words(verdict)) == (spread > 0)
@@ -285,15 +304,15 @@ def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread,
         ([1.0] * 6, AGREES),
     ],
 )
-def test_nearness_is_that_of_the_same_seeds(ran, ratios, word):
+def test_nearness_is_that_of_the_same_seeds(place, ratios, word):
     right = np.linspace(1, 6, len(ratios))
-    what = versus(ran, LOSS, **{"is": "within", "tolerance": 0.05})
+    what = versus(place, LOSS, **{"is": "within", "tolerance": 0.05})
     result = seeds_of(left=[r * v for r, v in zip(ratios, right, strict=True)], right=[*right])
     assert judge(what, result)[0].word == word
 
 
-def test_seeds_that_did_not_end_well_are_the_worst(ran):
-    what = versus(ran, {**LOSS, "best": "highest"}, **{"is": "above"})
+def test_seeds_that_did_not_end_well_are_the_worst(place):
+    what = versus(place, {**LOSS, "best": "highest"}, **{"is": "above"})
     result = seeds_of(left=[2 * v for v in SIX], right=SIX)
     broken = result.cells["cell"].isin(["right0", "right1"])
     cells = result.cells.assign(status=np.where(broken, "diverged", "ok"))
@@ -306,6 +325,10 @@ def test_seeds_that_did_not_end_well_are_the_worst(ran):
     assert (verdict.word, math.isnan(verdict.compared[0].p_value)) == (UNDECIDED, True)
 
 
+def left(**measure):
+    return {"left": {"measure": measure}}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -313,15 +336,9 @@ def test_seeds_that_did_not_end_well_are_the_worst(ran):
         ({"tolerence": 1}, r"fewer_bits.tolerence: unknown key\n +did you mean tolerance"),
         ({"left": None}, r"fewer_bits.left: is no side\n +\{where: ..., measure: ...\}"),
         ({"name": None}, r"changed.claims.name: required"),
-        ({"left": {"measure": {"cst": "bits_up"}}}, r"left.measure: names 0 measures \(cst\)"),
-        (
-            {"left": {"measure": {"cost": "bits_up"}}},
-            r"left.measure.target: required\n +a number > 0",
-        ),
-        (
-            {"left": {"measure": {"cost": "bits_up", "target": 0}}},
-            r"left.measure.target: 0 is out of range",
-        ),
+        (left(cst="bits_up"), r"left.measure: names 0 measures \(cst\)"),
+        (left(cost="bits_up"), r"left.measure.target: required\n +a number > 0"),
+        (left(cost="bits_up", target=0), r"left.measure.target: 0 is out of range"),
         ({"left": 3}, r"fewer_bits.left: is no side"),
         ({"right": "much"}, r"fewer_bits.right: is no side\n +a number, or \{where: "),
         ({"factor": "two"}, r"fewer_bits.factor: expected a number, not 'two'"),
@@ -330,28 +347,29 @@ def test_seeds_that_did_not_end_well_are_the_worst(ran):
         ({"published": None}, r"fewer_bits: is either published or our own\n +published: what"),
         ({"own": "why"}, r"fewer_bits: is either published or our own"),
         ({"says": 3}, r"fewer_bits.says: expected text, not 3"),
+        (left(value="loss", at={"bits_up": "all"}), r"at: \{'bits_up': 'all'\} is no budget"),
         (
-            {"left": {"measure": {"value": "loss", "at": {"bits_up": "all"}}}},
-            r"measure.at: \{'bits_up': 'all'\} is no budget",
+            {"each": ["datasett"], "right": 1.0},
+            r"unknown column 'datasett'\n +did you mean dataset",
         ),
-        ({"each": ["datasett"]}, r"unknown column 'datasett'\n +did you mean dataset"),
         (
-            {"left": {"where": {}, "measure": {"value": "losss"}}},
+            {**left(value="losss"), "right": 1, "each": None},
             r"unknown column 'losss'\n +did you mean loss",
         ),
     ],
 )
-def test_what_is_wrong_in_a_claim_is_named(ran, change, says):
+def test_what_is_wrong_in_a_claim_is_named(place, change, says):
+    made = results(ef21=[FEW])
     with pytest.raises(InputError, match=says):
-        judge(with_claim(ran, **change), of_folder(ran / "out" / "tiny"))
+        judge(with_claim(place, **change), replace(made, cells=made.cells.assign(dataset="a")))
 
 
-def test_names_are_unique_and_something_is_there_to_run(ran, tmp_path):
+def test_names_are_unique_and_something_is_there_to_run(place, tmp_path):
     stated = yaml.parse(CLAIMS)
     stated["claims"] *= 2
-    (ran / "twice.claims.yaml").write_text(yaml.dump(stated | {"sweep": "tiny.yaml"}))
+    (place / "twice.claims.yaml").write_text(yaml.dump(stated | {"sweep": "tiny.yaml"}))
     with pytest.raises(InputError, match="the name is taken"):
-        read(ran / "twice.claims.yaml")
+        read(place / "twice.claims.yaml")
     (tmp_path / "alone.claims.yaml").write_text(CLAIMS)
     with pytest.raises(InputError, match="neither a sweep nor a script"):
         read(tmp_path / "alone.claims.yaml")
@@ -359,6 +377,7 @@ def test_names_are_unique_and_something_is_there_to_run(ran, tmp_path):
         find("nobody")
 
 
+@pytest.mark.thorough
 def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     assert kept(what, tmp_path) is None
@@ -389,6 +408,7 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     assert verdict.words == 2 * [AGREES]
 
 
+@pytest.mark.thorough
 def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
     what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     keep(what, result, tmp_path)
@@ -401,6 +421,7 @@ def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
     assert [verdict.word for verdict in verdicts] == [NOT_RUN]
 
 
+@pytest.mark.thorough
 def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = str(ran / "tiny.claims.yaml")
@@ -428,6 +449,7 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     assert "disagrees  dim 20, k 2: " in result.out
 
 
+@pytest.mark.thorough
 def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_is(
     ran, tmp_path, monkeypatch
 ):
@@ -452,6 +474,7 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
     assert "--all: stands beside names" in result.err
 
 
+@pytest.mark.thorough
 def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
     monkeypatch.setattr("raybench.cli.results.KEPT", tmp_path)
     what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
@@ -465,6 +488,7 @@ def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatc
         assert ("note: tiny: 12 cells failed" in said.err) == (status == "failed")
 
 
+@pytest.mark.thorough
 def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = "import pandas as pd\ndef measure(full):\n    return pd.DataFrame({'of': ['a', 'b'], 'x': [1.0, VALUE]})\n"
@@ -493,6 +517,7 @@ def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     assert "own.py: cannot be run: ZeroDivisionError" in result.err
 
 
+@pytest.mark.thorough
 def test_the_page_of_the_docs_is_what_the_kept_results_say():
     """`raybench reproduce --all --page docs/reproductions.md` writes it: a number typed by hand is found.
 

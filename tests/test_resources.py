@@ -21,36 +21,29 @@ from raybench.wire.transport import Distributed
 
 def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float = 0.0) -> Shared:
     """Return what a sweep's workers share, with these resources."""
-    return Shared(
-        options=Options(),
-        folder="",
-        owner=Owner("", ""),
-        apart=frozenset(),
-        plugins=(),
-        problems={},
-        queue=None,
-        writer=None,
-        workers=workers,
-        cpus=cpus,
-        gpus=gpus,
-        mode=mode,
-        timeout=None,
-    )
+    sweep = (Options(), "", Owner("", ""), frozenset(), {}, {}, None, None)
+    return Shared(*sweep, workers, cpus, gpus, mode, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpus", [0.25, 0.5, 1.0, 2.0])
-def test_gpus_are_asked_for_as_they_are(gpus):
+def test_ray_takes_gpus_as_they_are_asked_for(gpus):
     from ray.train import ScalingConfig  # here, as Ray keeps the settings under which it is loaded
 
-    asked = shared(gpus=gpus)
-    config = ScalingConfig(**asked.scaling())
+    config = ScalingConfig(**shared(gpus=gpus).scaling())
     assert config.num_gpus_per_worker == gpus
     assert config.total_resources["GPU"] == 2 * gpus
-    assert asked.device == "cuda"
-    assert shared("simulate", gpus=gpus).per_trial() == {"CPU": 1.0, "GPU": gpus}
 
 
-def test_cpus_are_asked_for_as_they_are():
+def test_cpus_and_gpus_are_asked_for_as_they_are():
+    each = {"CPU": 1.0, "GPU": 0.25}
+    assert shared(gpus=0.25).scaling() == {
+        "num_workers": 2,
+        "use_gpu": True,
+        "resources_per_worker": each,
+    }
+    assert shared("simulate", gpus=0.25).per_trial() == each
+    assert shared(gpus=0.25).device == "cuda"
     assert shared(cpus=0.5).per_worker() == {"CPU": 0.5}
     assert shared("simulate", cpus=3.0).per_trial() == {"CPU": 3.0}
     assert shared(cpus=3.0).per_trial() == {"CPU": 0.01}

@@ -1,20 +1,15 @@
-"""The Ray runtime, for real: worker processes, kills, interrupts and readers at work during a sweep."""
+"""The Ray runtime, for real: worker processes, a killed one among them, an interruption, cells that raise."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from process_kit import python
+from process_kit import gone, python, wait_until
 
 from raybench import spec
 from raybench.runtime.driver import drive
@@ -31,32 +26,48 @@ algorithm:
 compressor: {name: top_k, k: 3}
 step_size: {theory: [1, 4]}
 seed: 0..1
-rounds: 30
+rounds: 12
 """
-LONG = """
-name: long
-problem: {name: logistic, dataset: breast_cancer, clients: 20, regularizer: nonconvex, lambda: 0.1, scale: columns}
-algorithm: {name: ef21}
-compressor: {name: top_k, k: 1..6}
-step_size: {theory: [1, 4]}
-rounds: 1000
-"""
-DRIVER = """
-import sys
-from raybench import spec
-from raybench.runtime.driver import drive
-if __name__ == "__main__":
-    print("done", drive(spec.load(sys.argv[1]), sys.argv[2]).exit_code, flush=True)
-"""
+# Records every coordinate of x. The first worker that evaluates while a file asks for it, once a batch is
+# committed, is killed in the midst of its own.
 COORDINATES = """
+import os, signal
+from contextlib import suppress
+from pathlib import Path
 import torch
 from raybench.core.registry import metric
 
+HERE = Path(FOLDER)
+
 for j in range(30):
     metric(f"x_{j}")(lambda problem, x, j=j: x[:, j])
+
+@metric("disturbed")
+def disturbed(problem, x):
+    if any(HERE.glob("disturbed/cells/*.parquet")) and (x != 0).any():
+        with suppress(FileNotFoundError):
+            (HERE / "kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return x[:, 0]
 """
-RAISES = """
-from raybench.algorithms.base import algorithm, Integer
+# Holds every batch but the first, until its process is ended.
+HELD = """
+import time
+from pathlib import Path
+from raybench.core.registry import metric
+
+HERE = Path(FOLDER)
+
+@metric("held")
+def held(problem, x):
+    while any(HERE.glob("out/cells/*.parquet")) and not (HERE / "go on").exists():
+        (HERE / "held").touch()
+        time.sleep(0.05)
+    return x[:, 0]
+"""
+BREAKS = """
+import os
+from raybench.algorithms.base import algorithm
 from raybench.algorithms.gd import GD
 
 @algorithm("gd_that_breaks", up=None)
@@ -65,17 +76,18 @@ class Breaks(GD):
         super().round(net, s, c)
         if (a.gamma.values > 1).any():
             raise RuntimeError("the step is too long for me")
+
+@algorithm("gd_that_dies", up=None)
+class Dies(GD):
+    def round(a, net, s, c):
+        os._exit(1)
 """
 
 
 def curves(folder: Path) -> pd.DataFrame:
-    frame = pd.read_parquet(folder / "curves")
-    return frame.sort_values(["cell", "round"]).reset_index(drop=True)
-
-
-def untimed(folder: Path) -> pd.DataFrame:
-    frame = curves(folder)
-    return frame.drop(columns=[name for name in frame if name.startswith("seconds")])
+    frame = pd.read_parquet(folder / "curves").sort_values(["cell", "round"])
+    frame = frame.drop(columns=[name for name in frame if name.startswith("seconds")])
+    return frame.reset_index(drop=True)
 
 
 def cells(folder: Path) -> pd.DataFrame:
@@ -83,22 +95,8 @@ def cells(folder: Path) -> pd.DataFrame:
 
 
 def coordinates(frame: pd.DataFrame) -> np.ndarray:
-    rows = [dict(extra) for extra in frame["extra"] if extra is not None]
-    return np.array([[row[f"x_{j}"] for j in range(30)] for row in rows if "x_0" in row])
-
-
-def start(tmp_path: Path, text: str, out: Path) -> subprocess.Popen[str]:
-    """Start a sweep in a driver process of its own."""
-    (tmp_path / "driver.py").write_text(DRIVER)
-    (tmp_path / "sweep.yaml").write_text(text)
-    return python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
+    """Return x of every recorded round, as columns."""
+    return np.array([[dict(extra)[f"x_{j}"] for j in range(30)] for extra in frame["extra"]])
 
 
 def committed(out: Path) -> dict[str, tuple[int, bytes]]:
@@ -111,157 +109,123 @@ def committed(out: Path) -> dict[str, tuple[int, bytes]]:
 def inline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of the reference run, in this process, with every coordinate of x recorded."""
     folder = tmp_path_factory.mktemp("inline")
-    (folder / "coordinates.py").write_text(COORDINATES)
-    sweep = with_coordinates(folder)
-    assert drive(sweep, folder / "out", inline=True).exit_code == 0
+    (folder / "coordinates.py").write_text(COORDINATES.replace("FOLDER", repr(str(folder))))
+    assert drive(with_coordinates(folder), folder / "out", inline=True).exit_code == 0
     return folder
 
 
 def with_coordinates(folder: Path, *sets: str) -> spec.Sweep:
-    metrics = ", ".join(f"x_{j}" for j in range(30))
-    plugin = str(folder / "coordinates.py")
-    own = [f"evaluate.metrics=[{metrics}]", *sets]
-    return spec.load(SWEEP, sets=own, plugins=[plugin])
+    metrics = ", ".join(["disturbed", *(f"x_{j}" for j in range(30))])
+    recorded = f"evaluate={{every: 1, metrics: [{metrics}]}}"
+    return spec.load(SWEEP, sets=[recorded, *sets], plugins=[str(folder / "coordinates.py")])
 
 
-def agree(first: Path, second: Path, tolerance: float) -> None:
-    one, two = curves(first), curves(second)
-    one = one[one.cell.isin(two.cell)]
-    assert list(one.cell) == list(two.cell)
-    a, b = coordinates(one), coordinates(two)
-    assert a.shape[1] == 30
-    assert np.abs(a).max() > 0.1
-    np.testing.assert_allclose(a, b, atol=tolerance, rtol=0)
-    for name in ("bits_up", "bits_down", "bytes_up", "bytes_down", "values_up", "grad_evals"):
-        np.testing.assert_array_equal(one[name], two[name])
-
-
-def test_tune_trials_give_what_one_process_gives(inline: Path, tmp_path: Path) -> None:
-    outcome = drive(with_coordinates(inline), tmp_path / "out")
-    assert outcome.counts["ok"] == len(cells(inline / "out")) == 16
-    agree(inline / "out", tmp_path / "out", 1e-12)
-    assert set(cells(tmp_path / "out")["mode"]) == {"simulate"}
-    before = committed(tmp_path / "out")
-    # all is done: Ray is not even started
-    again = drive(with_coordinates(inline), tmp_path / "out")
+def test_tune_trials_give_what_one_process_gives_though_one_is_killed(
+    inline: Path, one_ray: str
+) -> None:
+    """No message is applied twice: the curves are those of one undisturbed process, bit for bit."""
+    (inline / "kill").touch()
+    out, sweep = inline / "disturbed", with_coordinates(inline)
+    outcome = drive(sweep, out, address=one_ray)
+    assert not (inline / "kill").exists(), "no worker was killed"
+    frame = cells(out)
+    assert outcome.counts["ok"] == len(frame) == len(cells(inline / "out")) == 16
+    assert set(frame["mode"]) == {"simulate"}
+    assert set(frame["attempts"]) == {1, 2}
+    assert frame[frame["attempts"] == 2]["batch"].nunique() == 1, "other batches count a try"
+    both = curves(out), curves(inline / "out")
+    for one in both:
+        one["extra"] = [sorted(pairs) for pairs in one["extra"]]
+    pd.testing.assert_frame_equal(*both, check_exact=True)
+    before = committed(out)
+    # all is done: no Ray is even looked for
+    again = drive(sweep, out, address="127.0.0.1:1")
     assert again.counts == outcome.counts
-    assert committed(tmp_path / "out") == before
+    assert committed(out) == before
 
 
-def test_two_train_workers_give_what_one_process_gives(inline: Path, tmp_path: Path) -> None:
-    two = "algorithm=[ef21, {name: marina, compressor: natural}]"  # each starts a group of workers
-    sweep = with_coordinates(inline, "resources.workers=2", two)  # 5 clients: 3 and 2
-    assert drive(sweep, tmp_path / "out").counts["ok"] == 8
-    agree(inline / "out", tmp_path / "out", 1e-10)
-    frame = cells(tmp_path / "out")
+def test_two_train_workers_give_what_one_process_gives(
+    inline: Path, tmp_path: Path, one_ray: str
+) -> None:
+    """One group of workers serves batch after batch."""
+    # of 5 clients one worker has 3 and the other 2
+    group = ("resources.workers=2", "resources.timing=exclusive", "seed=0")
+    sweep = with_coordinates(
+        inline, *group, "algorithm=[ef21, {name: marina, compressor: natural}]"
+    )
+    outcome = drive(sweep, tmp_path / "out", address=one_ray)
+    frame, trained = cells(tmp_path / "out"), curves(tmp_path / "out")
+    assert outcome.counts["ok"] == len(frame) == 4
     assert set(frame["mode"]) == {"train"}
     assert set(frame["workers"]) == {2}
+    alone = curves(inline / "out")
+    alone = alone[alone.cell.isin(trained.cell)].reset_index(drop=True)
+    a, b = coordinates(trained), coordinates(alone)
+    assert np.abs(a).max() > 0.1
+    np.testing.assert_allclose(a, b, atol=1e-10, rtol=0)
+    counts = ["bits_up", "bits_down", "bytes_up", "bytes_down", "values_up", "grad_evals"]
+    same = ["cell", "round", *counts]
+    pd.testing.assert_frame_equal(trained[same], alone[same], check_exact=True)
 
 
 def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    driver = start(tmp_path, LONG, out)
+    """Of a sweep that has started a Ray of its own, by the command line; the same command goes on."""
+    out, file = tmp_path / "out", tmp_path / "s.yaml"
+    (tmp_path / "held.py").write_text(HELD.replace("FOLDER", repr(str(tmp_path))))
+    held = "plugins: held.py\nevaluate: {metrics: [held]}\nresources: {timing: exclusive}\n"
+    file.write_text(SWEEP.replace("seed: 0..1", held))
+    driver = python("-m", "raybench", "sweep", file, "--out", out, cwd=tmp_path)
     family = []
     try:
-        wait_for(lambda: len(list((out / "cells").glob("*.parquet"))) >= 1)
+        begun = tmp_path / "held"
+        wait_until(lambda: begun.exists() or driver.poll() is not None, "no second batch is begun")
+        assert begun.exists(), driver.communicate()
         family = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal.SIGINT)
-        said, errors = driver.communicate(timeout=60)
-        assert "done 130" in said, errors
+        _, errors = driver.communicate(timeout=200)
+        assert driver.returncode == 130, errors
+        assert "interrupted, 7 cells left: the same command goes on" in errors
         assert "Traceback" not in errors
-        done = cells(out)
-        assert 1 <= len(done) < 12
-        assert set(done.status) == {"ok"}
-        assert set(done.cell) <= set(curves(out).cell)
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert not alive, "Ray was left running"
+        wait_until(lambda: all(map(gone, family)), "Ray was left running")
         before = committed(out)
-        outcome = drive(spec.load(LONG), out, inline=True)
-        assert outcome.counts == {"ok": 12, "skipped": 0}
-        assert outcome.plan.missing == 12 - len(done)
-        finished = {n: f for n, f in before.items() if n.replace("/curves/", "/cells/") in before}
-        assert finished.items() <= committed(out).items(), "what had ended was written again"
+        assert len(before) == 2
+        (status,) = cells(out).status
+        assert status == "ok"
+        (tmp_path / "go on").touch()
+        outcome = drive(spec.load(file), out, inline=True)
+        assert outcome.counts == {"ok": 8, "skipped": 0}
+        assert outcome.plan.missing == 7
+        assert before.items() <= committed(out).items(), "what had ended was written again"
     finally:
         for process in family:
             if process.is_running():
                 process.kill()
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    driver = start(tmp_path, LONG, out)
-    try:
-        wait_for(lambda: len(list((out / "cells").glob("*.parquet"))) >= 1)
-        family = psutil.Process(driver.pid).children(recursive=True)
-        named = {p: " ".join(p.cmdline()) for p in family if p.is_running()}
-        workers = [p for p, words in named.items() if "Trainable.train" in words]
-        assert workers, "no trial at work"
-        os.kill(workers[0].pid, signal.SIGKILL)
-        said, errors = driver.communicate(timeout=200)
-        assert "done 0" in said, errors
-        assert len(cells(out)) == 12
-        assert set(cells(out).status) == {"ok"}
-        # no message was applied twice: the curves are bit for bit those of one undisturbed process
-        assert drive(spec.load(LONG), tmp_path / "whole", inline=True).exit_code == 0
-        pd.testing.assert_frame_equal(untimed(out), untimed(tmp_path / "whole"), check_exact=True)
-    finally:
-        if driver.poll() is None:
-            driver.kill()
-
-
-def test_a_raising_cell_is_one_failed_row(tmp_path: Path) -> None:
-    plugin = tmp_path / "breaks.py"
-    plugin.write_text(RAISES)
-    text = SWEEP.replace(
-        "  - ef21\n", "  - {name: gd_that_breaks, step_size: {value: [0.1, 0.2, 3]}}\n"
-    )
-    sweep = spec.load(text, plugins=[str(plugin)])
-    outcome = drive(sweep, tmp_path / "out")
-    assert outcome.exit_code == 1
-    frame = cells(tmp_path / "out")
-    failed = frame[frame.status == "failed"]
-    assert set(failed.step_size) == {3.0}
-    assert len(failed) == 2  # one a seed
-    assert failed.error.str.contains("too long for me").all()
-    assert (frame.status == "ok").sum() == len(frame) - 2
-    kept = committed(tmp_path / "out")
-    assert drive(sweep, tmp_path / "out").counts["failed"] == 2  # not tried again unasked
-    assert committed(tmp_path / "out") == kept
-
-    plugin.write_text(textwrap.dedent(RAISES))
-    retried = drive(spec.load(text, plugins=[str(plugin)]), tmp_path / "out", retry_failed=True)
-    assert retried.plan.missing == 2
-
-
-def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
-    plugin = tmp_path / "breaks.py"
-    plugin.write_text(RAISES)
-    text = LONG.replace("{name: ef21}", "[{name: gd_that_breaks, step_size: {value: 2..9}}, ef21]")
-    sweep = spec.load(text, plugins=[str(plugin)])
-    outcome = drive(sweep, tmp_path / "out", inline=True, fail_fast=True)
-    assert outcome.exit_code == 1
-    assert outcome.counts["failed"] == 1
-    assert outcome.counts["missing"] >= 7
-
-
-DIES = RAISES.replace(
-    'raise RuntimeError("the step is too long for me")', "__import__('os')._exit(1)"
-)
-
-
-def test_cells_whose_worker_always_dies_end_as_failed_rows(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_cells_that_raise_and_cells_whose_worker_dies_are_failed_rows(
+    tmp_path: Path, one_ray: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plugin = tmp_path / "dies.py"
-    plugin.write_text(DIES)
-    text = SWEEP.replace("  - ef21\n", "  - {name: gd_that_breaks, step_size: {value: 3}}\n")
-    sweep = spec.load(text, plugins=[str(plugin)], sets=["attempts=1", "seed=0"])
-    outcome = drive(sweep, tmp_path / "out")
+    plugin = tmp_path / "breaks.py"
+    plugin.write_text(BREAKS)
+    text = SWEEP.replace(
+        "  - ef21\n",
+        "  - {name: gd_that_breaks, step_size: {value: [0.1, 0.2, 3]}}\n"
+        "  - {name: gd_that_dies, step_size: {value: 3}}\n",
+    )
+    sweep = spec.load(text, sets=["attempts=1"], plugins=[str(plugin)])
+    outcome = drive(sweep, tmp_path / "out", address=one_ray)
     frame = cells(tmp_path / "out")
-    assert outcome.exit_code == 1
-    assert "missing" not in outcome.counts
     failed = frame[frame.status == "failed"]
-    assert "gd_that_breaks" in set(failed.algorithm)
-    assert failed.error.str.startswith("its worker ended 1 time: ").all()
-    assert "died" in failed.error.iloc[0]
+    assert outcome.exit_code == 1
+    assert outcome.counts == {"ok": len(frame) - 4, "failed": 4, "skipped": 0}
     assert "Traceback" not in capfd.readouterr().err
+    raised = failed[failed.algorithm == "gd_that_breaks"]
+    assert list(raised.step_size) == [3.0, 3.0]  # one a seed
+    assert raised.error.str.contains("too long for me").all()
+    died = failed[failed.algorithm == "gd_that_dies"]
+    assert died.error.str.startswith("its worker ended 1 time: ").all()
+    assert "died" in died.error.iloc[0]
+    kept = committed(tmp_path / "out")
+    again = drive(sweep, tmp_path / "out", address="127.0.0.1:1")  # not tried again unasked
+    assert again.counts == outcome.counts
+    assert committed(tmp_path / "out") == kept

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tiers import first_of_each
 from toys import FAR, P1, TOP, ConvexL1, Shared, each_round, largest, path, registered
 
 from raybench import problems
@@ -17,8 +18,6 @@ from raybench.execution.run import Average, factor
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire import RaggedMessage, SparseMessage
 from raybench.wire.neighbours import Neighbours
-
-pytestmark = pytest.mark.thorough
 
 
 def gd(step, **more) -> Method:
@@ -60,6 +59,7 @@ def test_gd_takes_the_scheduled_steps(schedule, warmup):
         torch.testing.assert_close(after, x - gamma * grad, rtol=0, atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_schedules_are_other_groups_and_batches():
     from raybench import spec
 
@@ -101,6 +101,7 @@ def test_average_of_some_cells():
 # Downlinks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_compressed_downlink_converges_and_costs_less():
     method = Method("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR, downlink=TOP)
     run = finished(method.batch())
@@ -110,6 +111,7 @@ def test_a_compressed_downlink_converges_and_costs_less():
     assert torch.allclose(run.s.x, run.s.y, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("downlink", [TOP, {"name": "sign"}])  # sign is of no class at all
 def test_a_compressed_downlink_has_no_borrowed_theory(downlink):
     with pytest.raises(Skip, match="no theoretical step"):
@@ -163,7 +165,7 @@ def test_aggregate_downlink_is_charged_by_the_union():
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("weights", ["metropolis", "laplacian"])
-@pytest.mark.parametrize("n", [1, 2, 4, 5, 9, 12, 16, 25, 36])
+@pytest.mark.parametrize("n", first_of_each([12, 1, 2, 4, 5, 9, 16, 25, 36]))
 def test_mixing_matrices(name, weights, n):
     W, degrees = mixing(name, n, {"weights": weights})
     assert torch.equal(W, W.T)
@@ -214,6 +216,7 @@ CENTRAL = ("lsgd", "easgd", "codistillation", "gd")
 # Where they end ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
@@ -235,6 +238,14 @@ def test_exact_methods_are_exact_on_every_graph(name, graph):
         assert (apart[:, -1] < 1e-18).all(), apart
 
 
+def test_the_consensus_error_is_the_spread_of_the_points():
+    run = finished(method("dgd", TOY, None, 5, "star").batch((1.0, 0.5)))
+    X = run.c.X.numpy()
+    want = np.square(X - X.mean(1, keepdims=True)).sum(-1).mean(-1)
+    assert want.min() > 0
+    np.testing.assert_allclose(run.recorder.column("consensus_error")[:, -1], want, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "messages"), [("dgd", 1), ("extra", 1), ("gradient_tracking", 2)])
 def test_bits_are_booked_per_neighbour(name, messages):
     run = finished(method(name, TOY, None, 10, "star").batch())
@@ -243,6 +254,7 @@ def test_bits_are_booked_per_neighbour(name, messages):
     assert run.bits("down")[0] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("n", [1, 2, 9, 20])
@@ -285,7 +297,7 @@ PREDICTING = {
 }
 
 
-@pytest.mark.parametrize("kind", PREDICTING)
+@pytest.mark.parametrize("kind", first_of_each(PREDICTING))
 def test_distilling_follows_the_gradient_of_its_loss(kind):
     problem, outputs = PREDICTING[kind]
     p = problems.build(problem["name"], {k: v for k, v in problem.items() if k != "name"})
@@ -318,6 +330,7 @@ def test_predictions_are_of_the_rows_they_name():
     assert largest(part.predict(x[:, 3:], rows), p.predict(x, rows)[:, 3:]) < 1e-15
 
 
+@pytest.mark.thorough
 def test_codistillation_needs_predictions():
     with pytest.raises(Skip, match="needs a problem with predictions"):
         method("codistillation", P1, step=0.1).batch()

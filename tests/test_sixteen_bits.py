@@ -14,8 +14,6 @@ from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_b
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import HALVES, Dense, DenseMessage, RaggedMessage, unpack
 
-pytestmark = pytest.mark.thorough
-
 
 @pytest.fixture(params=HALVES, ids=str)
 def dtype(request):
@@ -32,6 +30,7 @@ REGISTERED = {
 REGISTERED["rounding:levels=1,1.5"] = ("rounding", {"levels": (1, 1.5)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", REGISTERED)
 def test_every_registered_operator_takes_them(label, dtype):
     """For all parameters that the conformance kit tries: bytes, round trip, and 16 bits a value."""

@@ -13,21 +13,12 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import entropy as wire
-from raybench.compressors.pos_neg_top_k import PosNegTopK
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import (
-    RaggedMessage,
-    SeededMessage,
-    SparseMessage,
-    bitpack,
-    unpack,
-)
+from raybench.wire import RaggedMessage, SeededMessage, SparseMessage, bitpack, unpack
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
-
-pytestmark = pytest.mark.thorough
 
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 
@@ -91,7 +82,7 @@ def check_round_trip(where, d):
         assert bytes(sent.tolist()) == by_hand(row.tolist(), d)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(DIMS, st.lists(st.integers(0, 3), max_size=2), st.integers(0, 99), st.data())
 def test_rows_are_coded_as_it_is_said(d, lead, seed, data):
     k = data.draw(
@@ -130,7 +121,7 @@ def test_only_ascending_distinct_indices_are_coded(d, kind, bad):
         SparseMessage(d, torch.float64, where, gaussian(*where.shape)).pack()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.integers(1, 60), st.data())
 def test_any_bytes_give_a_support_or_an_error(d, data):
     k = data.draw(st.integers(0, d))
@@ -181,8 +172,6 @@ def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
 
 def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
     """Messages of n clients may stand alone, (n,), or in a batch of cells, (B, n)."""
-    import raybench
-
     x = gaussian(3, 20)
     alone = raybench.compressor("top_k", k=4).compress(x).union()
     batch = raybench.compressor("top_k", k=4).compress(x[None]).union()
@@ -191,17 +180,17 @@ def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
 
 
 @st.composite
-def ragged(draw, dtype=torch.float64):
+def ragged(draw):
     d, n = draw(DIMS), draw(st.integers(1, 6))
     most = draw(st.sampled_from([0, 1, min(d, 4), max(d // 40, 1), d]))
     counts = torch.tensor(draw(st.lists(st.integers(0, most), min_size=n, max_size=n)))
     live = torch.arange(most) < counts[:, None]
     order = stream(draw(st.integers(0, 99))).spread((n,)).subset(d, most)
     last = torch.where(live, order, d).sort(-1).values
-    return RaggedMessage(d, dtype, counts, last * live, gaussian(n, most, dtype=dtype) * live)
+    return RaggedMessage(d, torch.float64, counts, last * live, gaussian(n, most) * live)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(ragged())
 def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
     data, head = m.payload(), math.ceil(math.ceil(math.log2(m.d + 1)) / 8)
@@ -217,29 +206,13 @@ def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
     assert torch.equal(back.decode(), m.decode())
 
 
-@settings(deadline=None, max_examples=150)
-@given(ragged() | ragged(torch.float16), st.integers(0, 63))
-def test_rows_one_after_the_other_and_back(m, mask):
-    """The rows of a message, some of them left out, lie in the bytes as each alone would."""
-    some = m.masked(torch.tensor([bool(mask >> r & 1) for r in range(len(m.counts))]))
-    for each in (m, some):
-        alone = [each.row(r).payload()[: int(each.nbytes[r])] for r in range(len(m.counts))]
-        assert torch.equal(each.joined(each.nbytes), torch.cat(alone))
-        assert torch.equal(unpack(each.pack()).decode(), each.decode())
-
-
-def test_two_means_have_their_own_rows():
-    m = PosNegTopK(2, "means").compress(gaussian(3, 30))
-    alone = [m.row(r).payload()[: int(m.nbytes[r])] for r in range(3)]
-    assert torch.equal(m.joined(m.nbytes), torch.cat(alone))
-
-
 def test_nothing_beyond_the_count_is_sent():
-    where = of([1, 3, 0, 0], [0, 2, 4, 8])
-    value = torch.tensor([[1.0, 2.0, -0.0, -0.0], [3.0, 4.0, 5.0, 6.0]])
-    m = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value)
-    clean = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value.abs())
-    assert m.pack() == clean.pack()
+    """Not even the sign of a zero: it lies where the bitmask has its 16th bit."""
+    assert code_of(20, 5).kind == MASK
+    where = of([1, 3, 5, 7, 18, 0, 0], [0, 2, 4, 6, 8, 10, 12])
+    value = torch.tensor([[1.0] * 5 + [-0.0] * 2, [1.0] * 7], dtype=torch.float16)
+    m = RaggedMessage(20, value.dtype, torch.tensor([5, 7]), where, value)
+    assert torch.equal(unpack(m.pack()).decode(), m.decode())
 
 
 def test_a_count_beyond_its_row():
@@ -275,6 +248,7 @@ def wrapped(text):
     return raybench.compressor("entropy_coded", of=text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", INNER)
 @pytest.mark.parametrize("d", [1, 9, 700])
 def test_the_same_values_travel(text, d):
@@ -297,6 +271,7 @@ def entropy_of(codes):
     return float(-(shares * np.log2(shares)).sum())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["dithering:s=3", "dithering:s=200", "natural", "nf4", "int8"])
 def test_the_size_is_near_the_entropy(text):
     d = 100_000
@@ -312,6 +287,7 @@ def test_the_size_is_near_the_entropy(text):
         assert int(m.nbytes) < plain.nbytes / 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["dithering:s=3", "natural", "nf4"])
 def test_a_row_of_one_symbol_costs_its_name(text):
     m = wrapped(text).compress(torch.zeros(2, 10_000))
@@ -320,6 +296,7 @@ def test_a_row_of_one_symbol_costs_its_name(text):
     assert (m.nbytes <= side + 4).all()
 
 
+@pytest.mark.thorough
 def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
     x = torch.stack((gaussian(20), torch.zeros(20)))
     m = wrapped("dithering:s=100").compress(x)
@@ -333,6 +310,7 @@ def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
     assert torch.equal(unpack(m.pack()).decode(), wide)
 
 
+@pytest.mark.thorough
 def test_short_and_long_frequencies():
     few = torch.zeros(400)
     few[3], few[7] = 1.0, -1.0
@@ -346,6 +324,7 @@ def test_short_and_long_frequencies():
     assert modes == [wire.BYTES, wire.WORDS]
 
 
+@pytest.mark.thorough
 def test_class_and_constants_are_those_of_the_inner_operator():
     for text in ("dithering:s=5", "nf4", "fp16", "int8:rounding=stochastic"):
         op, inner = wrapped(text), raybench.compressor(text)
@@ -355,6 +334,7 @@ def test_class_and_constants_are_those_of_the_inner_operator():
         assert op.deterministic == inner.deterministic
 
 
+@pytest.mark.thorough
 def test_a_compound_message_is_coded_by_parts():
     op = wrapped("per_tensor:of=(dithering:s=2),sizes=[[600, 400]]")
     x = gaussian(2, 1000, dtype=torch.float32)
@@ -364,12 +344,14 @@ def test_a_compound_message_is_coded_by_parts():
     assert (m.nbytes < plain.nbytes).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["top_k:k=3", "identity", "fp16"])
 def test_operators_without_symbols_are_refused(text):
     with pytest.raises(InputError, match="sends no symbols"):
         wrapped(text).compress(gaussian(10))
 
 
+@pytest.mark.thorough
 def test_without_the_library_the_extra_is_named(monkeypatch):
     data = wrapped("terngrad").compress(torch.eye(1, 500)[0]).pack()
     monkeypatch.setitem(sys.modules, "constriction", None)

@@ -80,16 +80,15 @@ def test_what_an_algorithm_ignores_is_merged_with_a_note():
     )
 
 
-def test_a_graph_matters_to_decentralised_methods_only():
+def test_graphs_and_local_steps_matter_to_those_methods_only_that_hear_of_them():
     text = BASE.replace("ef21", "[ef21, prox_lead]")
     sweep = load(text + "graph: [ring, {name: [star, path], weights: metropolis}]\n")
-    assert [c.graph and c.graph.name for c in sweep.cells] == [
-        None,
-        "ring",
-        "star",
-        "path",
-    ]
+    assert [c.graph and c.graph.name for c in sweep.cells] == [None, "ring", "star", "path"]
     assert load(text).cells[1].graph.name == "ring"
+    sweep = load(text + "local: {steps: [1, 2, 3]}\n")
+    steps = [(c.algorithm.name, c.local and c.local["steps"]) for c in sweep.cells]
+    assert steps == [*(("ef21", n) for n in (1, 2, 3)), ("prox_lead", None)]
+    assert "prox_lead x 3 locals: 3 cells merged to 1" in sweep.notes
 
 
 def test_cases_are_laid_over_the_base():
@@ -116,10 +115,7 @@ cases:
     assert {c.problem.params["clients"] for c in sweep.cells} == {20}
     assert [c.step.rule for c in sweep.cells[:4]] == ["pl"] * 4
     assert sweep.cells[4].step == Step("value", 0.1)
-
-
-def test_overlapping_cases_are_a_union():
-    sweep = load(BASE + "cases: [{seed: 0..3}, {seed: 2..5}]\n")
+    sweep = load(BASE + "cases: [{seed: 0..3}, {seed: 2..5}]\n")  # a union
     assert [c.seed for c in sweep.cells] == [0, 1, 2, 3, 4, 5]
     assert sweep.notes == ("ef21: 8 cells merged to 6",)
 
@@ -128,11 +124,9 @@ def test_overlapping_cases_are_a_union():
     ("pattern", "left"),
     [
         ("{algorithm: diana, k: 1}", 20),
-        ("{algorithm: diana}", 12),
         ("{compressor: [top_k, rand_k]}", 0),
         ("{k: 1..5}", 8),
         ("{k: 10%, step: 4}", 20),
-        ("{k: 0.1, step: 2^2}", 20),
         ("{compressor: {name: top_k, k: 5}, seed: 0}", 20),
         ("{compressor.k: 5}", 16),
         ("{step_size: {theory: 4}}", 12),
@@ -162,6 +156,21 @@ seed: 0..1
     idle = [note for note in sweep.notes if "matches no cell" in note]
     assert len(idle) == (left == 24)
     assert all(note.startswith("exclude {") for note in idle)
+
+
+def test_a_pattern_that_takes_out_cells_of_one_case_only_is_not_idle():
+    sweep = load(BASE + "exclude: [{seed: 0}]\ncases: [{seed: 0..1}, {seed: 1..2}]\n")
+    assert ([c.seed for c in sweep.cells], sweep.excluded) == ([1, 2], 1)
+    assert sweep.notes == ("ef21: 4 cells merged to 3",)
+
+
+def test_the_same_compressors_up_and_down_make_cells_of_their_own():
+    both = "[{name: top_k, k: 1}, {name: top_k, k: 5}]"
+    text = f"problem: quadratic\nalgorithm: ef21_bc\ncompressor: {both}\ndownlink: {both}\n"
+    cells = load(text).cells
+    ks = [(c.compressor.params["k"], c.downlink.params["k"]) for c in cells]
+    assert ks == [(1, 1), (1, 5), (5, 1), (5, 5)]
+    assert len({c.group for c in cells}) == 4
 
 
 def test_set_overrides_file_and_cases():
@@ -299,13 +308,6 @@ def test_ids_hold_what_a_mapping_changes():
     assert len({plain.group, *(cell.group for cell in cells)}) == 4
 
 
-def test_a_method_that_does_not_hear_a_mapping_ignores_it():
-    sweep = load(BASE.replace("ef21", "[ef21, prox_lead]") + "local: {steps: [1, 2, 3]}\n")
-    steps = [(c.algorithm.name, c.local and c.local["steps"]) for c in sweep.cells]
-    assert steps == [*(("ef21", n) for n in (1, 2, 3)), ("prox_lead", None)]
-    assert "prox_lead x 3 locals: 3 cells merged to 1" in sweep.notes
-
-
 def test_entries_cases_set_and_patterns_may_give_a_mapping():
     entry = BASE.replace("ef21", "[gd, {name: ef21, local: {steps: 4}}]") + "local: {steps: 2}\n"
     assert [c.local["steps"] for c in load(entry).cells] == [2, 4]
@@ -326,7 +328,6 @@ def test_entries_cases_set_and_patterns_may_give_a_mapping():
 def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     jsonschema = pytest.importorskip("jsonschema")
     schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     good = {
         "problem": {"name": "logistic", "dataset": ["a", "b"], "split": {"dirichlet": [1, 2]}},
@@ -374,26 +375,18 @@ def test_every_graph_can_be_made():
     ("line", "where", "says"),
     [
         ("exlude: []", "exlude", ["unknown key", "did you mean exclude?"]),
-        ("rounds: many", "rounds", ["expected an integer, not 'many'"]),
         ("rounds: 0", "rounds", ["0 is out of range", ">= 1"]),
         ("rounds: 1e18", "rounds", ["1000000000000000000 is out of range"]),
-        ("rounds: 1e400", "rounds", ["not inf"]),
         ("seed: []", "seed", ["an empty list leaves no cells"]),
         ("seed: 3..1", "seed", ["is empty", "a..b"]),
-        ("seed: 0..", "seed", ["ranges are written"]),
         ("seed: 0..1000000000000", "seed", ["more than 100,000 values"]),
-        ("step_size: 2^0..2^1000000", "step_size", ["more than 100,000 values"]),
         ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
-        ("seed: [0, x]", "seed[1]", ["'x'"]),
         ('plugins: "\\0"', "plug-in \0", ["no such file"]),
         ("name: a/b", "name", ["cannot name a folder"]),
-        ("name: 5", "name", ["expected text, not 5"]),
         ("step_size: theory", "step_size", ["write {theory: 1}"]),
         ("step_size: {theory: 1, value: 2}", "step_size", ["theory and value"]),
-        ("step_size: {theory: 0}", "step_size.theory", ["> 0"]),
         ("step_size: {rule: plus}", "step_size.rule", ["unknown value 'plus'"]),
         ("step_size: {of: ef22}", "step_size.of", ["unknown algorithm", "did you mean ef21?"]),
-        ("step_size: .inf", "step_size", ["not a finite number"]),
         ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
         ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
         ("x0: normal", "x0", ["did you mean {normal: 1.0}?"]),
@@ -402,8 +395,6 @@ def test_every_graph_can_be_made():
         ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),
         ("record: {every: 1, points: 2}", "record", ["give one of every, points and clock"]),
         ("record: {every: [1, 2]}", "record.every", ["no axis"]),
-        ("record: 5", "record", ["expected a mapping", "every"]),
-        ("resources: {mode: trian}", "resources.mode", ["did you mean train?"]),
         ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
         ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
         ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
@@ -412,17 +403,13 @@ def test_every_graph_can_be_made():
         ("local: {setps: 2}", "local.setps", ["did you mean steps?"]),
         ("local: 3", "local", ["keys: steps, optimizer"]),
         ("participation: -1", "participation", ["a number > 0"]),
-        ("checkpoint: {evry: 1}", "checkpoint.evry", ["did you mean every?"]),
         ("prune: halvin", "prune.rule", ["did you mean halving?"]),
-        ("allow_unproven: 1", "allow_unproven", ["expected true or false"]),
         ("exclude: [{k: 1, sed: 2}]", "exclude[0].sed", ["unknown key", "did you mean seed?"]),
         ("exclude: [{algorithm: ef22}]", "exclude[0].algorithm", ["did you mean ef21?"]),
-        ("exclude: [{k: x}]", "exclude[0].k", ["expected an integer, not 'x'"]),
         ("exclude: [5]", "exclude[0]", ["expected a mapping"]),
         ("cases: 5", "cases", ["expected a list"]),
         ("cases: [{name: x}]", "cases[0].name", ["move it to the top level"]),
         ("cases: [{prune: halving}]", "cases[0].prune", ["move it to the top level"]),
-        ("cases: [{sed: 1}]", "cases[0].sed", ["did you mean seed?"]),
         ("cases: [{seed: 1}, {compressor: {k: 0}}]", "cases[1].compressor.k", ["0 is out of"]),
         ("cases: [{exclude: [{q: 1}]}]", "cases[0].exclude[0].q", ["unknown key"]),
     ],
@@ -443,19 +430,20 @@ def test_wrong_lines(line, where, says):
         ("logistic", "problem.dataset", "required"),
         ("none", "problem", "a problem is needed"),
         ("{name: quadratic, dim: 1e3, shape: [3, 4]}", "problem.shape", "write shape: [[3, 4]]"),
-        ("{name: quadratic, shape: 3}", "problem.shape", "write shape: [[3]]"),
-        ("{name: quadratic, dimm: 3}", "problem.dimm", "did you mean dim?"),
         ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
         ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
         ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
+        (
+            "{name: logistic, dataset: a, split: {dirichlet: 1, holdout_mix: 1}}",
+            "problem.split",
+            "write one of",
+        ),
         (
             "{name: logistic, dataset: a, split: {dirichlet: [1, 0]}}",
             "problem.split.dirichlet[1]",
             "0 is out of range / a number > 0",
         ),
-        ("{name: logistic, dataset: a, intercept: 1}", "problem.intercept", "true or false"),
         ("{name: logistic, dataset: a, lambda: auto}", "problem.lambda", "{times_L: a number"),
-        ("{name: logistic, dataset: 5}", "problem.dataset", "expected text, not 5"),
     ],
 )
 def test_wrong_problems(problem, where, says):
@@ -464,17 +452,18 @@ def test_wrong_problems(problem, where, says):
     assert says in result[where]
 
 
-def test_an_algorithm_says_what_it_needs():
+def test_complaints_say_what_is_needed_and_nothing_more():
     result = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
-    assert "ef21_bc needs a compressor" in result["compressor"]
-    assert "ef21_bc needs a downlink" in result["downlink"]
-    assert "a contractive one, as compressor: {name: top_k, k: 10%}" in result["compressor"]
-    assert "as downlink: {name: top_k, k: 10%}" in result["downlink"]
-
-
-def test_a_name_is_expected_in_plain_english():
+    for key in ("compressor", "downlink"):
+        assert f"ef21_bc needs a {key}" in result[key]
+        assert f"a contractive one, as {key}: {{name: top_k, k: 10%}}" in result[key]
     result = wrong("problem: quadratic\nalgorithm: [gd, [ef21]]\n")
     assert "expected an algorithm by name" in result["algorithm[1]"]
+    # null is not offered for a wrong number
+    assert wrong(BASE + "step_size: {theory: -1}\n")["step_size.theory"].endswith("a number > 0")
+    assert set(wrong("seed: 1\nx0: zeros\n")) == {"problem", "algorithm"}
+    assert "empty" in next(iter(wrong("# nothing\n\n").values()))
+    assert "expected keys" in next(iter(wrong("- 1\n- 2\n").values()))
 
 
 def test_long_lists_of_names_are_cut(monkeypatch):
@@ -483,13 +472,6 @@ def test_long_lists_of_names_are_cut(monkeypatch):
     assert sections.choices("algorithm").endswith("m19, ...; raybench ls algorithms lists all")
     monkeypatch.setattr(registry, "names", lambda kind: ["one", "two"])
     assert sections.choices("problem") == "allowed: one, two"
-
-
-def test_null_is_not_offered_for_a_wrong_number():
-    assert wrong(BASE + "step_size: {theory: -1}\n")["step_size.theory"].endswith("a number > 0")
-    assert set(wrong("seed: 1\nx0: zeros\n")) == {"problem", "algorithm"}
-    assert "empty" in next(iter(wrong("# nothing\n\n").values()))
-    assert "expected keys" in next(iter(wrong("- 1\n- 2\n").values()))
 
 
 def test_every_error_at_once():
@@ -527,21 +509,16 @@ cases: [{rounds: 0}, {step_size: x, foo: 1}]
     [
         ("problme.clients=3", "--set problme.clients=3", "did you mean problem?"),
         ("problem.clinets=3", "problem.clinets", "did you mean clients?"),
-        ("problem.clients", "--set problem.clients", "expected key=value"),
         ("=3", "--set =3", "expected key=value"),
         ("compressor[1].k=3", "--set 'compressor[1].k=3'", "no entry [1]"),
         ("algorithm.p=3", "--set algorithm.p=3", "name the entry, for example algorithm[0].p"),
         ("seed.x=3", "--set seed.x=3", "seed is 1, not a mapping"),
         ("seed=[1", "--set 'seed=[1', line 1, column 3", "not valid YAML"),
-        ("compressor.k=0", "compressor.k", "0 is out of range"),
         ("compressor.k=-1", "compressor.k", "an integer >= 1, or a share of the message dimension"),
-        ("compressor.k=101%", "compressor.k", "'101%' is not a share"),
         ("compressor.k=0%", "compressor.k", "'0%' is not a share"),
         ("compressor.k=1.5", "compressor.k", "expected an integer, not 1.5"),
-        ("compressor.k=ten", "compressor.k", "expected an integer, not 'ten'"),
         ("compressor.k=null", "compressor.k", "no value"),
         ("compressor.k={a: 1}", "compressor.k", "a mapping is not allowed"),
-        ("compressor.k=false", "compressor.k", "not false"),
     ],
 )
 def test_set_typos(option, where, says):

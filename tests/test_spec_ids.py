@@ -6,12 +6,10 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 import pickle
-import sys
+import re
 
 import pytest
-from cli_kit import call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -105,19 +103,11 @@ def test_ignored_sections_do_not_change_an_id():
         assert only({**CONFIG, "algorithm": "sign_sgd", **sections}).id == one.id
 
 
-def test_ids_are_the_same_in_another_process_and_survive_pickle(tmp_path):
+def test_ids_are_sixteen_digits_and_survive_pickle():
+    """That other processes have the same ones, those of shipped sweeps show (test_spec_keys)."""
     cell = only(CONFIG)
-    assert len(cell.id) == 16
-    assert set(cell.id) <= set("0123456789abcdef")
+    assert re.fullmatch("[0-9a-f]{16}", cell.id)
     assert pickle.loads(pickle.dumps(cell)) == cell
-    code = (
-        "import json, sys; from raybench.spec import load\n"
-        "print(load(json.loads(sys.argv[1])).cells[0].id)"
-    )
-    paths = os.pathsep.join(p for p in sys.path if p)
-    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": paths}
-    done = call(sys.executable, "-c", code, json.dumps(CONFIG), env=env, cwd=tmp_path)
-    assert done.stdout.strip() == cell.id, done.stderr
 
 
 def with_data(path):

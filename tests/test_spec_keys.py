@@ -68,8 +68,9 @@ def test_ids_of_shipped_sweeps_stay(name):
 
 
 @pytest.mark.thorough
-def test_shipped_sweeps_fit_the_schema():
+def test_the_schema_is_one_and_shipped_sweeps_fit_it():
     check = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+    check.check_schema(check.schema)
     for name in DIGESTS:
         check.validate(yaml.parse((ROOT / "sweeps" / f"{name}.yaml").read_text()))
 
@@ -118,11 +119,8 @@ def test_the_tables_have_every_key_and_setting():
     for name in (*document.EVERY_KEY, *sections.GRAPHS):
         assert re.search(rf"\b{name}\b", BUILT), name
     assert "<!-- generated" not in BUILT
-    assert all(
-        len(re.findall(r"(?<!\\)\|", line)) == 5
-        for line in BUILT.splitlines()
-        if line.startswith("| `step")
-    )
+    for line in re.findall(r"^\| `step.*", BUILT, re.MULTILINE):
+        assert len(re.findall(r"(?<!\\)\|", line)) == 5
     plain = {key: value for key, value in FIRST.items() if key not in ("record", "exclude")}
     one = load(plain)
     told = BUILT.split("## How it is run")[1].split("Settings of")
@@ -131,14 +129,9 @@ def test_the_tables_have_every_key_and_setting():
         assert getattr(one, key) == getattr(load({**plain, key: yaml.parse(text)}), key)
     for part in told[1:]:
         key = re.findall(r"`(\w+)`", part)[0]
-        table = part.split("\n\n")[1]
-        written = {
-            name: yaml.parse(text.replace("\\", ""))
-            for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.M)
-        }
-        written = {
-            name: value for name, value in written.items() if value != "none" or key == "prune"
-        }
+        table = re.findall(r"^\| `(\w+)` \| (.*?) \|", part.split("\n\n")[1], re.MULTILINE)
+        written = {name: yaml.parse(text.replace("\\", "")) for name, text in table}
+        written = {k: v for k, v in written.items() if v != "none" or key == "prune"}
         assert getattr(one, key) == getattr(load({**plain, key: written}), key)
 
 
@@ -154,31 +147,21 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "value"),
     [
         ("1e-14", 1e-14),
-        ("1E9", 1e9),
         ("-.5", -0.5),
         ("1.", 1.0),
         ("+3", 3),
         ("010", 10),
         ("0o17", 15),
         ("0x1F", 31),
-        ("0b11", "0b11"),
         ("1_000", "1_000"),
-        ("1:30", "1:30"),
         ("2001-12-14", "2001-12-14"),
         ("no", "no"),
-        ("off", "off"),
-        ("Yes", "Yes"),
-        ("y", "y"),
         ("true", True),
         ("FALSE", False),
         ("~", None),
-        ("null", None),
         ("", None),
         ("2^0..2^8", "2^0..2^8"),
-        ("10%", "10%"),
-        ("0..2", "0..2"),
         ("1e", "1e"),
-        ("e5", "e5"),
         ("-", [None]),
         ("<<", "<<"),
         ("'1e-14'", "1e-14"),
@@ -199,9 +182,7 @@ def test_core_schema(text, value):
     ("text", "where", "says"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml, line 3, column 1", "duplicate key 'a'"),
-        ("x:\n  - {k: 1, k: 2}\n", "f.yaml, line 2, column 12", "duplicate key 'k'"),
         ("a: [1\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
-        ("a: b: c\n", "f.yaml, line 1, column 5", "not valid YAML"),
         ("a:\n\t- 1\n", "f.yaml, line 2, column 1", "not valid YAML"),
         ("a: 1\n---\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "f.yaml, line 1", "not valid YAML"),
@@ -211,7 +192,6 @@ def test_core_schema(text, value):
         ("a: *x\n", "f.yaml, line 1", "undefined alias"),
         ("a: &a [*a]\n", "", "too large or refers to itself"),
         (BOMB, "", "too large or refers to itself"),
-        ("[" * 5000 + "]" * 5000, "f.yaml", "nested too deeply"),
         ("[" * 100_000, "f.yaml", "nested too deeply"),
         ("{a: " * 3000 + "}" * 3000, "f.yaml", "nested too deeply"),
         ("".join(" " * j + "a:\n" for j in range(1500)), "f.yaml", "nested too deeply"),
@@ -241,7 +221,7 @@ def test_a_saved_sweep_is_read_as_a_sweep_file_is():
     assert identity.parse(identity.dump(saved)) == saved
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.text(
         alphabet=st.sampled_from(list("ab01 -:{}[],&*!|>'\"%@`#\n\t?.~^e_\x00\ud800é")), max_size=40
@@ -271,7 +251,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PLAIN)
 def test_dump_and_parse_are_inverse(value):
     again = yaml.parse(yaml.dump(value))
@@ -338,13 +318,11 @@ def typed(param, value):
         (Integer(), "0..2", [0, 1, 2]),
         (Integer(None), [None, 1], [None, 1]),
         (Count(), ["10%", 0.1, "10.0%", 0.125, "100%", 1.0], ["10%", "10%", "10%", "12.5%", "100%", 1]),
-        (Count(), "0.3%", ["0.3%"]),
         (Count(), 1e-9, ["0.0000001%"]),
         (Choice("a", "2"), ["a", 2], ["a", "2"]),
         (Flag(), [True, False], [True, False]),
         (Text(), "0..2", ["0..2"]),
         (List(), [[1.0, "a"], [2]], [[1, "a"], [2]]),
-        (List(None), None, [None]),
         (List(None), [None, [1]], [None, [1]]),
         (List(), [[]], [[]]),
     ],
@@ -359,7 +337,6 @@ def test_typed_values(param, value, out):
     ("param", "value", "says"),
     [
         (Number(), "1e-14", "expected a number, not '1e-14'"),
-        (Number(), True, "not true"),
         (Number(), 10**400, "not a finite number"),
         (Number(), math.nan, "not a finite number"),
         (Number(low=0, high=1, open_low=True), 0, "> 0 and <= 1"),
@@ -368,7 +345,6 @@ def test_typed_values(param, value, out):
         (Integer(), 1.5, "expected an integer"),
         (Integer(), 10**30, "out of range"),
         (Integer(), "2^-1..2^1", "expected an integer, not 0.5"),
-        (Choice("aa", "bb"), True, "unknown value true"),
         (Choice("aa", "bb"), None, "no value"),
         (Flag(), "yes", "true or false"),
         (Text(), " ", "empty"),

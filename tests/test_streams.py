@@ -512,21 +512,15 @@ BOOKS = [  # method, parameters, compressor; values and index bits of row 0; tho
     ids=lambda x: str(x)[:24],
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_bits_of_a_round(tmp_path, name, params, operator, first, values, index, raw, size, dtype):
+def test_bits_of_a_round(name, params, operator, first, values, index, raw, size, dtype):
     """Modelled bits and packed bytes after T rounds; every round sends the model's 40 values down."""
     if (dtype == "float32") and operator == "natural":
         raw, size = 40 * 9, 45
     width = {"float64": 64, "float32": 32}[dtype]
     size -= values * (64 - width) // 8
-    given = {
-        "problem": {**PROBLEM, "dtype": dtype},
-        "algorithm": {"name": name, **params},
-        "compressor": operator,
-        "step_size": 0.01,
-        "rounds": 5,
-    }
-    raybench.sweep({k: v for k, v in given.items() if v is not None}, tmp_path / "out", inline=True)
-    curve = raybench.load(tmp_path / "out")
+    problem = {**PROBLEM, "dtype": dtype}
+    method = Method(name, params, operator, problem, step=0.01, rounds=5)
+    curve = finished(method.batch()).tables({})[0].to_pandas()
     for column, each in (("bits_up", values * width + index + raw), ("bytes_up", size)):
         assert np.diff(curve[column]).tolist() == [each] * 5
     assert curve["bits_up"][0] == first[0] * width + first[1]

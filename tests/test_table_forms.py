@@ -1,10 +1,12 @@
 """Tables in all their forms: at any width nothing is lost, LaTeX is what siunitx reads, the best is in bold."""
 
 import io
+import itertools
 import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import fake_store
 import pandas as pd
@@ -17,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from raybench.analysis import closing_table
-from raybench.analysis.frames import framed
+from raybench.analysis.frames import framed, frames
 from raybench.report.formats import Fitted, escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
@@ -43,28 +45,21 @@ def printed(sheet, width: int) -> str:
     return out.getvalue()
 
 
-# -- widths ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_no_width_loses_anything(swept, width):
+def test_no_width_loses_anything(swept):
     """K, step and units were cut off at 60 columns; a number stays with its unit."""
     sheet = closing(swept)
-    text = printed(sheet, width)
-    assert all(len(line.rstrip()) <= width for line in text.splitlines())
-    assert "…" not in text
-    words = " ".join(text.split())
-    for one in sheet.fields:
-        heads = [] if one.left else one.head.split()  # a block of lines says no "Method"
-        for part in [*heads, *(w for t in one.texts if t != "–" for w in t.split())]:
-            assert part in words, (one.head, part)
-    assert not re.search(r"^\s*k?bit", text, re.M)
-    if width == 120:  # a row for each method
-        for method in closing_table(swept)["method"]:
-            assert sum(line.startswith(f" {method} ") for line in text.splitlines()) == 1
-
-
-# -- columns and by k ------------------------------------------------------------------------
+    for width in (40, 60, 80, 120):
+        text = printed(sheet, width)
+        assert all(len(line.rstrip()) <= width for line in text.splitlines())
+        assert "…" not in text
+        words = " ".join(text.split())
+        for one in sheet.fields:
+            heads = [] if one.left else one.head.split()  # a block of lines says no "Method"
+            for part in [*heads, *(w for t in one.texts if t != "–" for w in t.split())]:
+                assert part in words, (one.head, part)
+        assert not re.search(r"^\s*k?bit", text, re.M)
+    for method in sheet.data["method"]:  # on a wide terminal each has a row
+        assert sum(line.startswith(f" {method} ") for line in text.splitlines()) == 1
 
 
 def test_columns_are_those_asked_for(swept):
@@ -77,13 +72,11 @@ def test_columns_are_those_asked_for(swept):
     assert cli("table", swept, "--columns", ",".join(closing_table(swept).columns)).code == 0
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"), [("methd", "did you mean method"), ("", "some of"), (",", "some of")]
-)
-def test_unknown_columns_are_refused(swept, columns, said):
-    wrong = cli("table", swept, "--columns", columns)
-    assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
-    assert said in wrong.err
+def test_unknown_columns_are_refused(swept):
+    for columns, said in (("methd", "did you mean method"), ("", "some of"), (",", "some of")):
+        wrong = cli("table", swept, "--columns", columns)
+        assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
+        assert said in wrong.err
 
 
 def test_by_k_compares_methods_at_each_k(swept):
@@ -95,9 +88,6 @@ def test_by_k_compares_methods_at_each_k(swept):
         assert part["bits_to_target"].fillna(math.inf).is_monotonic_increasing
     assert table["bits_to_target"].dropna().sum() == every["bits_to_target"].dropna().sum()
     assert cli("table", swept, "--by", "k", "--format", "markdown").out.startswith("| K | Method")
-
-
-# -- the best in bold ------------------------------------------------------------------------
 
 
 def test_the_best_is_bold_in_markdown_and_latex():
@@ -112,11 +102,9 @@ def test_what_prints_alike_is_equally_good():
     one = Field(name="x", head="x", texts=["a", "b", "c"], numbers=[1.0001, 1.0, 2], better="low")
     sheet = Sheet(fields=[one], sections=[0, 0, 0], data=pd.DataFrame())
     assert sheet.best(one) == [True, True, False]
+    assert sheet.best(replace(one, better="high")) == [False, False, True]
     apart = Sheet(fields=[one], sections=[0, 1, 1], data=pd.DataFrame())
     assert apart.best(one) == [False, True, False]  # a lone row is no best
-
-
-# -- LaTeX -----------------------------------------------------------------------------------
 
 
 def test_latex_by_hand():
@@ -167,35 +155,31 @@ def test_latex_compiles(tmp_path, by):
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_forms_of_the_command_line(swept):
-    for form, start in (("terminal", "\n Method"), ("plain", "\n Method"), ("latex", "% In the")):
-        said = cli("table", swept, "--format", form)
-        assert said.code == 0
-        assert said.out.startswith(start), form
+FORMS = ("terminal", "plain", "markdown", "csv", "latex")
 
 
-@pytest.mark.parametrize("verb", ["table", "rank"])
-@pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "latex"])
-def test_a_folder_where_all_was_skipped(tmp_path, verb, form):
+def test_a_folder_where_all_was_skipped_in_all_forms(tmp_path):
     _, cells = make([{"g": [1], "algorithm": "marina", "status": "skipped"}])
     store = Store(tmp_path / "r")
     store.claim({"name": "s", "problem": {"name": "logistic"}})
     known = {name: cells[name].to_list() for name in CELLS.names if cells[name].notna().all()}
     store.skip(to_table(known, CELLS))
-    said = cli(verb, tmp_path / "r", "--format", form)
-    assert (said.code, said.err) == (0, "")
-    if form in ("terminal", "markdown"):
-        assert ("1 skipped" if verb == "table" else "nothing to rank") in said.out
+    for verb, what in (("table", "1 skipped"), ("rank", "nothing to rank")):
+        for form in FORMS:
+            said = cli(verb, tmp_path / "r", "--format", form)
+            assert (said.code, said.err) == (0, "")
+            if form != "csv":
+                assert what in said.out
 
 
-@pytest.mark.parametrize("by", ["series", "k"])
-def test_problems_are_never_cut(tmp_path, by):
+def test_problems_are_never_cut(tmp_path):
     store = Store(tmp_path / "run")
     names = ("a-file-with-a-long-name.csv", "数据集 数据集 数据集")
-    fake_store.fill(store, rounds=20, datasets=names, multiples=(1.0, 4096.0), seeds=2)
-    sheet = closing(store.folder, by=by)
-    for width in (40, 70, 100, 110):
-        text = printed(sheet, width)
+    more = {"rounds": 20, "multiples": (1.0, 4096.0), "seeds": 2}
+    fake_store.fill(store, fake_store.METHODS[:2], names, **more)
+    results = frames(store.folder)
+    for by, width in itertools.product(("series", "k"), (40, 70, 110)):
+        text = printed(closing(results, by=by), width)
         assert "…" not in text
         assert names[0] in text
         assert text.count("数据集") >= 3

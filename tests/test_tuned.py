@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from cli_kit import SWEEP, cli
 from fake_runs import make, reaching
-from tiers import first_of_each
 
 from raybench.analysis import (
     by_bandwidth,
@@ -21,7 +20,6 @@ from raybench.analysis import (
     closing_table,
     compare,
     default_target,
-    describe,
     first_crossing,
     frames,
     instances,
@@ -59,12 +57,8 @@ def test_tuned_takes_the_cheapest_step_to_the_target():
 
 
 def test_a_step_is_chosen_by_what_its_median_seed_needs():
-    """Not by the mean: one unlucky seed does not decide."""
-
-    steady, lucky = (
-        reaching(1.0, 10, 11, 12),
-        reaching(2.0, 4, 5, 50),
-    )  # means 11 and 20, medians 11 and 5
+    """Not by the mean: one unlucky seed does not decide. Means are 11 and 20, medians 11 and 5."""
+    steady, lucky = reaching(1.0, 10, 11, 12), reaching(2.0, 4, 5, 50)
     best = tuned(*make([*steady, *lucky]), target=0.1).iloc[0]
     assert (best["step_multiple"], best["cost"]) == (2.0, 50.0)
     assert (best["cost_low"], best["cost_high"], best["coverage"]) == (40.0, 500.0, 0.75)
@@ -149,6 +143,8 @@ def test_k_is_chosen_at_equal_bits():
     assert best["k"].iloc[0] == 1
     assert tuned(curves, cells, target=0.15, by="method")["k"].iloc[0] == 10
     assert tuned(curves, cells, target=1e-9)["k"].tolist() == [1, 10]
+    spent = candidates(curves, cells, 1e-9, "series")  # each alone: its row at the whole budget
+    assert spent["at_budget"].tolist() == [0.2, 0.1]
 
 
 def test_all_diverged_and_empty():
@@ -188,17 +184,10 @@ def test_a_method_counts_by_its_best_step():
     assert default_target(*make(runs)) == 0.2
 
 
-@pytest.mark.parametrize(
-    ("loss", "target"),
-    [
-        (0.51234, 0.513),
-        (123_456.0, 124_000.0),
-        (0.0040001, 0.00401),
-        (0.25, 0.25),
-        (-1.2345, -1.2345),
-        (0.0, 0.0),
-    ],
-)
+LOSSES = {0.51234: 0.513, 123_456.0: 124_000.0, 0.0040001: 0.00401, 0.25: 0.25, -1.2345: -1.2345}
+
+
+@pytest.mark.parametrize(("loss", "target"), [*LOSSES.items(), (0.0, 0.0)])
 def test_a_target_of_losses_is_rounded_up_to_three_digits(loss, target):
     """Not below zero, where more digits may be needed: losses have an offset."""
     rounded = default_target(*make([{"g": [1e6, loss]}]), y="loss")
@@ -225,20 +214,13 @@ def test_candidates_by_hand():
     assert table["cost"].tolist()[:3] == [15.0, math.inf, 20.0]
     assert (table["cost_low"][0], table["cost_high"][0], table["coverage"][0]) == (10.0, 20.0, 0.5)
     assert table["seeds"].tolist() == [2, 2, 1, 1]
-    for status, want in (
-        ("ok", [2, 2, 1, 0]),
-        ("diverged", [0, 0, 1, 0]),
-        ("failed", [0, 0, 0, 1]),
-    ):
-        assert table[status].tolist() == want
+    counts = {"ok": [2, 2, 1, 0], "diverged": [0, 0, 1, 0], "failed": [0, 0, 0, 1]}
+    assert table[[*counts]].to_dict("list") == counts
     assert table["grad_norm_sq"].tolist()[:3] == pytest.approx([0.02, 0.3, 0.001])
     assert table["bits_up"].tolist()[:3] == [30.0, 25.0, 20.0]
     assert table["rounds"].tolist()[:3] == [3.0, 2.5, 2.0]
     # all that may be chosen have spent 25 in the median: at 20 bits, their last rows before it
     assert table["at_budget"].tolist()[:2] == pytest.approx([0.085, 0.3])
-
-
-# -- the table ------------------------------------------------------------------------------
 
 
 def test_closing_table_by_hand():
@@ -258,7 +240,7 @@ def test_closing_table_by_hand():
 
 
 def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
-    fake_store.fill(Store(tmp_path), rounds=60)
+    fake_store.fill(Store(tmp_path), fake_store.METHODS[:2], rounds=40, seeds=1)
     plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
     assert set(plain["method"]) == set(paper["method"])
     gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
@@ -294,9 +276,6 @@ def test_the_baseline_is_what_ran_without_compression():
 # -- the target of a problem is fixed when a sweep first ends, and kept ----------------------------
 
 
-MORE = ("--set", "rounds=200")
-
-
 @pytest.fixture
 def ended(swept, tmp_path):
     """Return the file and the folder of a sweep that has run."""
@@ -316,53 +295,46 @@ def test_a_target_stays_when_a_sweep_is_extended(ended):
     said = target_of(cli("table", out).out)
     assert said == [f"Target: ‖∇f‖² ≤ {kept['value']:g}, fixed on {kept['since'][:10]}"]
     before = closing_table(out).set_index("method")
-    assert cli("sweep", file, "--out", out, "--inline", *MORE).code == 0
+    assert cli("sweep", file, "--out", out, "--inline", "--set", "rounds=60").code == 0
     now = frames(out).own_targets[""]
     assert now != kept["value"], "the sweep was meant to move it"
     assert set(closing_table(out)["target"]) == {kept["value"]}
     first, second = target_of(cli("table", out).out)
     assert first == said[0]
     assert second == f"Target from what the folder holds now: {now:g} (--target auto)"
-    assert [one["value"] for one in json.loads((out / TARGETS).read_text())["targets"]] == [
-        kept["value"]
-    ]
-    assert (
-        before.loc["GD", "bits_to_target"]
-        == closing_table(out).set_index("method").loc["GD", "bits_to_target"]
-    )
+    (now,) = json.loads((out / TARGETS).read_text())["targets"]
+    assert now["value"] == kept["value"]
+    after = closing_table(out).set_index("method")
+    assert before.loc["GD", "bits_to_target"] == after.loc["GD", "bits_to_target"]
 
 
-@pytest.mark.parametrize("verb", ["table", "report", "plot"])
-def test_another_target_is_asked_for_with_every_verb(ended, verb):
-    _, out = ended
-    for wrong in ("nought", "-1", "0", "inf", "nan")[: 5 if verb == "table" else 1]:
-        said = cli(verb, out, "--target", wrong)
+def test_another_target_is_asked_for_with_every_verb(swept, tmp_path):
+    (kept,) = json.loads((swept / TARGETS).read_text())["targets"]
+    for verb, wrong in (
+        *(("table", w) for w in ("-1", "0", "inf", "nan")),
+        ("report", "nought"),
+        ("plot", "nought"),
+    ):
+        said = cli(verb, swept, "--target", wrong)
         assert said.code == 2
         assert "a number > 0, or auto" in said.err
-    more = ("--format", "csv", "--methods", "gd") if verb == "plot" else ()
-    assert cli(verb, out, "--target", "0.5", *more).code == 0
-    if verb == "report":
-        assert (
-            "≤ 0.5, as asked for; the target that was fixed is" in (out / "report.html").read_text()
-        )
-
-
-def test_what_was_asked_for_is_said(ended):
-    _, out = ended
-    (kept,) = json.loads((out / TARGETS).read_text())["targets"]
-    said = target_of(cli("table", out, "--target", "0.5").out)
-    assert said == [
-        f"Target: ‖∇f‖² ≤ 0.5, as asked for; the target that was fixed is {kept['value']:g}"
-    ]
-    (said,) = target_of(cli("table", out, "--target", "auto").out)
+    words = f"≤ 0.5, as asked for; the target that was fixed is {kept['value']:g}"
+    assert target_of(cli("table", swept, "--target", "0.5").out) == [f"Target: ‖∇f‖² {words}"]
+    (said,) = target_of(cli("table", swept, "--target", "auto").out)
     assert said.endswith(f"≤ {kept['value']:g}, from what the folder holds now")
+    asked = ("--target", "0.5", "--methods", "gd", "--out", tmp_path / "figures")
+    assert cli("plot", swept, *asked, "--format", "csv").code == 0
+    page = tmp_path / "report.html"
+    assert cli("report", swept, "--target", "0.5", "--out", page).code == 0
+    assert words in page.read_text("utf-8")
 
 
 def test_each_problem_has_its_own_whatever_it_is_called(ended):
     """With a second problem tables call the first by another name; its target stays."""
     file, out = ended
     (kept,) = json.loads((out / TARGETS).read_text())["targets"]
-    assert cli("sweep", file, "--out", out, "--inline", "--set", "problem.clients=[4, 6]").code == 0
+    more = ("--set", "problem.clients=[4, 6]", "--set", "algorithm=[gd, ef21]", "--set", "seed=0")
+    assert cli("sweep", file, "--out", out, "--inline", *more).code == 0
     told = json.loads((out / TARGETS).read_text())["targets"]
     assert len(told) == 2
     assert kept in told
@@ -380,7 +352,7 @@ def test_a_sweep_that_is_not_whole_fixes_none(tmp_path, monkeypatch):
         "    def estimate(a, wire, s, c, grad):\n        return s.x\n"
     )
     (tmp_path / "a.yaml").write_text(
-        "name: a\nproblem: {name: quadratic, dim: 4, clients: 2}\nalgorithm: [gd, breaks, diana]\nrounds: 60\n"
+        "name: a\nproblem: {name: quadratic, dim: 4, clients: 2}\nalgorithm: [gd, breaks]\nrounds: 20\n"
         f"compressor: {{name: rand_k, k: 1}}\nstep_size: 0.1\nplugins: {tmp_path}/own.py\n"
     )
     said = cli("sweep", tmp_path / "a.yaml", "--out", tmp_path / "out", "--inline", "--fail-fast")
@@ -390,51 +362,29 @@ def test_a_sweep_that_is_not_whole_fixes_none(tmp_path, monkeypatch):
     assert (tmp_path / "out" / TARGETS).exists(), "failed cells have ended, too"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"targets": [{"problem": 1}]}',
-        '{"targets": 3}',
-        '{"targets": [{"problem": "a", "metric": "loss", "value": NaN, "since": "x"}]}',
-    ],
-)
-def test_a_damaged_file_is_told(ended, text):
+def test_a_damaged_file_is_told(ended):
     _, out = ended
-    (out / TARGETS).write_text(text)
-    with pytest.raises(InputError, match=r"target\.json"):
-        frames(out)
+    unknown = '{"targets": [{"problem": "a", "metric": "loss", "value": NaN, "since": "x"}]}'
+    for text in ("{", "[]", '{"targets": [{"problem": 1}]}', '{"targets": 3}', unknown):
+        (out / TARGETS).write_text(text)
+        with pytest.raises(InputError, match=r"target\.json"):
+            frames(out)
 
 
 # One rule picks K and step: whatever shows a tuned method shows it at the same ones ---------------
 
 
 LINK = "1Gbit,ring"
-# like the quickstart, smaller: steps at which some seeds never arrive, and a method that never does
-GRID = """
-name: rule
-problem:
-  {name: logistic, dataset: breast_cancer, scale: columns, clients: 10, split: sorted_by_label,
-   regularizer: nonconvex, lambda: 0.1}
-algorithm:
-  - {name: gd, step_size: {theory: [0.5, 1, 2]}}
-  - {name: [ef21, ef14], compressor: {name: top_k, k: [1, 3, 10]}}
-  - {name: diana, compressor: {name: rand_k, k: [1, 3, 10]}}
-step_size: {theory: 2^1..2^6}
-seed: 0..2
-x0: {normal: 1.0}
-rounds: 200
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("rule")
-    (place / "s.yaml").write_text(GRID)
-    said = cli("sweep", place / "s.yaml", "--out", place / "out", "--inline")
-    assert said.code == 0, said.err
-    return place / "out"
+    """Made-up results in which some steps lose a seed at the targets below, and some reach none."""
+    store = Store(tmp_path_factory.mktemp("rule") / "out")
+    more = {"seeds": 3, "failed": 0, "skipped": 0, "multiples": (1.0, 8.0, 16.0)}
+    methods = [m for m in fake_store.METHODS if m.algorithm in ("gd", "ef21", "diana")]
+    fake_store.fill(store, methods, rounds=60, **more)
+    return store.folder
 
 
 def chosen(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
@@ -443,7 +393,17 @@ def chosen(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {m: (-1.0 if np.isnan(k) else k, step) for m, k, step in rows}
 
 
-@pytest.mark.parametrize("target", first_of_each([1e-6, 1e-25]))
+TARGETS_OF = {None: 0.02, LINK: 0.007}
+
+
+def test_the_made_up_results_have_all_kinds_of_settings(folder):
+    for link, target in TARGETS_OF.items():
+        results = frames(folder, link=link, target=target)
+        table = candidates(results.curves, results.cells, target, "method")
+        assert set(table.loc[table["eligible"], "tier"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("target", [0.02, 1e-25])
 def test_a_step_is_the_same_with_its_method_and_alone(folder, target):
     for link in (None, LINK):
         result = frames(folder, link=link, target=target)
@@ -452,7 +412,7 @@ def test_a_step_is_the_same_with_its_method_and_alone(folder, target):
             assert alone[row["series"]] == row["step"]
 
 
-@pytest.mark.parametrize(("link", "target"), [(None, 1e-6), (LINK, 1e-10)])
+@pytest.mark.parametrize(("link", "target"), TARGETS_OF.items())
 def test_all_outputs_name_the_same_k_and_step(folder, link, target):
     result = frames(folder, link=link, target=target)
     want = chosen(closing_table(result))
@@ -498,8 +458,8 @@ def test_all_outputs_name_the_same_k_and_step(folder, link, target):
         assert np.median(table[method]) == costs[method] == whole[method], (method, cost)
 
 
-@pytest.mark.parametrize("target", [1e-6])
-def test_the_chart_of_bandwidths_has_at_the_links_own_what_the_table_has(folder, target):
+def test_the_chart_of_bandwidths_has_at_the_links_own_what_the_table_has(folder):
+    target = TARGETS_OF[LINK]
     result = frames(folder, link=LINK, target=target)
     best = result.tuned("method").set_index("method")
     at = np.array([8.0 * result.link.link.bandwidth])
@@ -527,32 +487,12 @@ def test_where_nothing_arrives_the_best_step_of_a_k_does_not_depend_on_the_other
     assert (row["series"], row["step"]) == ("EF21 Top-5", "x1")
 
 
-def test_a_seed_that_never_arrives_counts_against_a_step_everywhere():
-    """The faster step loses a seed: it is chosen nowhere, also where the cheaper K is."""
-
-    one = [*reaching(1.0, 10, 11, 12, rounds=40), *reaching(2.0, 4, 5, 40, rounds=40)]
-    curves, cells = make([*one, *reaching(1.0, 2, 40, 3, rounds=40, k=5)])
-    curves = curves.assign(bytes_up=curves["bits_up"] / 8, messages_up=curves["round"] * 1.0, d=20)
-    result = framed(curves, cells)
-    (row,) = tuned(curves, cells, 0.1, "method").to_dict("records")
-    assert (row["k"], row["step_multiple"], row["arrived"], row["tier"]) == (1, 1.0, 3, 0)
-    marked = heatmap.by_step(result, result.cells).data
-    assert marked[marked["best"]][["k", "value"]].to_numpy().tolist() == [[1, 1.0]]
-    table = candidates(curves, describe(cells), 0.1, "method")
-    assert table["tier"].tolist() == [0, 1, 1]
-
-
-def test_figures_of_ones_own_choose_no_step_at_which_a_seed_diverged():
+def test_a_heat_map_has_no_cost_of_a_step_at_which_a_seed_diverged():
     runs = [{"g": [1, 0.5, 0.05], "seed": s, "multiple": 1.0} for s in range(3)]
     fast = [{"g": [1, 0.05, 0.04], "seed": s, "multiple": 2.0} for s in range(3)]
     fast[2] |= {"g": [1, 1e9], "status": "diverged"}
-    pair = make([*runs, *fast])
-    for kind in ("curves", "k"):
-        assert set(figure(pair, kind=kind, target=0.1).data["step"]) == {"x1"}
-    assert closing_table(pair, target=0.1)["step_multiple"].tolist() == [1.0]
-    cost = figure(pair, kind="heatmap", target=0.1).data.set_index("value")["cost"]
-    assert np.isnan(cost[2.0])
-    assert np.isfinite(cost[1.0])
+    cost = figure(make([*runs, *fast]), kind="heatmap", target=0.1).data.set_index("value")["cost"]
+    assert np.isfinite(cost).to_dict() == {1.0: True, 2.0: False}
 
 
 def test_a_renamed_series_keeps_its_step():

@@ -10,6 +10,7 @@ import pytest
 import torch
 import views_kit
 from numpy_methods import top
+from tiers import first_of_each
 from torch import Tensor
 from torch.nn import functional as F
 from views_kit import (
@@ -38,9 +39,8 @@ from raybench.testing.algorithms import conformance
 from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import DATA, Method, finished, started
 
-pytestmark = pytest.mark.thorough
 
-
+@pytest.mark.thorough
 def test_no_step_is_proved_for_the_control():
     problem = {"name": "vertical_least_squares", **DATA}
     rand = {"name": "rand_k", "k": 9}
@@ -53,6 +53,7 @@ def test_no_step_is_proved_for_the_control():
     assert Resolver().resolve(borrowed).step_size == gd.step_size
 
 
+@pytest.mark.thorough
 def test_rows_split_over_clients_are_refused():
     method = Method(
         "vertical_naive",
@@ -135,23 +136,26 @@ def compare(file: str, name: str, compressor, params: dict, net: dict) -> None:
     assert float((reference.point - first).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", first_of_each(NETS))
 @pytest.mark.parametrize(
     ("name", "compressor", "params"),
-    [
-        ("vertical_gd", None, {}),
-        ("vertical_naive", "identity", {}),
-        ("vertical_naive", EVERY, {}),
-        ("vertical_marina", "identity", {"p": 0.3}),
-        ("vertical_ef21", "identity", {}),
-        ("vertical_ef21", EVERY, {"p": 0.3, "init": "full"}),
-        ("vertical_sgd", None, {"batch": 7}),
-        ("vertical_naive", "identity", {"batch": 7}),
-        ("vertical_naive", EVERY, {"batch": 7}),
-        ("vertical_ef21", "identity", {"batch": 7}),
-        ("vertical_ef21", EVERY, {"batch": 7, "p": 0.3}),
-        ("vertical_ef21", EVERY, {"batch": 7, "init": "full"}),
-    ],
+    first_of_each(
+        [
+            ("vertical_gd", None, {}),
+            ("vertical_naive", "identity", {}),
+            ("vertical_naive", EVERY, {}),
+            ("vertical_marina", "identity", {"p": 0.3}),
+            ("vertical_ef21", "identity", {}),
+            ("vertical_ef21", EVERY, {"p": 0.3, "init": "full"}),
+            ("vertical_sgd", None, {"batch": 7}),
+            ("vertical_naive", "identity", {"batch": 7}),
+            ("vertical_naive", EVERY, {"batch": 7}),
+            ("vertical_ef21", "identity", {"batch": 7}),
+            ("vertical_ef21", EVERY, {"batch": 7, "p": 0.3}),
+            ("vertical_ef21", EVERY, {"batch": 7, "init": "full"}),
+        ],
+        lambda case: case[0],
+    ),
 )
 def test_with_all_entries_it_is_training_in_one_place(file, net, name, compressor, params):
     if name == "vertical_marina":  # its s.rows are not: all samples in every round
@@ -197,16 +201,19 @@ def test_minibatches_are_the_same_for_all_clients_and_without_repeats(file):
 
 @pytest.mark.parametrize(
     ("name", "compressor", "params", "values"),  # sent in ten messages, one before the first round
-    [
-        ("vertical_gd", None, {}, 10 * SAMPLES * CLASSES),
-        ("vertical_sgd", None, {"batch": 7}, 10 * 7 * CLASSES),
-        ("vertical_naive", TOP, {"batch": 7}, 10 * 5),
-        ("vertical_naive", {"name": "top_k", "k": "20%"}, {"batch": 10}, 10 * 6),
-        ("vertical_ef21", {"name": "top_k", "k": "20%"}, {}, 10 * SAMPLES * CLASSES // 5),
-        ("vertical_ef21", TOP, {"p": 1.0, "batch": 7}, 10 * 7 * CLASSES),
-        ("vertical_marina", {"name": "rand_k", "k": 7}, {"p": 1.0}, 10 * SAMPLES * CLASSES),
-        ("vertical_marina", {"name": "rand_k", "k": 7}, {"p": 1e-9}, SAMPLES * CLASSES + 9 * 7),
-    ],
+    first_of_each(
+        [
+            ("vertical_gd", None, {}, 10 * SAMPLES * CLASSES),
+            ("vertical_sgd", None, {"batch": 7}, 10 * 7 * CLASSES),
+            ("vertical_naive", TOP, {"batch": 7}, 10 * 5),
+            ("vertical_naive", {"name": "top_k", "k": "20%"}, {"batch": 10}, 10 * 6),
+            ("vertical_ef21", {"name": "top_k", "k": "20%"}, {}, 10 * SAMPLES * CLASSES // 5),
+            ("vertical_ef21", TOP, {"p": 1.0, "batch": 7}, 10 * 7 * CLASSES),
+            ("vertical_marina", {"name": "rand_k", "k": 7}, {"p": 1.0}, 10 * SAMPLES * CLASSES),
+            ("vertical_marina", {"name": "rand_k", "k": 7}, {"p": 1e-9}, SAMPLES * CLASSES + 9 * 7),
+        ],
+        lambda case: case[0],
+    ),
 )
 def test_what_a_message_holds(file, name, compressor, params, values):
     run = finished(on(file, name, compressor, params, rounds=9).batch())
@@ -217,8 +224,10 @@ def test_what_a_message_holds(file, name, compressor, params, values):
     assert float(run.recorder.column("grad_evals")[0, -1]) == pytest.approx(9 * share)
 
 
-@pytest.mark.parametrize(("p", "init"), [(0.0, "zero"), (0.0, "full"), (0.4, "zero")])
-@pytest.mark.parametrize("net", ["linear", "deep"])
+@pytest.mark.parametrize(
+    ("p", "init"), first_of_each([(0.4, "zero"), (0.0, "zero"), (0.0, "full")])
+)
+@pytest.mark.parametrize("net", first_of_each(["linear", "deep"]))
 def test_a_sample_is_compared_with_its_own_last_turn(file, net, p, init):
     """s_j changes in the rows of the minibatch alone, by Top-k of u_j - s_j, or to u_j in a dense round."""
     method = on(file, "vertical_ef21", TOP, {"batch": 6, "p": p, "init": init}, NETS[net])
@@ -252,6 +261,7 @@ def test_a_sample_is_compared_with_its_own_last_turn(file, net, p, init):
 # The mistakes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_forward_compression_stalls_where_differences_converge(file):
     ends = {}
     for name, compressor in (
@@ -273,6 +283,7 @@ def test_forward_compression_stalls_where_differences_converge(file):
 # What runs must hold ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("net", "name", "compressor", "params"),
     [
@@ -288,6 +299,7 @@ def test_the_kit_on_views(file, net, name, compressor, params):
     assert not [str(f) for f in result if not f.ok]
 
 
+@pytest.mark.thorough
 def test_a_cell_in_a_batch_is_as_it_is_alone(file):
     for net in ("linear", "deep"):
         method = on(file, "vertical_ef21", TOP, {"batch": 7}, NETS[net], rounds=10)
@@ -301,6 +313,7 @@ def test_a_cell_in_a_batch_is_as_it_is_alone(file):
 # The problem itself: its constants, what it is built of, what it refuses ----------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("net", "decay"), [("linear", 0.0), ("linear", DECAY), ("deep", DECAY), ("partly frozen", 0.0)]
 )
@@ -339,6 +352,7 @@ def test_choosing_views_and_rows(file):
     assert np.array_equal(problem.parties[0].phi.numpy(), ARRAYS["text"][:30].astype(np.float32))
 
 
+@pytest.mark.thorough
 def test_minibatches_larger_than_the_data_are_refused(file):
     with pytest.raises(InputError, match=r"algorithm\.batch: 41 of 40 samples"):
         on(file, "vertical_sgd", None, {"batch": 41}).cell()
@@ -354,6 +368,7 @@ def test_the_batch_of_the_problem_is_that_of_methods_without_their_own(file):
     assert own.params["batch"] == 5
 
 
+@pytest.mark.thorough
 def test_methods_for_rows_are_refused(file):
     with pytest.raises(Skip, match="features split over clients"):
         Method("gd", {}, None, problem_of(file), step=0.1).cell()

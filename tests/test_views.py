@@ -19,8 +19,6 @@ from raybench.problems import build
 from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import Method, finished
 
-pytestmark = pytest.mark.thorough
-
 
 def saved(path: Path, **changes) -> Path:
     arrays = {k: v for k, v in {**ARRAYS, **changes}.items() if v is not None}
@@ -189,6 +187,7 @@ def pictured(path: Path, count: int = 12, side: int = 33) -> str:
     return str(path)
 
 
+@pytest.mark.thorough
 def test_a_resnet_and_words(tmp_path):
     params = {
         "dataset": pictured(tmp_path / "p.npz"),
@@ -209,6 +208,7 @@ def test_a_resnet_and_words(tmp_path):
             assert float(change.abs().max()) > 0, name
 
 
+@pytest.mark.thorough
 def test_bert_from_a_folder(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra raybench[text]")
     folder = tmp_path / "bert"

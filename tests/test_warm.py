@@ -16,8 +16,6 @@ from raybench.spec.model import Evaluate, Record
 from raybench.testing.trial import Method
 from raybench.wire.transport import Transport, on_virtual_ranks
 
-pytestmark = pytest.mark.thorough
-
 P = {"name": "quadratic", "dim": 12, "clients": 4, "mu": 0.2}
 
 

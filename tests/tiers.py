@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 ON_RAY = {
-    "test_tune_trials_give_what_one_process_gives",
+    "test_tune_trials_give_what_one_process_gives_though_one_is_killed",
     "test_two_train_workers_give_what_one_process_gives",
     "test_ctrl_c_leaves_a_valid_store",
-    "test_a_killed_worker_is_replaced",
 }
 """What make test runs on Ray: a sweep, a group of train, an interruption with its resumption, a killed worker."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -31,7 +32,8 @@ def example(
     luckier. slower: how many times as many rounds everything takes.
     """
     rounds = np.arange(ROUNDS + 1)
-    curves, cells = [], []
+    cells: list[dict[str, object]] = []
+    paces = []
     for p, problem in enumerate(problems):
         for name, operator, k, bits, decade in METHODS:
             compressor = None if operator is None else {"name": operator, "params": {"k": k}}
@@ -40,12 +42,11 @@ def example(
                 "algorithm": {"name": name, "params": {}},
                 "compressor": compressor,
             }
-            for step in STEPS:
-                for seed in range(seeds):
-                    luck = 1 - 0.03 * seed * (1 + (len(name) + p) % 3)
-                    pace = decade * slower * luck * (1 + 0.5 * p) / step
-                    g = 10.0 ** (-rounds / pace)
-                    facts = {
+            for step, seed in itertools.product(STEPS, range(seeds)):
+                luck = 1 - 0.03 * seed * (1 + (len(name) + p) % 3)
+                paces.append((decade * slower * luck * (1 + 0.5 * p) / step, bits))
+                cells.append(
+                    {
                         "cell": f"{problem} {name} {k} {step:g} {seed}",
                         "group": f"{problem} {name} {k}",
                         "label": name if k is None else f"{name} {operator} k={k}",
@@ -58,13 +59,16 @@ def example(
                         "step_size": 0.1 * step,
                         "step_multiple": step,
                         "seed": seed,
+                        "config": json.dumps(config),
                     }
-                    rows = {"round": rounds, "grad_norm_sq": g, "loss": g, "epoch": 1.0 * rounds}
-                    rows |= {"bits_up": 1.0 * bits * rounds, "seconds": 1e-3 * rounds}
-                    curves.append(to_table({**facts, **rows}, CURVES).to_pandas())
-                    last = {key: value[-1:] for key, value in rows.items()}
-                    cell = {**facts, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
-                    cell["config"] = json.dumps(config)
-                    columns = {key: value for key, value in cell.items() if key in CELLS.names}
-                    cells.append(to_table(columns, CELLS).to_pandas())
-    return pd.concat(curves, ignore_index=True), pd.concat(cells, ignore_index=True)
+                )
+    facts = {name: np.array([cell[name] for cell in cells], object) for name in cells[0]}
+    pace, bits_of = np.array(paces, float).T[:, :, None]
+    g = 10.0 ** (-rounds / pace)
+    rows = {"round": rounds, "grad_norm_sq": g, "loss": g, "epoch": 1.0 * rounds}
+    rows |= {"bits_up": bits_of * rounds, "seconds": 1e-3 * rounds}
+    curves = {name: facts[name][:, None] for name in facts if name in CURVES.names}
+    last = {name: values[..., -1] for name, values in rows.items() if name in CELLS.names}
+    ended = {**facts, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
+    tables = to_table({**curves, **rows}, CURVES), to_table(ended, CELLS)
+    return tables[0].to_pandas(), tables[1].to_pandas()

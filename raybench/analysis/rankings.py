@@ -493,7 +493,8 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
         row |= {"pairs": 0, "identical": 0, **Verdict(math.nan, math.nan, math.nan)._asdict()}
         if len(ran) == 2:
             first, second = sides
-            pairs = first.drop_duplicates("seed").merge(second.drop_duplicates("seed"), on="seed")
+            few = [side.drop_duplicates("seed")[["seed", "cost", y]] for side in sides]
+            pairs = few[0].merge(few[1], on="seed")
             same = (pairs["cost_x"] == pairs["cost_y"]) & (pairs[f"{y}_x"] == pairs[f"{y}_y"])
             row |= {"pairs": len(pairs), "identical": int(same.sum())}
             if len(pairs):

@@ -153,9 +153,11 @@ class Events(Timing):
         return stopped
 
     def columns(self, cells: int) -> dict[str, Array]:
+        vanished = (self.kind == AWAY) & (self.began + self.work <= self.now)
+        lost = float(self.work[vanished].sum())  # which ``next`` counts as these come back
         values = {
             "clock_seconds": self.now,
-            "worker_seconds": self.spent,
-            "worker_seconds_wasted": self.wasted,
+            "worker_seconds": self.spent + lost,
+            "worker_seconds_wasted": self.wasted + lost,
         }
         return {name: np.full(cells, value) for name, value in values.items()}

@@ -70,14 +70,15 @@ def by_rotations(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
     Scaling and sorting are compiled too: for a few small matrices they would cost more than the rotations.
     """
     R, a, b = matrices.shape
-    left, right = matrices.new_empty(R, a, r), matrices.new_empty(R, r, b)
     short = (matrices if a <= b else matrices.mT).contiguous().numpy()
-    # of the shorter side's vectors the turn is wanted, of the longer side's the turned rows
-    turns, turned = (left.mT, right) if a <= b else (right, left.mT)
+    # of the shorter side's vectors the turn is wanted, of the longer side's the turned rows; both contiguous, whatever
+    # the matrix: a kernel takes seconds to compile for another layout
+    turns, turned = matrices.new_empty(R, r, min(a, b)), matrices.new_empty(R, r, max(a, b))
     arrays = short, turns.numpy(), turned.numpy()
     cost = 8.0 * matrices.numel() * min(a, b)
     run_shared(lambda lo, hi: _leading(*arrays, a <= b, lo, hi), R, cost)
-    return left, right
+    left, right = (turns, turned) if a <= b else (turned, turns)
+    return left.mT.contiguous(), right
 
 
 @compiled(fastmath={"reassoc", "contract"})

@@ -77,7 +77,7 @@ class RTopK(_Selection):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
         k = count_of(self.k, d)
-        r = min(d, math.ceil(round(self.pool * k, 9)))  # 1.1 times 10 is 11, not 11.000000000000002
+        r = min(d, math.ceil(round(self.pool * k, 9)))  # 2.2 times 25 is 55, not 55.00000000000001
         indices, values = largest(x, r)
         if r > k:
             drawn = torch.zeros(indices.shape, dtype=torch.bool, device=x.device)

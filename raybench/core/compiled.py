@@ -38,7 +38,8 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         assert isinstance(function, FunctionType)
-        self.py_func, self.options = function, options
+        self.py_func = self.__wrapped__ = function
+        self.options = options
         self.__doc__, self.__name__ = function.__doc__, function.__name__
 
     def __call__(self, *args: Any) -> Any:
@@ -145,20 +146,22 @@ def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-def _meaning(kernel: Kernel) -> tuple[Any, ...]:
+def _meaning(kernel: Any) -> tuple[Any, ...]:
     """Return what machine code made of a function depends on: its code, and what is compiled in from elsewhere.
 
-    Not where the function stands: checkouts share their kernels.
+    Not where the function stands: checkouts share their kernels. Nor any address in memory, as the ``repr`` of a
+    function of numba's ``njit`` or ``intrinsic`` has it: no other process would find the file again.
     """
-    function = kernel.py_func
+    function = getattr(kernel, "__wrapped__", kernel)
+    given = getattr(kernel, "options", getattr(kernel, "targetoptions", {}))
     # a set has another order in every process
-    options = {k: sorted(v) if isinstance(v, set) else v for k, v in kernel.options.items()}
+    options = {k: sorted(v) if isinstance(v, set) else v for k, v in given.items()}
     parts: list[Any] = [function.__qualname__, repr(sorted(options.items()))]
     for code in _codes(function.__code__):
         consts = [const for const in code.co_consts if not isinstance(const, CodeType)]
         parts.append(repr((code.co_code, code.co_names, code.co_freevars, consts)))
     for name, value in _outside(function):
-        if isinstance(value, Kernel):
+        if isinstance(getattr(value, "__wrapped__", value), FunctionType):
             parts.append((name, _meaning(value)))
         elif not isinstance(value, ModuleType):
             parts.append((name, repr(value)))

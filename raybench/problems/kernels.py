@@ -22,7 +22,7 @@ from functools import cache
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from raybench.core.compiled import compiled
@@ -103,7 +103,7 @@ def _power_of_two(typing, shifted):
     return types.float64(types.float64), emit
 
 
-@njit(inline="always", **_OPTIONS)
+@compiled(inline="always", **_OPTIONS)
 def exp_minus(a: float) -> float:
     """Return exp(-a) for a >= 0 within 1 ulp; 0 above 708; NaN for NaN. Vectorises."""
     b = -708.0 if a > 708.0 else -a
@@ -130,7 +130,7 @@ def exp_minus(a: float) -> float:
     return 0.0 if a > 708.0 else e
 
 
-@njit(inline="always", **_OPTIONS)
+@compiled(inline="always", **_OPTIONS)
 def _slope_and_loss(kind: int, z: float) -> tuple[float, float, float]:
     """Return l'(z) and (q, h), with l(z) = log(1 + q) + h."""
     e = exp_minus(abs(z))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 
 import pyarrow as pa
@@ -138,6 +139,7 @@ EXTRA_COUNTS = tuple(
 """Counts without a column of their own: keys of the map ``extra``, absent where zero."""
 
 
+@functools.cache
 def raybench_version() -> str:
     """Return the installed version of raybench, ``unknown`` where it runs uninstalled."""
     try:

@@ -256,8 +256,9 @@ def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int) -> Tensor:
         return written if written is data else codes.zero_()
     if not (codes.numel() and data.numel()):
         return written
-    rows, held = codes.reshape(-1, m).numpy(), data.reshape(-1, size).numpy()
-    first, second = (rows, held) if written is data else (held, rows)
+    rows, held = codes.reshape(-1, m), data.reshape(-1, size)
+    read, into = (rows, held) if written is data else (held, rows)
+    first, second = read.contiguous().numpy(), into.numpy()  # one layout is compiled
     sliced = width <= MOST_SLICED and (m >= BLOCK or width == TRIT)
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
