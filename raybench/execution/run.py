@@ -210,9 +210,7 @@ class Run:
             pruned = self._halving.ends(due, self.recorder, self.status)
             self._leave(self.live & np.isin(self.index, net.transport.agree(pruned)), "pruned")
         ended = live & ~self.live
-        if (
-            ended.any() and not fully
-        ):  # the last row of a cell is measured in full, whatever ends it
+        if ended.any() and not fully:  # a cell's last row is measured in full, whatever ends it
             self.recorder.amend(self.index, ended, self._measured(x, estimate, True))
 
     def _measured(self, x: Tensor, estimate: object, fully: bool) -> dict[str, np.ndarray]:
