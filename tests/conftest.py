@@ -204,6 +204,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 @pytest.fixture
+def few_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports say how firm an order is by one code of the indices, which takes a sixth of the time: test_readings has all."""
+    from raybench.analysis import readings
+
+    monkeypatch.setattr(readings, "INDEX_BITS", ("auto",))
+
+
+@pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two threads share any work, however little."""
     import torch

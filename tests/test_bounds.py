@@ -397,6 +397,7 @@ def test_far_above_its_step_the_bound_breaks(case):
     assert bool((broken | (run.status == "diverged")).all())
 
 
+@pytest.mark.thorough
 @cases(without=OTHERWISE)
 def test_pl_bound(case):
     """E Psi^t <= (1 - gamma mu)^t Psi^0, Psi = f - f* + (gamma/rho) G."""

@@ -27,7 +27,7 @@ from raybench.execution.resolve import Resolver, problem_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 here = cli_kit.here
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("here", "few_readings")
 
 
 @pytest.fixture(scope="module")

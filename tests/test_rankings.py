@@ -293,6 +293,7 @@ def test_rounds_series_and_algorithms():
         trials(made, x="bits_upp")
 
 
+@pytest.mark.thorough
 def test_trials_the_verb(swept):
     raw = pd.read_csv(io.StringIO(cli("rank", swept, "--trials", 2, "--format", "csv").out))
     want = trials(swept)

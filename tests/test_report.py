@@ -28,6 +28,8 @@ from raybench.report.plots import draw, spread
 from raybench.report.rankings import firmness, unsure
 from raybench.store import CELLS, Store, to_table
 
+pytestmark = pytest.mark.usefixtures("few_readings")
+
 GD, EF21 = fake_store.METHODS[:2]
 DIANA = fake_store.METHODS[3]
 FEW = fake_store.METHODS[:3]  # gd, and two methods with three K each
@@ -309,6 +311,7 @@ def test_a_logarithmic_axis_names_the_unit_at_each_tick():
     assert all(float(t.split()[0]) in (1, 10, 100) for t in ticks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("end", "unit"), [(9e2, "bit"), (4e5, "kbit"), (4e6, "Mbit"), (3e9, "Gbit")]
 )
@@ -369,6 +372,7 @@ def test_a_first_place_that_the_seeds_do_not_show_is_said(first, second, said):
     assert unsure(pd.DataFrame(rows, columns=heads), "bits") == said
 
 
+@pytest.mark.thorough
 def test_a_report_is_grammatical_where_its_first_place_is_not_sure(folder_of):
     text = html(folder_of(methods=(GD, EF21), seeds=1)).read_text("utf-8")
     (said,) = re.findall(r'<p class="headline">([^<]*)', text)
@@ -411,6 +415,7 @@ def test_no_heights_that_are_apart_are_nearer_to_those_wanted(seed):
     np.testing.assert_allclose(spread(wanted, 0.3)[order], 0.3 * np.arange(6) - 0.25)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "size"),
     first_of_each(

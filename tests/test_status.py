@@ -224,6 +224,7 @@ def series(folder: Path, *more: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(said.out))
 
 
+@pytest.mark.thorough
 def test_a_table_counts_the_seeds_of_the_sweep_that_ran_last(versions):
     said = (versions / "said.txt").read_text()
     left = 2 * (MINE + EF21) + MINE
@@ -294,6 +295,7 @@ def test_no_row_has_more_seeds_than_there_are_in_any_frame(versions):
     assert (compare(folder, pair, by="step")[["cells_a", "cells_b"]] <= 3).all(axis=None)
 
 
+@pytest.mark.thorough
 def test_a_version_that_is_back_is_shown_again(versions, tmp_path):
     shutil.copytree(versions, tmp_path / "w")
     before = store.cells(tmp_path / "w" / "out")

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from cli_kit import SWEEP, cli
 from fake_runs import make, reaching
+from tiers import first_of_each
 
 from raybench.analysis import (
     by_bandwidth,
@@ -36,6 +37,8 @@ from raybench.report.page import content
 from raybench.report.tables import closing
 from raybench.store import Store
 from raybench.store.log import TARGETS
+
+pytestmark = pytest.mark.usefixtures("few_readings")
 
 
 def test_tuned_takes_the_cheapest_step_to_the_target():
@@ -308,6 +311,7 @@ def test_a_target_stays_when_a_sweep_is_extended(ended):
     assert before.loc["GD", "bits_to_target"] == after.loc["GD", "bits_to_target"]
 
 
+@pytest.mark.thorough
 def test_another_target_is_asked_for_with_every_verb(swept, tmp_path):
     (kept,) = json.loads((swept / TARGETS).read_text())["targets"]
     for verb, wrong in (
@@ -329,6 +333,7 @@ def test_another_target_is_asked_for_with_every_verb(swept, tmp_path):
     assert words in page.read_text("utf-8")
 
 
+@pytest.mark.thorough
 def test_each_problem_has_its_own_whatever_it_is_called(ended):
     """With a second problem tables call the first by another name; its target stays."""
     file, out = ended
@@ -412,7 +417,7 @@ def test_a_step_is_the_same_with_its_method_and_alone(folder, target):
             assert alone[row["series"]] == row["step"]
 
 
-@pytest.mark.parametrize(("link", "target"), TARGETS_OF.items())
+@pytest.mark.parametrize(("link", "target"), first_of_each(TARGETS_OF.items()))
 def test_all_outputs_name_the_same_k_and_step(folder, link, target):
     result = frames(folder, link=link, target=target)
     want = chosen(closing_table(result))
