@@ -64,7 +64,7 @@ SLACK = 1.2
 OVER = {  # rooms that are above it still: what they have and no more
     "spec": 2832
 }
-BESIDE = {"tests": 36000, "benchmarks": 3500}
+BESIDE = {"tests": 36500, "benchmarks": 3500}
 LINES_MOST = 700
 ALGORITHM_LINES = 450  # of a family of methods, with the theory of their steps
 FOREIGN_TO_ALGORITHMS = {
