@@ -144,6 +144,7 @@ def test_all_doors_read_a_frame_alike(drawn, tmp_path_factory):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 @settings(
     max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
