@@ -224,8 +224,10 @@ def main() -> int:
             free.append(folder)
             word = "killed" if result in ("failed", "hung") else "SURVIVED"
             print(f"{word}: {mutant.name} ({mutant.test})", flush=True)
-            alive += [mutant] if word == "SURVIVED" else []
-    record(m for m in tried if m not in alive)
+            if word == "SURVIVED":
+                alive.append(mutant)
+            else:  # at once: a run that is stopped need not be repeated
+                record([mutant])
     print(f"{len(tried) - len(alive)} of {len(tried)} killed, {len(stale)} do not apply")
     return int(bool(alive or stale))
 
