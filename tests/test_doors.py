@@ -172,6 +172,8 @@ def test_clients_and_classes_are_told_apart_as_they_are_spelled(tmp_path):
     result = data.load(path, client="site")
     assert result.clients.tolist() == ["007", "7", "7"]
     assert result.classes.tolist() == ["NA", "None"]
+    path.write_text("a,label\n1,0\n2,NA\n3,1\n")
+    assert "lacks a value in row 3" in complaint(data.load, path)
     path.write_text("a,label,site\n+1,+1,10\n2,-1,9\n3,-1,9\n")
     result = data.load(path, client="site")
     assert result.features.tolist() == [[1.0], [2.0], [3.0]]

@@ -11,7 +11,7 @@ import pytest
 
 import raybench
 from raybench import store
-from raybench.algorithms.base import Integer, algorithm
+from raybench.algorithms.base import algorithm
 from raybench.algorithms.gd import GD
 from raybench.core import compiled
 
@@ -67,13 +67,11 @@ def test_the_last_row_is_measured_in_full_whatever_ends_a_cell(config, tmp_path)
 
 
 def test_a_time_limit_is_that_of_a_cell(tmp_path):
-    """Eight cells that take .05 s each outlast a limit of .2 s together; the one that sleeps outlasts it alone."""
+    """Seven cells outlast the limit together, and are one batch all the same; one that sleeps outlasts it alone."""
 
     @algorithm("gd_that_sleeps", up=None)
     class Sleeps(GD):
         """GD that takes its time where the step is long."""
-
-        pause: int = Integer(0, low=0)
 
         def round(a, net, s, c):
             super().round(net, s, c)
@@ -87,6 +85,9 @@ def test_a_time_limit_is_that_of_a_cell(tmp_path):
     assert failed["step_size"].tolist() == [2.0]
     assert "timeout" in failed["error"].iloc[0]
     assert (cells["status"] == "ok").sum() == 7
+    config |= {"name": "quick", "step_size": {"value": steps["value"][:7]}}
+    _, cells = results(config, tmp_path / "quick")
+    assert set(cells["batch_cells"]) == {7}
 
 
 def test_an_interrupt_waits_while_a_kernel_compiles(monkeypatch):
