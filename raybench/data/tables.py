@@ -455,7 +455,8 @@ def _csv(
             numbers = pd.to_numeric(words.where(~blank), errors="coerce")
             numeric = bool((numbers.notna() | blank).all())
             if name in spelled:  # among numbers NA is a missing value, among names it is one
-                words = words.where(~(blank if numeric else empty))
+                names = words[~blank].map(NUMBER.fullmatch).isna().any()
+                words = words.where(~(empty if names else blank))
                 arrow = arrow.set_column(i, name, pa.array(words, pa.string()))
             elif numeric:  # spelled +1, say
                 arrow = arrow.set_column(i, name, pa.array(numbers, from_pandas=True))
