@@ -216,7 +216,8 @@ def test_failed_cells_are_tried_again_when_asked_for(tmp_path):
     config = {**QUADRATIC, **REFINE, "algorithm": "gd", "rounds": 30}
     failed = raybench.sweep({**config, "timeout": 1e-9}, tmp_path / "a", inline=True)
     assert failed.exit_code == 1
-    assert set(failed.counts) == {"failed", "skipped"}
+    assert failed.counts["failed"] > 0
+    assert "ok" not in failed.counts  # a cell that diverges at once needs no time
     assert raybench.sweep(config, tmp_path / "a", inline=True).counts == failed.counts
     retried = raybench.sweep(config, tmp_path / "a", inline=True, retry_failed=True)
     fresh = raybench.sweep(config, tmp_path / "b", inline=True)
