@@ -393,12 +393,12 @@ def values_of(column: Any, what: str) -> np.ndarray:
 def numbers_or_text(words: list[str]) -> np.ndarray:
     """Return the numbers that words spell, in int64, uint64 or float64; where one spells none, all as text."""
     if words and all(NUMBER.fullmatch(word) for word in words):
-        whole = [int(word) if INTEGER.fullmatch(word) else None for word in words]
-        if None not in whole:
+        whole = [int(word) for word in words if INTEGER.fullmatch(word)]
+        if len(whole) == len(words):
             for kind in (np.int64, np.uint64):
                 if all(np.iinfo(kind).min <= n <= np.iinfo(kind).max for n in whole):
                     return np.array(whole, kind)
-        elif all(n is None or abs(n) <= EXACT for n in whole):
+        elif all(abs(n) <= EXACT for n in whole):
             return np.array(words, float)
     out: np.ndarray = np.empty(len(words), object)
     out[:] = words
