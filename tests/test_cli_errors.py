@@ -58,7 +58,7 @@ def test_bad_sweep_files(case, here):
 @pytest.mark.parametrize(
     ("data", "change", "says"),
     [
-        (LINES.replace("2:1\n", "2:one\n"), "", ("line 2", "'2:one' is not index:value")),
+        (LINES.replace("2:1\n", "2:one\n"), "", ("line 2", "2:one")),
         (LINES, "clients: 5", ("problem.clients", "5 clients on 4 rows")),
         (None, "", ("problem.dataset", "no file", "data.libsvm")),
     ],
