@@ -32,7 +32,7 @@ from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
 MOST_PROBLEMS = 12  # that are told one by one
-SHAPING = ("regularizer", "lambda", "scale", "intercept", "split", "remainder", "dtype")
+SHAPING = ("regularizer", "lambda", "scale")
 """Settings of problems that shape f, and that are told at their defaults too."""
 MOST_EVALUATION = 0.25  # of the time, above which a plan warns
 LESS = "a larger evaluate.every, fewer problem.test_rows, no evaluate.gradient and no evaluate.loss"
@@ -148,14 +148,14 @@ def _problems(plan: Plan) -> list[tuple[str, str]]:
     for section in sections[:MOST_PROBLEMS]:
         facts = plan.facts[canonical(section.config())]
         constants = {**facts, **json.loads(facts["constants"])}
-        said = [_spelled(section)]
-        said += [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
+        rows.append(("" if rows else "problem", _spelled(section)))
+        said = [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
         said += [
             f"{name} = {words.number(constants[key])}"
             for key, name in (("L", "L"), ("L_tilde", "L̃"), ("L_pm", "L±"), ("mu", "μ"))
             if constants.get(key) is not None
         ]
-        rows.append(("" if rows else "problem", ", ".join(said)))
+        rows.append(("", ", ".join(said)))
         told = problem_of(section).about() if "dataset" in section.params else []
         rows += [("", f"{noun}: {text}") for noun, text in told]
     if len(sections) > MOST_PROBLEMS:
