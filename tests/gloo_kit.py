@@ -226,8 +226,11 @@ def be_rank(
     rank: int, size: int, meeting: str, pipe: Any, module: str, name: str, parameters: Any
 ) -> None:
     """Join the other ranks, work, and answer."""
+    import torch
     import torch.distributed as dist
 
+    # A fork makes torch's pool of threads anew at the first call, which aborts where two threads are the first.
+    torch.set_num_threads(1)
     log = os.open(f"{meeting}/{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
