@@ -34,13 +34,15 @@ for name, value in {**RAY_ENVIRONMENT, **HEAD_ENVIRONMENT}.items():
 import ray
 from ray.cluster_utils import AutoscalingCluster, Cluster
 from raybench import spec
-from raybench.runtime import progress
+from raybench.runtime import progress, ray_backend
 from raybench.runtime.driver import drive
 sweep, out, how = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 """
 # A head with few CPUs or none, where the driver and the queue are, and nodes with a worker each.
 CLUSTER = """
-frozen = []
+frozen, queues = [], []
+shown = ray_backend._progress_shown
+ray_backend._progress_shown = lambda ray, queue, *rest: queues.append(queue) or shown(ray, queue, *rest)
 
 def say(text):  # not on sys.stdout, which the driver silences while Tune runs
     print(text, file=sys.__stdout__, flush=True)
@@ -49,30 +51,42 @@ def wait(condition):
     while not condition():
         time.sleep(0.05)
 
-def wait_for_work(node):
-    # Until cells are there and the worker of this node, which may start late, has had time to take a batch.
-    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+def children(node, *titles):
+    # The processes of a node's raylet, all of them or those with a title.
+    for process in psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if not titles or process.cmdline()[:1] == list(titles):
+                yield process
 
-    def at_work():
-        titles = []
-        for process in raylet.children(recursive=True):
-            with suppress(psutil.Error):  # it has ended meanwhile
-                titles += process.cmdline()[:1]
-        return "ray::ResourceTrainable.train" in titles
-
-    wait(lambda: at_work() and len(list(out.glob("cells/*.parquet"))) >= 3)
-    time.sleep(0.5)
+def freeze(node):
+    # The whole node stands still at a moment at which its worker and the other one hold a batch. A worker that has
+    # started waits, frozen, for the other: on a busy machine it would have done all the work by then.
+    wait(lambda: queues)
+    while True:
+        workers = [p for each in nodes for p in children(each, "ray::ResourceTrainable.train")]
+        for process in workers:
+            process.suspend()
+        if ray.get(queues[0].__ray_call__.remote(lambda queue: len(queue.assignments))) == 2:
+            break
+        if len(workers) == 2:  # one of them was frozen before it had a batch
+            for process in workers:
+                process.resume()
+        time.sleep(0.05)
+    frozen.extend([psutil.Process(node.all_processes["raylet"][0].process.pid), *children(node)])
+    for process in frozen:
+        process.suspend()
+    for process in workers:
+        if process not in frozen:
+            process.resume()
 
 def killed(cluster, node):
-    wait_for_work(node)
+    freeze(node)
+    for process in frozen:
+        process.kill()
     cluster.remove_node(node, allow_graceful=False)
 
 def cut_off(cluster, node):
-    wait_for_work(node)
-    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    frozen.extend([raylet, *raylet.children(recursive=True)])
-    for process in frozen:
-        process.suspend()
+    freeze(node)
     began = time.monotonic()
     wait(lambda: sum(n["Alive"] for n in ray.nodes()) < 3)
     say(f"node given up after {time.monotonic() - began:.1f} s")
@@ -82,8 +96,7 @@ def asked():
     return [len(g["bundles"]) for g in groups if g["state"] == "PENDING"]
 
 def added(cluster, node):
-    wait(asked)
-    time.sleep(3)
+    wait(lambda: len(asked()) >= int(sys.argv[5]))
     say("asked for " + json.dumps(dict(Counter(asked()))))
     ray._private.utils.set_sigterm_handler = lambda handler: None  # for main threads only
     cluster.add_node(num_cpus=2)
@@ -179,12 +192,18 @@ if __name__ == "__main__":
 
 
 def run(
-    tmp_path: Path, how: str, rounds: int, more: str = "", head: int = 0, **env: str
+    tmp_path: Path,
+    how: str,
+    rounds: int,
+    more: str = "",
+    head: int = 0,
+    asked: int = 1,
+    **env: str,
 ) -> tuple[pd.DataFrame, str, str]:
     """Run the sweep while something happens; return its cells and what was said."""
     (tmp_path / "cluster.py").write_text(START + (AUTOSCALED if how == "autoscaled" else CLUSTER))
     (tmp_path / "sweep.yaml").write_text(f"{SWEEP}rounds: {rounds}\n{more}")
-    call = [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head)]
+    call = [sys.executable, "cluster.py", "sweep.yaml", "out", how, str(head), str(asked)]
     if how == "autoscaled":
         apart = ("unshare", "--pid", "--fork", "--mount-proc", "--net", "--kill-child")
         call = [*apart, "sh", "-c", f"ip link set lo up && {shlex.join(call)}; exit $?"]
@@ -203,7 +222,7 @@ def run(
 
 @pytest.mark.parametrize("how", ["killed", "cut_off"])
 def test_a_lost_node_costs_the_batch_it_was_at(tmp_path: Path, how: str) -> None:
-    frame, said, told = run(tmp_path, how, 8000)  # enough work for a worker that starts late
+    frame, said, told = run(tmp_path, how, 500)
     tried = frame[frame.attempts > 1]
     assert set(frame.attempts) == {1, 2}
     assert tried.batch.nunique() == 1, "other batches count a try"
@@ -220,7 +239,7 @@ def test_what_waits_is_asked_for_and_nodes_that_come_are_used(tmp_path: Path, mo
         train = "resources: {mode: train, workers: 2}\n"
         frame, said, _ = run(tmp_path, "added", 100, train, head=1)
     else:
-        frame, said, _ = run(tmp_path, "added", 100)
+        frame, said, _ = run(tmp_path, "added", 100, asked=12)
     (line,) = [line for line in said.splitlines() if line.startswith("asked for")]
     result = json.loads(line.removeprefix("asked for "))
     if mode == "train":  # one group more than fits, once the second one's process has started
