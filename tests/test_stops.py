@@ -13,6 +13,7 @@ import raybench
 from raybench import store
 from raybench.algorithms.base import algorithm
 from raybench.algorithms.gd import GD
+from raybench.analysis.frames import closing_table
 from raybench.core import compiled
 
 CONFIG = {
@@ -110,3 +111,13 @@ def test_an_interrupt_waits_while_a_kernel_compiles(monkeypatch):
         assert double(2.0) == 4.0
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("step", [1e-7, 1e9], ids=["no progress", "diverged"])
+def test_a_clock_on_which_nothing_got_anywhere_has_a_table(tmp_path, step):
+    """Without progress there is no target, and without a target no time to it."""
+    clock = {"compute": {"lognormal": {"median": 1.0, "sigma": 0.5}}, "link": "1Gbit"}
+    config = {**CONFIG, "name": "nothing", "clock": clock, "rounds": 5, "stop": {"seconds": 0.05}}
+    results({**config, "step_size": {"value": [step]}}, tmp_path / "out")
+    table = closing_table(str(tmp_path / "out"))
+    assert not np.isfinite(table[["bits_to_target", "clock_to_target"]]).any(axis=None)

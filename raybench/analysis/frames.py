@@ -545,7 +545,7 @@ def clock_to_target(results: Frames, best: pd.DataFrame, by: str) -> np.ndarray 
     return np.array(
         [
             arrivals[t].reindex(behind[k]).fillna(np.inf).median()
-            if fit and k in behind
+            if fit and t in arrivals and k in behind  # without progress there is no target
             else np.nan
             for k, t, fit in mine
         ]
