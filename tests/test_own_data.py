@@ -258,10 +258,12 @@ def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     shown = cli("show", problem)  # the column's clients, not those of the usual problem
     assert shown.code == 0, shown.err
     assert re.search(r"^ +n +3$", shown.out, re.MULTILINE), shown.out
-    missing = cli("run", "--algorithm", "gd", "--problem", "softmax:dataset=./mine.parquet")
-    assert missing.code == 2
-    assert "error: problem.clients: required\n" in missing.err
-    assert "split: {column: NAME}" in missing.err
+    plain = ("run", "--algorithm", "gd", "--problem", "softmax", "--dataset", "./held.csv")
+    usual = cli(*plain, "--rounds", 3)
+    assert usual.code == 0, usual.err
+    assert "10 clients: --clients N takes another number" in usual.err
+    asked = cli(*plain, "--rounds", 3, "--clients", 2)
+    assert (asked.code, "--clients N" in asked.err) == (0, False), asked.err
 
 
 # Arrays and frames --------------------------------------------------------------------------------

@@ -393,6 +393,14 @@ def test_a_stop_at_so_many_bits_ends_the_estimate():
     assert whole.bits_up == pytest.approx(result.bits_up * 5000 / run.t, rel=0.02)
 
 
+def test_bits_of_a_coin_are_what_is_to_be_expected():
+    """One draw of MARINA's coin in the few rounds that are tried says nothing: the mean over it is a formula."""
+    made = plan(algorithm={"name": "marina", "p": 0.01}, compressor=RAND, rounds=1000)
+    (result,) = estimates.estimate(made.batches, options_of(made.sweep)).values()
+    d, k = P1["dim"], RAND["k"]
+    assert result.bits_up == pytest.approx(64 * (d + 1000 * (0.01 * d + 0.99 * k)), rel=1e-12)
+
+
 def test_f_star_above_the_start_is_told():
     options = options_of(sweep())
 

@@ -80,6 +80,14 @@ def test_what_an_algorithm_ignores_is_merged_with_a_note():
     )
 
 
+def test_a_lambda_says_of_which_regularizer_it_is():
+    text = BASE.replace("clients: 20", "clients: 20, lambda: 0.1")
+    assert load(text).notes == (
+        "lambda of logistic is that of the regularizer nonconvex, as none is named",
+    )
+    assert load(text.replace("lambda", "regularizer: nonconvex, lambda")).notes == ()
+
+
 def test_graphs_and_local_steps_matter_to_those_methods_only_that_hear_of_them():
     text = BASE.replace("ef21", "[ef21, prox_lead]")
     sweep = load(text + "graph: [ring, {name: [star, path], weights: metropolis}]\n")

@@ -31,13 +31,22 @@ def config(
     """Return the sweep file of one cell; further keys that are None are left out.
 
     Without a problem the default one is meant; a data set alone replaces that of the default, with
-    its features as they are. Raises InputError for a malformed short form.
+    its features as they are. A problem that wants a number of clients has that of the default where none is given. Raises
+    InputError for a malformed short form.
     """
+    from raybench.core import registry
     from raybench.spec import sections
 
-    section = sections.parse(problem or shared.USUAL_PROBLEM, "problem")
+    usual = sections.parse(shared.USUAL_PROBLEM, "problem")
+    section = sections.parse(problem, "problem") if problem is not None else usual
     if problem is None and dataset is not None:
-        section = {"name": section["name"], "clients": section["clients"]}
+        section = {key: usual[key] for key in ("name", "clients")}
+    param = registry.lookup("problem", section["name"]).params.get("clients")
+    wanted = param is not None and param.default in (None, registry.REQUIRED)
+    by_column = isinstance(section.get("split"), dict) and "column" in section["split"]
+    if wanted and clients is None and "clients" not in section and not by_column:
+        clients = usual["clients"]
+        note(f"{clients} clients: --clients N takes another number")
     flags = {"dataset": dataset, "clients": clients}
     section |= {key: value for key, value in flags.items() if value is not None}
     parts = {"compressor": compressor, "downlink": downlink}

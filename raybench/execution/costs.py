@@ -31,6 +31,7 @@ from raybench.execution.search import rounds_of
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 from raybench.spec.model import Record
+from raybench.wire import Message
 from raybench.wire.transport import Transport
 
 # A row is a float per column in the recorder, and again in the table that is made of it.
@@ -179,7 +180,8 @@ LONG_ROUND = 5.0  # seconds, of a round that is run once more at most to be time
 class Estimate:
     """Of one batch: seconds for its rounds, bits up per client at their end, first error if any, and a warning.
 
-    The bits are a mean over the batch's cells and, where messages are random, over few rounds. spread: by which the
+    The bits are a mean over the batch's cells and, where messages are random, over few rounds; over the coin of methods
+    that toss one it is exact. spread: by which the
     seconds may be less and more, as those of the rounds that were tried.
     """
 
@@ -252,25 +254,67 @@ def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
     return {batch.name: t.estimate(batch, options) for batch, t in shaped if t is not None}
 
 
+class _Coins:
+    """Let the coin that decides between two kinds of message fall on either side in turns, and count the bits of each.
+
+    A coin with probability p would show one side alone in the few rounds that are tried; their mean over it is a
+    formula, p yes + (1 - p) no.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.plain, self.tossed, self.side = run, run.net.cases, False, True
+        self.bits: list[
+            tuple[float, float]
+        ] = []  # of a round: expected of its side, and as they were
+        run.net.cases = self.cases  # type: ignore[method-assign]
+
+    def cases(self, coin: torch.Tensor, yes: Any, no: Any) -> Message:
+        """Send what the side of this round sends, in every cell."""
+        self.tossed = True
+        return self.plain(torch.full_like(coin, self.side), yes, no)
+
+    def advance(self) -> bool:
+        """Run one round; return whether all cells have ended."""
+        run, before = self.run, self.run.bits("up")
+        self.side, method = len(self.bits) % 2 == 0, run.a
+        over = run.advance(1)
+        spent = run.bits("up")
+        if len(spent) == len(before):  # else some cells have ended, and are no longer here
+            spent = spent - before
+            share = np.ones(len(spent))
+            if self.tossed:
+                share = np.asarray(method.p.values if self.side else 1 - method.p.values)
+            self.bits.append((float((share * spent).mean()), float(spent.mean())))
+        return over
+
+    def each(self) -> float:
+        """Return the bits up of a round to be expected, the mean over the cells."""
+        expected, bits = np.array(self.bits or [(0.0, 0.0)]).T
+        if self.tossed and len(bits) > 1:
+            return float(expected[::2].mean() + expected[1::2].mean())
+        return float(bits.mean())
+
+
 def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
     count = len(batch.cells)
     try:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
+        coins = _Coins(run)
         warning, f_star = "", run.first.f_star
         loss, start = run.recorder.smallest("loss").min(), float(run.bits("up").mean())
         if f_star is not None and loss < f_star:
             what = f"f_star: {f_star:g} lies above f(x0) = {loss:.6g}: no minimum does"
             warning = f"{what}; suboptimality would be negative"
         began = perf_counter() - sum(run.looks)
-        over = run.advance(1)
+        over = coins.advance()
         first = perf_counter() - sum(run.looks) - began
         # the first round loads compiled kernels, for seconds: it counts where a second one takes as long
         laps: list[float] = []
         until = perf_counter() + (0.0 if first > LONG_ROUND else seconds)
         while not over and (not laps or perf_counter() < until):
             began = perf_counter() - sum(run.looks)
-            over = run.advance(1)
+            over = coins.advance()
             laps.append(perf_counter() - sum(run.looks) - began)
         if first > LONG_ROUND and (not laps or laps[0] > first / 2):
             laps.append(first)
@@ -282,8 +326,7 @@ def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
         spread = (laps[few] / spent, laps[-1 - few] / spent) if spent else (1.0, 1.0)
         if len(laps) == 1:
             spread = (0.5, 2.0)  # one round says little
-        each = (float(run.bits("up").mean()) - start) / max(1, run.t)
-        ended = run.t if over else None
+        each, ended = coins.each(), run.t if over else None
         looks = run.evaluation()
         costly = run.problem.costly
         return _Trial(count, spent, start, each, ended, "", warning, spread, looks, costly)

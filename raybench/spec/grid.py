@@ -49,7 +49,7 @@ def load(
     made, notes, excluded = expand(grids)
     return cells.Sweep(
         cells=made,
-        notes=notes,
+        notes=(*notes, *dict.fromkeys(_implied(raw))),
         excluded=excluded,
         text=yaml.dump({key: value for key, value in raw.items() if value is not None}),
         source=origin,
@@ -436,6 +436,23 @@ def _ignored(grid: Grid) -> Iterator[str]:
             given = any(value is not None for value in grid.of(method)[key.name])
             if given and not _heard(key, grid, method):
                 yield f"{method.section.name} {key.ignored}: {key.name} ignored"
+
+
+def _implied(raw: Mapping[str, object]) -> Iterator[str]:
+    """Yield notes on problems whose lambda is given, but not of which regularizer: many would take it to be l2's."""
+    for _, case, _ in document.cases(raw, []):
+        given = case.get("problem")
+        for problem in given if isinstance(given, list) else [given]:
+            if (
+                isinstance(problem, Mapping)
+                and "lambda" in problem
+                and "regularizer" not in problem
+            ):
+                names = problem.get("name")
+                for name in names if isinstance(names, list) else [names]:
+                    param = registry.lookup("problem", str(name)).params.get("regularizer")
+                    if param is not None and param.default != "l2":
+                        yield f"lambda of {name} is that of the regularizer {param.default}, as none is named"
 
 
 def _heard(key: Key, grid: Grid, method: Method) -> bool:

@@ -100,6 +100,13 @@ def options(param: Param, value: object, where: str, complaints: Complaints) -> 
     """
     if param.kind == "list":
         return _lists(param, value, where, complaints)
+    if param.kind == "count" and isinstance(value, list):
+        numbers = [v for v in value if type(v) in (int, float)]
+        if 1 in numbers and any(0 < v < 1 for v in numbers):
+            what = f"{show(value)} mixes shares with 1, which is one alone, not all of {param.of}"
+            fix = "write 100% for all; or 1 for one, and shares in percent, such as 10%"
+            complaints.append(Complaint(where, what, fix))
+            return []
     return axis(
         value, where, complaints, lambda v, at: _spread(param, v, at, complaints), allowed(param)
     )
