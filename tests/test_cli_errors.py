@@ -17,7 +17,7 @@ from tiers import first_of_each
 
 import raybench
 from raybench import problems, spec
-from raybench.core import limits
+from raybench.core import limits, yaml
 from raybench.core.errors import InputError
 from raybench.execution import costs as admission
 from raybench.execution import resolve
@@ -87,6 +87,30 @@ def test_another_sweeps_folder_is_left_alone(here):
         says = ("holds another sweep", "problem.clients: 4 there, 5 here")
         refused(verb[0], "other.yaml", *verb[1:], "--out", "out", says=says)
     refused("sweep", "s.yaml", "--set", "name=x", "--out", "out", says=("name",))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("seed: 0", "remainder: drop"),
+        ("clients: [2, 4]", "clients: 2^1..2^2"),
+        ("clients: 2..4", "clients: [4, 2]"),
+        ("scale: none", "lambda: [0.1, 0.5]"),
+    ],
+)
+def test_two_spellings_of_a_problem_are_one_sweep(tmp_path, first, second):
+    """A default written out, a range for a list and an added value are the sweep that the folder holds."""
+    problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
+    for text in (first, second):
+        changed = problem | yaml.parse(text, "test")
+        plan = {
+            "name": "same",
+            "problem": changed,
+            "algorithm": "gd",
+            "step_size": 1.0,
+            "rounds": 1,
+        }
+        raybench.sweep(plan, tmp_path / "out", inline=True)
 
 
 @pytest.mark.parametrize(

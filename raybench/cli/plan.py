@@ -27,6 +27,7 @@ from raybench.execution.search import foreseen, ladders
 from raybench.report import words
 from raybench.runtime.resources import crowded
 from raybench.spec import Section, Sweep
+from raybench.spec.grid import problems_meant
 from raybench.spec.model import canonical
 from raybench.store.files import check_reachable
 
@@ -43,7 +44,7 @@ def preview(sweep: Sweep, file: str, folder: str, retry_failed: bool, measure: b
     """Print the cells, bits and time of a sweep. Raises InputError with every error at once."""
     check_reachable(folder)
     results = store.Store(folder)
-    results.claim(sweep.text, write=False)
+    results.claim(sweep.text, write=False, meaning=problems_meant)
     plan = make_plan(as_booked(sweep, folder), results.done(), retry_failed, BestSteps(folder))
     sweep, need, screen = plan.sweep, admit(plan, folder), Screen()
     estimates: dict[str, Estimate] = {}

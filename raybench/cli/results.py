@@ -278,8 +278,9 @@ def merge(
     A cell in both is taken from where it ended better.
     """
     from raybench import store
+    from raybench.spec.grid import problems_meant
 
-    store.merge(first, second, out)
+    store.merge(first, second, out, problems_meant)
     print(f"{out}\nnext: raybench table {out}")
 
 

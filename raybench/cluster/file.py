@@ -19,6 +19,7 @@ from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.run import Options
 from raybench.execution.search import Best
 from raybench.spec import Sweep
+from raybench.spec.grid import problems_meant
 from raybench.spec.keys import closed
 from raybench.spec.model import Resources
 from raybench.store import Store
@@ -274,7 +275,7 @@ def offer(
     """
     check_reachable(results, processes=True)
     store = Store(results)
-    store.claim(sweep.text, write=False)
+    store.claim(sweep.text, write=False, meaning=problems_meant)
     plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
     admit(plan, store.folder)
     options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)

@@ -21,6 +21,7 @@ from raybench.core.errors import InputError
 from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
 from raybench.spec import Sweep
+from raybench.spec.grid import problems_meant
 from raybench.store import Store
 
 GIVEN = "given.yaml"  # in the folder of a launch: the cluster file, as it was when the launch began
@@ -60,7 +61,7 @@ def order(
     command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
     words = [f"{remote}/{job}", lease, *command, out, *flags]
     machines.gather(launch.folder / STAGE, sweep, words)
-    Store(launch.results).claim(sweep.text)
+    Store(launch.results).claim(sweep.text, meaning=problems_meant)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": remote, "out": "" if remote_out else out}
     facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}

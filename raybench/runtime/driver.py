@@ -31,6 +31,7 @@ from raybench.runtime.ray_backend import options_of, through_ray
 from raybench.runtime.resources import check_gpus, crowded, group_of, mode_of
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
+from raybench.spec.grid import problems_meant
 from raybench.store import Store
 from raybench.store.files import check_reachable
 from raybench.store.log import BATCHES
@@ -106,7 +107,7 @@ def drive(
     check_reachable(out, processes=not inline)
     store = Store(out)
     # complains before anything is written
-    store.claim(sweep.text, write=False)
+    store.claim(sweep.text, write=False, meaning=problems_meant)
     done = {} if fresh else store.done()
     plan = _planned(sweep, store, done, fresh, retry_failed, best)
     mode = mode_of(plan)
@@ -123,10 +124,10 @@ def drive(
         commits = store.look(deep=True)
         repairs = store.repair(commits)
         done = store.done() if repairs else commits.statuses()
-        store.claim(sweep.text, write=False)
+        store.claim(sweep.text, write=False, meaning=problems_meant)
         plan = _planned(sweep, store, done, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
-        store.claim(plan.sweep.text)
+        store.claim(plan.sweep.text, meaning=problems_meant)
         store.apart = frozenset(c for c, status in plan.statuses.items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         shown_before = planned(store.folder) if beside else frozenset()

@@ -22,6 +22,7 @@ from raybench.spec.keys import STEP, Key, Scalar, Steps, Table
 from raybench.spec.model import Section, canonical
 from raybench.spec.sections import MAX_CELLS, SectionEntry, Sections, options
 from raybench.spec.values import FILES, Complaints, Wrong, locate, parted, show
+from raybench.store.identity import as_written
 
 
 def load(
@@ -321,6 +322,19 @@ def read_grids(raw: Mapping[str, object], complaints: Complaints) -> list[Grid]:
     if size > MAX_CELLS:
         complaints.append(Complaint("", f"the grid has {size:,} cells", f"at most {MAX_CELLS:,}"))
     return grids
+
+
+def problems_meant(section: object) -> dict[str, list[object]]:
+    """Return the values that the keys of a sweep's problems have, defaults filled in; as written if the section is wrong."""
+    complaints: Complaints = []
+    problems = read_axis(document.AXES["problem"], section, "problem", complaints)
+    if complaints:
+        return as_written(section)
+    values: dict[str, list[object]] = {"name": [problem.name for problem in problems]}
+    for problem in problems:
+        for key, value in problem.params.items():
+            values.setdefault(key, []).append(value)
+    return values
 
 
 def _grid(

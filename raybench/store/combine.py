@@ -29,16 +29,24 @@ from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 
 
-def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> None:
+def merge(
+    first: reader.Source,
+    second: reader.Source,
+    out: reader.Source,
+    meaning: identity.Meaning = identity.as_written,
+) -> None:
     """Write the cells of two results folders into the empty folder ``out``.
 
     A cell in both is taken from the folder where it ended better (ok, diverged, pruned, failed,
-    skipped), from the first where that is equal. Bits are booked as in the first folder.
+    skipped), from the first where that is equal. Bits are booked as in the first folder. meaning: as in ``Store.claim``.
     Raises InputError if ``out`` holds anything, a source has no results or the problems differ.
     """
     sources = [reader.open_results(folder) for folder in (first, second)]
     sweeps = [reader.sweep(folder) for folder in (first, second)]
-    wrong = identity.problem_differs(*(s.get("problem") for s in sweeps)) if all(sweeps) else []
+    wrong = []
+    if all(sweeps):
+        old, new = (saved.get("problem") for saved in sweeps)
+        wrong = identity.problem_differs(old, new, meaning)
     if wrong:
         what = f"{sources[0].name} and {sources[1].name} hold different problems"
         raise InputError([Complaint("merge", what), *wrong])

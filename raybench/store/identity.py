@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
+
+Meaning: TypeAlias = Callable[[object], Mapping[str, Sequence[object]]]
+"""Returns the values that each key of a problem's section stands for."""
+
+
+def as_written(problem: object) -> dict[str, list[object]]:
+    """Return the values of a problem's section as they stand there: a list is an axis."""
+    return {
+        key: value if isinstance(value, list) else [value]
+        for key, value in _section(problem).items()
+    }
 
 
 def decoded(data: bytes, folder: str) -> str:
@@ -41,31 +52,38 @@ def with_accounting(text: str, how: Accounting) -> str:
     return text if same else dump({**sweep, "accounting": how.as_dict()})
 
 
-def check(before: str, now: str | Mapping[str, object], folder: str) -> None:
+def check(
+    before: str, now: str | Mapping[str, object], folder: str, meaning: Meaning = as_written
+) -> None:
     """Raise InputError if the sweep ``now`` is another one than ``before``, saved in ``folder``.
 
-    Two values of a problem's key agree if they are equal, or if one, read as an axis, holds all
+    Two values of a problem's key agree if they mean the same, or if one, read as an axis, holds all
     values of the other.
     """
     old, new = parse(before, f"{folder}/sweep.yaml"), parse(now) if isinstance(now, str) else now
     wrong = []
     if old.get("name") != new.get("name"):
         wrong.append(Complaint("name", f"the folder holds {old.get('name')!r}"))
-    wrong += problem_differs(old.get("problem"), new.get("problem"))
+    wrong += problem_differs(old.get("problem"), new.get("problem"), meaning)
     if wrong:
         fix = "give another --out folder or another name"
         raise InputError([Complaint("out", f"{folder} holds another sweep", fix), *wrong])
 
 
-def problem_differs(old: object, new: object) -> list[Complaint]:
+def problem_differs(old: object, new: object, meaning: Meaning = as_written) -> list[Complaint]:
     """Return what keeps two problem sections from being one problem with added axis values."""
-    before, now = _section(old), _section(new)
+    wrong = _differences(old, new, as_written)
+    return _differences(old, new, meaning) if wrong else []
+
+
+def _differences(old: object, new: object, meaning: Meaning) -> list[Complaint]:
+    before, now = meaning(old), meaning(new)
     wrong = []
     for key in sorted({*before, *now}):
-        a, b = _axis(before.get(key)), _axis(now.get(key))
+        a, b = (_texts(values.get(key, [None])) for values in (before, now))
         if not (a <= b or b <= a):
-            difference = f"{_spell(before, key)} there, {_spell(now, key)} here"
-            wrong.append(Complaint(f"problem.{key}", difference))
+            there, here = (_spell(_section(problem), key) for problem in (old, new))
+            wrong.append(Complaint(f"problem.{key}", f"{there} there, {here} here"))
     return wrong
 
 
@@ -73,8 +91,8 @@ def _section(problem: object) -> dict[str, object]:
     return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
 
 
-def _axis(value: object) -> set[str]:
-    return {json.dumps(v, sort_keys=True) for v in (value if isinstance(value, list) else [value])}
+def _texts(values: Sequence[object]) -> set[str]:
+    return {json.dumps(value, sort_keys=True, default=str) for value in values}
 
 
 def _spell(section: Mapping[str, object], key: str) -> str:

@@ -88,15 +88,22 @@ class Store:
 
     # -- the sweep ---------------------------------------------------------------------------
 
-    def claim(self, sweep: str | Mapping[str, object], write: bool = True) -> None:
+    def claim(
+        self,
+        sweep: str | Mapping[str, object],
+        write: bool = True,
+        meaning: identity.Meaning = identity.as_written,
+    ) -> None:
         """Make the folder this sweep's and save ``sweep.yaml`` (text, or a mapping); a sweep before it is kept.
+
+        meaning: which problems a section stands for, so that two spellings of one are one sweep.
 
         Raises InputError, with nothing written, if the folder holds another sweep: one whose
         ``name`` or ``problem`` differs. Values added to an axis extend a sweep.
         """
         before = self.files.read("sweep.yaml")
         if before is not None:
-            identity.check(identity.decoded(before, self.folder), sweep, self.folder)
+            identity.check(identity.decoded(before, self.folder), sweep, self.folder, meaning)
         elif self.files.names("cells"):
             what = f"{self.folder} holds results but no sweep.yaml"
             raise InputError.of("out", what, "give another --out folder")
