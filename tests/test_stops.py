@@ -15,6 +15,8 @@ from raybench.algorithms.base import algorithm
 from raybench.algorithms.gd import GD
 from raybench.analysis.frames import closing_table
 from raybench.core import compiled
+from raybench.execution.execute import Progress
+from raybench.runtime import progress
 
 CONFIG = {
     "problem": {
@@ -121,3 +123,18 @@ def test_a_clock_on_which_nothing_got_anywhere_has_a_table(tmp_path, step):
     results({**config, "step_size": {"value": [step]}}, tmp_path / "out")
     table = closing_table(str(tmp_path / "out"))
     assert not np.isfinite(table[["bits_to_target", "clock_to_target"]]).any(axis=None)
+
+
+def test_what_is_left_is_told_by_the_rounds_since_the_first(monkeypatch, capfd):
+    """Starting up takes six seconds, and then ten rounds a second: two seconds later 80 rounds are 8 s."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    with progress.View("swift", cells=10, rounds=100.0) as view:
+        for seconds, rounds in ((5.9, 0), (0.1, 1), (1.0, 10), (1.0, 20)):
+            now[0] += seconds
+            view.update(Progress(rounds=rounds))
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert [" left" in line for line in lines] == [False, False, False, True]
+    assert lines[-1].endswith("10 cell-rounds/s, 8 s left")

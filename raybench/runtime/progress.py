@@ -24,6 +24,7 @@ from raybench.execution.execute import Progress
 PROGRESS_VARIABLE = "RAYBENCH_PROGRESS"
 TOLD_EVERY = 1.0  # seconds between two writes of that file
 TROUBLE_SHOWN = 15.0  # seconds for which a request that an object store failed stays in the block
+RATE_AFTER = 2.0  # seconds of rounds before a rate is told, which those of starting up would make far too low
 LINE_EVERY = 10.0  # seconds between lines where standard error is no terminal, at least
 
 
@@ -38,6 +39,9 @@ class View:
         self.console = terminal.console(stderr=True, highlight=False)
         self.began = self._last_line = time.monotonic()
         self.now = Progress()
+        self._first: tuple[float, float] | None = (
+            None  # when rounds were first told of, and how many
+        )
         self.stage = "starting"
         self.silent: Sequence[float] = ()
         self._told: tuple[object, ...] = ()  # what the last line was about
@@ -68,6 +72,8 @@ class View:
         percent of the rounds, the stage, or how many workers are silent.
         """
         self.now, self.stage, self.silent = progress, stage, silent
+        if self._first is None and progress.rounds:
+            self._first = time.monotonic(), progress.rounds
         self._tell()
         if self._live is not None:
             self._live.update(self._block())
@@ -105,16 +111,18 @@ class View:
         return min(1.0, self.now.rounds / self.rounds) if self.rounds else 1.0
 
     def _words(self) -> str:
-        now, elapsed = self.now, time.monotonic() - self.began
+        now = self.now
         parts = [f"{now.cells} of {self.cells} cells"]
         ends = {"failed": now.failed, "diverged": now.diverged, "pruned": now.pruned}
         parts += [f"{count} {status}" for status, count in ends.items() if count]
-        if now.rounds:
-            parts.append(f"{now.rounds / max(elapsed, 1e-9):,.0f} cell-rounds/s")
-            left = elapsed * (self.rounds - now.rounds) / now.rounds
-            parts.append(f"{duration(max(left, 0))} left")
-        else:
+        if self._first is None:
             parts.append(self.stage)
+        else:
+            seconds, rounds = time.monotonic() - self._first[0], now.rounds - self._first[1]
+            if seconds >= RATE_AFTER and rounds > 0:
+                parts.append(f"{rounds / seconds:,.0f} cell-rounds/s")
+                left = seconds * (self.rounds - now.rounds) / rounds
+                parts.append(f"{duration(max(left, 0))} left")
         if self.silent:
             who = "1 worker" if len(self.silent) == 1 else f"{len(self.silent)} workers"
             parts.append(f"{who} silent for {duration(self.silent[0])}")
