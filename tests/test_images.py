@@ -363,6 +363,22 @@ def test_a_folder_in_two_parts_and_resized(tmp_path):
     assert sized.test.inputs.shape == (6, 3, 8, 8)
 
 
+@pytest.mark.parametrize("part", ["val", "valid", "validation"])
+def test_val_beside_train_is_the_test_part(tmp_path, part):
+    """A folder beside train is never dropped in silence; what an archiver of macOS leaves is no class."""
+    train = drawn(tmp_path / "train", ["a", "b"])
+    test = drawn(tmp_path / part, ["a", "b"])
+    drawn(tmp_path / "__MACOSX", ["train"])
+    drawn(tmp_path / "train" / "__MACOSX", ["._a"])
+    pair = images(tmp_path)
+    assert np.array_equal(pair.train.inputs, train)
+    assert np.array_equal(pair.test.inputs, test)
+    drawn(tmp_path / "test", ["a"])
+    refused(tmp_path, f"has the folder {part} beside test, train", "move it")
+    (tmp_path / "test").rename(tmp_path / "more")
+    refused(tmp_path, f"has the folder more beside train, {part}", "move it")
+
+
 def test_folders_that_are_no_images(tmp_path):
     refused(tmp_path, "has no folder of a class", "FOLDER/CLASS/PICTURES")
     drawn(tmp_path, ["a"])

@@ -284,7 +284,8 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
         beside = [name for name in _classes(folder) if name != "train"]
         odd = [name for name in beside if name not in TEST_PARTS] or beside[1:]
         if odd:
-            what = f"{folder} has the folder {odd[0]} beside {', '.join({'train', *beside} - {odd[0]})}"
+            rest = sorted({"train", *beside} - {odd[0]})
+            what = f"{folder} has the folder {odd[0]} beside {', '.join(rest)}"
             raise data_error(what, f"move it elsewhere, or into train; {LAYOUT}")
         tests = folder / beside[0] if beside else None
     elif (folder / "test").is_dir():
