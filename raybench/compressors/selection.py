@@ -21,7 +21,6 @@ from raybench.compressors.by_size import (
     run_rows,
     sizes_torch,
 )
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Count, Number, compressor
@@ -161,11 +160,6 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
 
     A NaN is always sent.
     """
-    if gpu.usable(x) and x.dtype != torch.float64:
-        from raybench.compressors.gpu import selection
-
-        below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
-        return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
     if x.device.type != "cpu":
         size = sizes_torch(x)
         keep = (size >= cut[..., None]) & (size > 0)
