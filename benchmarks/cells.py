@@ -54,7 +54,7 @@ pos_neg_top_k:k=5 wangni:k=10% block_top_k:k=1,block=10,form=blocks pos_neg_top_
 adaptive_threshold adaptive_threshold:rule=energy adaptive_threshold:rule=percentile
 hard_threshold:threshold=0.001 adaptive_sparsification natural dithering natural_dithering qsgd terngrad
 scaled_sign one_bit exponential_rounding stochastic_rounding fp16 bf16 int8 nf4 mxfp8 mxfp4 chain two_shot
-induced optimal_rescale top_k_natural:k=10% entropy_coded
+induced optimal_rescale top_k_natural:k=10%
 """
 VECTORS = FORMS.split()
 MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]

@@ -49,7 +49,7 @@ rounding:levels=[[1,1.5]] rounding:levels=[[1,1.25,1.5]] rounding:levels=[[2]],b
 top_k:k=3 rand_k:k=3 svd:rank=2 power_step:rank=2,shape=[[4,6]]
 power_step:shape=[[3,2,2,2]],iterations=3 hosvd:dims=[[2,2,2,3]] tucker:dims=[[5,5]],ranks=[[2]]
 st_hosvd:dims=[[2,2,2,3]],ranks=[[50%,1,1,2]] tensor_train:dims=[[2,2,2,3]],ranks=[[2,1,1]]
-nf4:block=7 mxfp8:block=5 mxfp4:block=3 int8:bucket=11 cp:dims=[[2,3,4]],rank=2 entropy_coded:of=natural entropy_coded:of=(nf4:block=5)
+nf4:block=7 mxfp8:block=5 mxfp4:block=3 int8:bucket=11 cp:dims=[[2,3,4]],rank=2
 """
 SECTIONS = {text: sections.section("compressor", text) for text in FURTHER.split()}
 CASES |= {text: (section.name, section.params) for text, section in SECTIONS.items()}
@@ -57,7 +57,7 @@ CASES |= {text: (section.name, section.params) for text, section in SECTIONS.ite
 
 FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each compressor
 # These compile, for seconds, kernels that no other compressor has.
-LONG_TO_COMPILE = {"entropy_coded", "pos_neg_top_k"}
+LONG_TO_COMPILE = {"pos_neg_top_k"}
 OF_EACH_KIND = {  # of messages; and signs, which are the fewest bits
     *("zero", "identity", "top_k", "wangni", "rand_k", "random_sparsification", "block_top_k"),
     *("natural", "sign", "dithering", "mxfp4", "fp16", "power_step", "st_hosvd", "dct_top_k"),
@@ -102,7 +102,7 @@ def test_conformance_by_kind_of_message(label):
 def test_every_kind_of_message_is_tried():
     """By the compressors above, or by hand in test_messages.py."""
     tried = {"cases", "concat", "flag", "ragged", "seeded_support", "rounded"}
-    tried |= {"coded", "blocks", "two_means"}  # of other parameters, and of LONG_TO_COMPILE
+    tried |= {"blocks", "two_means"}  # of other parameters, and of LONG_TO_COMPILE
     for name in OF_EACH_KIND:
         m = subject(FIRST[name]).op.compress(gaussian(2, 4, 24), cells_and_clients(2, 4))
         tried |= {m.kind, *(leaf.kind for leaf in m.leaves())}

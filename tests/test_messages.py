@@ -305,7 +305,6 @@ COMPOSED = {
     "common": "chain:first=(rand_k:k=40%,mask=common),then=natural",
     "sum": "induced:first=(top_k:k=20%),then=(rand_k:k=30%)",
     "sum of dense": "two_shot:first=natural,then=svd",
-    "entropy": "entropy_coded:of=terngrad",
     "scaled": "optimal_rescale:of=(chain:first=(top_k:k=40%),then=natural)",
     "scaled dense": "optimal_rescale:of=dithering,correct=true",
     "concat": "per_tensor:of=(chain:first=(rand_k:k=50%),then=natural),sizes=[[7,1,13]]",
