@@ -56,8 +56,6 @@ CASES |= {text: (section.name, section.params) for text, section in SECTIONS.ite
 
 
 FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each compressor
-# These compile, for seconds, kernels that no other compressor has.
-LONG_TO_COMPILE = {"pos_neg_top_k"}
 OF_EACH_KIND = {  # of messages; and signs, which are the fewest bits
     *("zero", "identity", "top_k", "wangni", "rand_k", "random_sparsification", "block_top_k"),
     *("natural", "sign", "dithering", "mxfp4", "fp16", "power_step", "st_hosvd", "dct_top_k"),
@@ -86,9 +84,7 @@ def thorough_but(labels):
     ]
 
 
-@pytest.mark.parametrize(
-    "label", thorough_but({one for name, one in FIRST.items() if name not in LONG_TO_COMPILE})
-)
+@pytest.mark.parametrize("label", thorough_but({*FIRST.values()}))
 def test_conformance(label):
     """The checks of the kit; each tells what it finds."""
     assert not wrong(subject(label), label, CHECKS.keys() - BY_KIND)
@@ -102,7 +98,7 @@ def test_conformance_by_kind_of_message(label):
 def test_every_kind_of_message_is_tried():
     """By the compressors above, or by hand in test_messages.py."""
     tried = {"cases", "concat", "flag", "ragged", "seeded_support", "rounded"}
-    tried |= {"blocks", "two_means"}  # of other parameters, and of LONG_TO_COMPILE
+    tried |= {"blocks"}  # of other parameters
     for name in OF_EACH_KIND:
         m = subject(FIRST[name]).op.compress(gaussian(2, 4, 24), cells_and_clients(2, 4))
         tried |= {m.kind, *(leaf.kind for leaf in m.leaves())}
