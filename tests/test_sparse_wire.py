@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.core.streams import stream
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import RaggedMessage, SeededMessage, SparseMessage, bitpack, unpack
+from raybench.testing.vectors import gaussian
+from raybench.wire import RaggedMessage, SparseMessage, bitpack, unpack
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 
@@ -142,28 +142,6 @@ def test_absent_rows_and_missing_bytes(d, k):
 
 
 # Decoding in place, sums -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-@pytest.mark.parametrize("scale", [1.0, 1 / 3, -2.0])
-def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
-    d, k, q = 5000, 70, cells_and_clients(2, 3)
-    value, where = gaussian(2, 3, k).to(dtype), supports((2, 3), d, k)
-    drawn, counts = SeededMessage(d, dtype, value, q), torch.arange(6).view(2, 3) * 9
-    live = torch.arange(k) < counts[..., None]
-    rows = RaggedMessage(d, dtype, counts, where * live, value * live)
-    for m in (SparseMessage(d, dtype, where, value), drawn, rows):
-        own = value * live if m is rows else value
-        want = torch.zeros(2, 3, d, dtype=dtype)
-        want.scatter_add_(-1, m.support(), own * scale)
-        m = m.scaled(scale)
-        out = torch.full((2, 3, d), math.nan, dtype=dtype)
-        assert m.decode(out=out) is out
-        assert torch.equal(out, want)
-        assert torch.equal(m.decode(), want)
-        assert torch.equal(unpack(m.pack()).decode(), want)
-        loose = torch.full((2, d, 3), math.nan, dtype=dtype).mT
-        assert torch.equal(m.decode(out=loose), want)
 
 
 def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
