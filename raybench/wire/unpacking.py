@@ -186,5 +186,6 @@ def _check_leaf(message: Message, lead: torch.Size, d: int, sizes: Tensor, width
     if any(array.shape[: len(lead)] != lead for array in arrays):
         raise ValueError("the message's arrays are of another shape than its header says")
     message.check()
-    if not message.takes(sizes.view(lead), width):
+    size, own = message._size(), torch.as_tensor(message.nbytes).expand(lead)
+    if (isinstance(size, int) and size != width) or not torch.equal(own, sizes.view(lead)):
         raise ValueError("rows of another size than the message takes")
