@@ -10,8 +10,7 @@ import torch
 
 from raybench.compressors import Role, count_of, unpack
 from raybench.compressors.dense import Identity, Zero
-from raybench.compressors.dithering import ScaledSign, TernGrad
-from raybench.compressors.rounding import Natural
+from raybench.compressors.dithering import ScaledSign
 from raybench.compressors.selection import TopK
 from raybench.compressors.sparsification import RandK
 from raybench.core.errors import InputError
@@ -21,7 +20,6 @@ from raybench.spec import sections
 from raybench.testing import Checks, findings
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import SeededMessage, SparseMessage
 from raybench.wire.base import KINDS
 
 SAMPLES = (
@@ -174,22 +172,6 @@ def test_common_mask_is_linear_over_clients():
     supports = (m.decode() != 0).double()
     assert torch.equal(supports, supports[:, :1].expand_as(supports))
     assert not torch.equal(supports[0], supports[1])  # cells have their own
-
-
-# Top-k ------------------------------------------------------------------------------------------
-
-
-def test_messages_are_of_the_kind_that_pays():
-    x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
-    assert isinstance(TopK(3).compress(x, q), SparseMessage)
-    assert isinstance(RandK(3).compress(x, q), SeededMessage)
-    assert RandK(3).compress(x, q).nbytes == 24  # no indices
-    assert TopK(3).compress(x, q).nbytes == 24 + 2  # 3 indices of 5 bits
-    assert TopK(10).compress(x, q).nbytes == 80 + 3  # a bitmask of 24 bits is shorter than 50
-    assert Natural().compress(x.float(), q).nbytes == 27  # 9 bits a number
-    assert ScaledSign().compress(x.float(), q).nbytes == 4 + 3
-    assert TernGrad().compress(x.float(), q).nbytes == 4 + 5  # five trits a byte
-    assert Zero().compress(x, q).nbytes == 0
 
 
 # What k means: counts and shares of d -------------------------------------------------------------
