@@ -4,7 +4,7 @@
 # make fuzz      forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
 # make chaos     install into .venv, kill processes of running sweeps at random, compare the results
 # make mutants   put faults into the package that tests must notice, where their files have changed (JOBS=)
-# make lint      formatter, linter, type checker
+# make lint      formatter, linter, type checker; the lines of each room
 # make docs      build the documentation site into build/site, and check all its links
 # make clean     remove .venv and everything that was built; results/ stays
 
@@ -12,12 +12,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-WORKERS ?= 2
+# One more than cores: tests that run Ray wait for its processes, and three workers fill two cores, as measured.
+WORKERS ?= 3
 PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all most slow hosts chaos processors mutants fuzz docs lint check format types clean
+.PHONY: help install demo test test-all most slow hosts chaos processors mutants fuzz docs lint check format types lines clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -9
@@ -96,7 +97,7 @@ fuzz: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
 
-lint: check format types
+lint: check format types lines
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -106,6 +107,9 @@ format: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+lines: $(STAMP)
+	$(BIN)/python .ci/lines
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

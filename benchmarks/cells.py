@@ -50,11 +50,11 @@ FEWEST, MOST, BUDGET = 5, 40, 4.0  # turns of each side, and the seconds they sh
 FORMS = """
 identity top_k:k=1% top_k:k=5% top_k:k=10% rtop_k:k=10% rand_k:k=1% perm_k lazy rand_k:k=10%,mask=common
 random_sparsification:p=0.1 dgc:k=1% l1_sampling dgc:k=10%,truncate=random block_top_k:k=1,block=10
-pos_neg_top_k:k=5 wangni:k=10% block_top_k:k=1,block=10,form=blocks pos_neg_top_k:k=10%,values=means
+pos_neg_top_k:k=5 wangni:k=10% block_top_k:k=1,block=10,form=blocks pos_neg_top_k:k=10%
 adaptive_threshold adaptive_threshold:rule=energy adaptive_threshold:rule=percentile
 hard_threshold:threshold=0.001 adaptive_sparsification natural dithering natural_dithering qsgd terngrad
 scaled_sign one_bit exponential_rounding stochastic_rounding fp16 bf16 int8 nf4 mxfp8 mxfp4 chain two_shot
-induced optimal_rescale top_k_natural:k=10% entropy_coded
+induced optimal_rescale top_k_natural:k=10%
 """
 VECTORS = FORMS.split()
 MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]
@@ -93,19 +93,11 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def use_plain_torch() -> None:
     """Put the plain torch form, ``NAME_torch``, in the place of every kernel ``NAME`` that compressors call."""
     from raybench import compressors
-    from raybench.compressors import by_size, low_rank, pos_neg_top_k
-    from raybench.wire.indices import per_count
+    from raybench.compressors import by_size, low_rank
 
     def largest(x: Any, k: int) -> Any:
         where = by_size.largest_torch(x, k)
         return where, x.gather(-1, where)
-
-    def by_sign(x: Any, of_sign: Any) -> Any:
-        sides = x.clamp(min=0), x.clamp(max=0)
-        counts = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
-        ranks = [by_size.rank_of(by_size.sizes_torch(s)) for s in sides]
-        chosen = [r < c[..., None] for r, c in zip(ranks, counts, strict=True)]
-        return by_size.ragged(x, chosen[0] | chosen[1])
 
     def svd(matrices: Any, r: int) -> Any:
         U, S, V = matrices.svd()
@@ -113,8 +105,7 @@ def use_plain_torch() -> None:
 
     names = [module.name for module in pkgutil.iter_modules(compressors.__path__)]
     modules = [vars(import_module(f"raybench.compressors.{name}")) for name in names]
-    forms = {by_size.largest: largest, pos_neg_top_k.by_sign: by_sign}
-    forms[low_rank.truncated_svd] = svd
+    forms = {by_size.largest: largest, low_rank.truncated_svd: svd}
     for module in modules:
         for name, form in module.items():
             kernel = module.get(name.removesuffix("_torch"))

@@ -159,7 +159,7 @@ def honest_messages(d: int = 24) -> list[Any]:
             result += [m, m.row(1, 2), m.masked(there)]
     x = gaussian(2, 3, d)
     choice = choose(there, Dense(x), Dense(-x))
-    texts = ("top_k:k=3", "rand_k:k=3", "entropy_coded:of=(dithering:s=2)", "terngrad")
+    texts = ("top_k:k=3", "rand_k:k=3", "dithering:s=2", "terngrad")
     for text in (*texts, "power_step") if d >= 3 else ():
         q = raybench.compressor(text).bind(d, 3).operator
         part = q.compress(x, stream(1).spread((2,)).each(range(3)))

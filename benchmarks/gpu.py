@@ -1,9 +1,9 @@
 """What raybench does on one CUDA machine, in one command of less than eight minutes.
 
-    python benchmarks/gpu.py [--out DIR] [--small] [--parts kernels,codecs] [--minutes 7.5]
+    python benchmarks/gpu.py [--out DIR] [--small] [--parts operations,codecs] [--minutes 7.5]
 
-It writes ``gpu.json`` and ``gpu.md``, its tables, without Ray and without a network. Parts: kernels beside plain torch,
-bit for bit and timed; every registered method beside the CPU; the codecs of compressors; collectives of one process;
+It writes ``gpu.json`` and ``gpu.md``, its tables, without Ray and without a network. Parts: what messages are made
+of, timed, and bit for bit beside the CPU; every registered method beside the CPU; the codecs of compressors; collectives of one process;
 training steps with and without compression; the tests that need a GPU. A part that fails leaves the text of its error
 and the next one follows. Without CUDA all runs on the CPU with small sizes: a test of this file, of no other use.
 ``raybench advise --gpu gpu.json`` reads the codecs' times.
@@ -36,7 +36,7 @@ import raybench
 import raybench.torch as rt
 from raybench.compressors import by_size, unpack
 from raybench.compressors.selection import at_least
-from raybench.core import gpu, registry
+from raybench.core import registry
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream, stream
 from raybench.execution.execute import hosted
@@ -79,11 +79,10 @@ class Machine:
         name = torch.cuda.get_device_name() if self.cuda else platform.processor() or "CPU"
         facts = {"device": name, "kind": self.device.type, "small": self.small}
         facts |= {"torch": torch.__version__, "python": platform.python_version()}
-        facts |= {"cuda": torch.version.cuda, "driver": driver.strip() or None}
-        return facts | {"kernels": gpu.available() if self.cuda else False}
+        return facts | {"cuda": torch.version.cuda, "driver": driver.strip() or None}
 
 
-# Kernels -----------------------------------------------------------------------------------------
+# Operations --------------------------------------------------------------------------------------
 
 
 def best(device: torch.device, action: Callable[[], Any], repeats: int = 5) -> float:
@@ -96,7 +95,7 @@ def best(device: torch.device, action: Callable[[], Any], repeats: int = 5) -> f
 
 
 def cases(x: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return what is timed on x (1, d), float32: the same calls with kernels on and off."""
+    """Return what is timed on x (1, d), float32."""
     d, source = x.shape[-1], stream(0, x.device).each([0])
     short = x[:, : d // 1000 * 1000].view(-1, 1000)
     k = max(1, d // 100)
@@ -134,27 +133,21 @@ def tensors(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, tuple) else [x.payload() for x in result.leaves()]
 
 
-def kernels(machine: Machine) -> Iterator[Row]:
-    """Time kernels and plain torch over a copy, and compare their bits; on the CPU the same calls twice."""
+def operations(machine: Machine) -> Iterator[Row]:
+    """Time what messages are made of over a copy, and compare its bits with those that the CPU makes."""
     x = stream(0, machine.device).each([0]).normal(10**5 if machine.small else SIZE).float()
-    out, k, usual = torch.empty_like(x), max(1, x.shape[-1] // 100), gpu.usable
+    out, k = torch.empty_like(x), max(1, x.shape[-1] // 100)
     copy = best(machine.device, lambda: out.copy_(x), 20)
-    yield {"case": "copy", "numbers": x.shape[-1], "torch, seconds": copy}
+    yield {"case": "copy", "numbers": x.shape[-1], "seconds": copy}
     plain = {"torch.topk of |x|, 1%": lambda: x.abs().topk(k, sorted=False)}
     plain["a random number each, torch's own"] = lambda: out.uniform_()
     for name, action in plain.items():
-        yield {"case": name, "torch, copies": best(machine.device, action) / copy}
+        yield {"case": name, "copies": best(machine.device, action) / copy}
+    on_cpu = cases(x.cpu())
     for name, action in cases(x).items():
-        results, took = [], []
-        for on in (True, False):
-            try:
-                gpu.usable = usual if on else (lambda x: False)
-                results.append(tensors(action()))
-                took.append(best(machine.device, action) / copy)
-            finally:
-                gpu.usable = usual
-        equal = all(map(torch.equal, *results))
-        yield {"case": name, "kernel, copies": took[0], "torch, copies": took[1], "equal": equal}
+        there, here = tensors(action()), tensors(on_cpu[name]())
+        equal = all(torch.equal(a.cpu(), b) for a, b in zip(there, here, strict=True))
+        yield {"case": name, "copies": best(machine.device, action) / copy, "equal": equal}
 
 
 # Methods -----------------------------------------------------------------------------------------
@@ -352,7 +345,7 @@ def tests(machine: Machine) -> Iterator[Row]:
 
 # All of it ---------------------------------------------------------------------------------------
 
-PARTS = {"kernels": kernels, "methods": beside_the_cpu, "codecs": codecs}
+PARTS = {"operations": operations, "methods": beside_the_cpu, "codecs": codecs}
 PARTS |= {"collectives": collectives, "training": training, "tests": tests}
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: the data folder, threads, how Triton runs, and a look for stray processes."""
+"""What all tests share: the data folder, threads, and a look for stray processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set threads before torch and numba are imported, and mark this session's processes."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, str(THREADS))
-    # Read when Triton is imported: without a GPU its kernels are interpreted (tests/test_triton.py).
-    if not GPU:
-        os.environ.setdefault("TRITON_INTERPRET", "1")
     # Read when Ray is imported, whoever does so first: the Ray that tests share asks for tokens.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     # A deadline is a timed assertion: it fails on a busy machine.

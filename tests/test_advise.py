@@ -257,7 +257,7 @@ def test_the_baseline_is_no_candidate_but_can_be_asked_for():
 
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("kernels", "methods", "codecs", "collectives", "training", "tests")
+PARTS = ("operations", "methods", "codecs", "collectives", "training", "tests")
 FEW_KERNELS = ("--gpus", "2", "--link", "1Gbit")
 
 
@@ -282,7 +282,7 @@ def test_every_part_has_figures_and_no_error(out):
         assert part["seconds"] >= 0
     rows = {name: part["rows"] for name, part in found["parts"].items()}
     assert {row["method"] for row in rows["methods"]} == set(registry.names("algorithm"))
-    assert all(row.get("equal", True) for name in ("kernels", "methods") for row in rows[name])
+    assert all(row.get("equal", True) for name in ("operations", "methods") for row in rows[name])
     assert all(row["encode"] > 0 for row in rows["codecs"] if "said" not in row)
     assert {row["network"] for row in rows["training"]} == {"resnet18", "transformer"}
     page = (out / "gpu.md").read_text()

@@ -204,8 +204,7 @@ def test_rows_by_simulated_seconds(tmp_path) -> None:
 
 
 def test_messages_that_differ_in_length_fail_on_a_link_and_say_why(tmp_path) -> None:
-    code = {"name": "entropy_coded", "of": "dithering"}
-    method = {"name": "async_sgd", "compressor": code}
+    method = {"name": "async_sgd", "compressor": {"name": "random_sparsification", "p": 0.5}}
     _, cells = swept(
         tmp_path / "out", algorithm=[method], clock={"compute": 1.0, "link": "1Mbit,1ms"}
     )

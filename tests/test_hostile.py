@@ -168,16 +168,6 @@ def test_a_receiver_says_what_shape_must_come():
                 unpack(data, other)
 
 
-def test_what_grows_with_d_alone_needs_the_shape():
-    """A long row of equal symbols takes some bytes; who expects so long a row says so."""
-    d = 20_000_000
-    m = raybench.compressor("entropy_coded:of=terngrad").compress(torch.zeros(d))
-    data = m.pack()
-    assert len(data) < 1000
-    refused(data)
-    assert unpack(data, (d,)).d == d
-
-
 def test_absent_rows_need_the_shape_where_they_are_large():
     present = torch.zeros(1, 200, dtype=torch.bool)
     present[0, 0] = True

@@ -46,7 +46,7 @@ print("untouched")
 LIGHT = """
 import sys
 import raybench.compressors
-heavy = {"pydantic", "numba", "tensorly", "scipy", "pandas", "ray", "constriction", "yaml"}
+heavy = {"pydantic", "numba", "tensorly", "scipy", "pandas", "ray", "yaml"}
 print(sorted(heavy & set(sys.modules)))
 """
 

@@ -1,22 +1,18 @@
-"""Supports on the wire: their codes, rows of different length, decoding in place; and entropy coding."""
+"""Supports on the wire: their codes, rows of different length, and decoding in place."""
 
 from __future__ import annotations
 
 import math
-import sys
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench.compressors import entropy as wire
-from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import RaggedMessage, SeededMessage, SparseMessage, bitpack, unpack
+from raybench.testing.vectors import gaussian
+from raybench.wire import RaggedMessage, SparseMessage, bitpack, unpack
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 
@@ -148,28 +144,6 @@ def test_absent_rows_and_missing_bytes(d, k):
 # Decoding in place, sums -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-@pytest.mark.parametrize("scale", [1.0, 1 / 3, -2.0])
-def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
-    d, k, q = 5000, 70, cells_and_clients(2, 3)
-    value, where = gaussian(2, 3, k).to(dtype), supports((2, 3), d, k)
-    drawn, counts = SeededMessage(d, dtype, value, q), torch.arange(6).view(2, 3) * 9
-    live = torch.arange(k) < counts[..., None]
-    rows = RaggedMessage(d, dtype, counts, where * live, value * live)
-    for m in (SparseMessage(d, dtype, where, value), drawn, rows):
-        own = value * live if m is rows else value
-        want = torch.zeros(2, 3, d, dtype=dtype)
-        want.scatter_add_(-1, m.support(), own * scale)
-        m = m.scaled(scale)
-        out = torch.full((2, 3, d), math.nan, dtype=dtype)
-        assert m.decode(out=out) is out
-        assert torch.equal(out, want)
-        assert torch.equal(m.decode(), want)
-        assert torch.equal(unpack(m.pack()).decode(), want)
-        loose = torch.full((2, d, 3), math.nan, dtype=dtype).mT
-        assert torch.equal(m.decode(out=loose), want)
-
-
 def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
     """Messages of n clients may stand alone, (n,), or in a batch of cells, (B, n)."""
     x = gaussian(3, 20)
@@ -232,130 +206,3 @@ def test_ragged_bytes_that_lie():
         wrong[0, 0] = count
         with pytest.raises(ValueError, match="damaged"):
             RaggedMessage.read(known, wrong, None)
-
-
-# Entropy coding: the same values in fewer bytes, with the model counted ---------------------------
-
-
-INNER = [
-    *("dithering:s=3", "dithering:s=40", "terngrad", "natural", "natural_dithering:s=5", "sign"),
-    *("int8", "int8:rounding=stochastic", "nf4", "nf4:double=true", "mxfp4", "mxfp8"),
-    *("stochastic_rounding:bits=1", "stochastic_rounding", "stochastic_rounding:bits=24"),
-]
-
-
-def wrapped(text):
-    return raybench.compressor("entropy_coded", of=text)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", INNER)
-@pytest.mark.parametrize("d", [1, 9, 700])
-def test_the_same_values_travel(text, d):
-    inner, q = raybench.compressor(text), cells_and_clients(2, 3)
-    for dtype in (torch.float32, torch.float64):
-        x = gaussian(2, 3, d, dtype=dtype)
-        m, plain = wrapped(text).compress(x, q), inner.compress(x, q)
-        assert torch.equal(m.decode(), plain.decode())
-        assert torch.equal(m.scaled(0.7).decode(), plain.scaled(0.7).decode())
-        got = unpack(m.pack())
-        assert torch.equal(got.decode(), plain.decode())
-        assert got.pack() == m.pack()
-        assert (m.nbytes <= plain.nbytes + 1).all()
-        assert torch.equal(m.bits, 8 * m.nbytes)
-
-
-def entropy_of(codes):
-    _, counts = np.unique(codes, return_counts=True)
-    shares = counts / counts.sum()
-    return float(-(shares * np.log2(shares)).sum())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", ["dithering:s=3", "dithering:s=200", "natural", "nf4", "int8"])
-def test_the_size_is_near_the_entropy(text):
-    d = 100_000
-    x = gaussian(d, dtype=torch.float32)
-    plain = raybench.compressor(text).compress(x)
-    m = wrapped(text).compress(x)
-    model = 2 * (int(plain.codes.max()) - int(plain.codes.min()) + 1)
-    side = wire.side_of(plain).shape[-1]
-    bound = d * entropy_of(plain.codes.numpy()) / 8
-    assert bound + side <= int(m.nbytes) <= 1.001 * bound + side + model + 16
-    assert int(m.nbytes) < plain.nbytes
-    if text == "dithering:s=3":  # nearly all levels are zero
-        assert int(m.nbytes) < plain.nbytes / 10
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", ["dithering:s=3", "natural", "nf4"])
-def test_a_row_of_one_symbol_costs_its_name(text):
-    m = wrapped(text).compress(torch.zeros(2, 10_000))
-    assert not unpack(m.pack()).decode().any()
-    side = 4 * {"dithering:s=3": 1, "natural": 0, "nf4": 157}[text]
-    assert (m.nbytes <= side + 4).all()
-
-
-@pytest.mark.thorough
-def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
-    x = torch.stack((gaussian(20), torch.zeros(20)))
-    m = wrapped("dithering:s=100").compress(x)
-    plain = raybench.compressor("dithering:s=100").compress(x)
-    assert m.payload()[0, 0] == wire.PLAIN
-    assert m.nbytes.tolist() == [plain.nbytes + 1, 1 + 8 + 2]  # mode, scale, symbol and number
-    assert torch.equal(unpack(m.pack()).decode(), plain.decode())
-    wide = gaussian(5000, dtype=torch.float32)  # symbols too many to list
-    m = wrapped("stochastic_rounding:bits=24").compress(wide)
-    assert int(m.nbytes) == 4 * 5000 + 1
-    assert torch.equal(unpack(m.pack()).decode(), wide)
-
-
-@pytest.mark.thorough
-def test_short_and_long_frequencies():
-    few = torch.zeros(400)
-    few[3], few[7] = 1.0, -1.0
-    many = torch.zeros(200_000)
-    many[::60_000] = 1.0
-    modes = []
-    for x in (few, many):
-        m = wrapped("terngrad").compress(x)
-        modes.append(int(m.payload()[0]))
-        assert torch.equal(unpack(m.pack()).decode(), x)
-    assert modes == [wire.BYTES, wire.WORDS]
-
-
-@pytest.mark.thorough
-def test_class_and_constants_are_those_of_the_inner_operator():
-    for text in ("dithering:s=5", "nf4", "fp16", "int8:rounding=stochastic"):
-        op, inner = wrapped(text), raybench.compressor(text)
-        for d in (1, 24, 1000):
-            for name in ("omega", "alpha", "b1", "b2"):
-                assert getattr(op, name)(d) == getattr(inner, name)(d)
-        assert op.deterministic == inner.deterministic
-
-
-@pytest.mark.thorough
-def test_a_compound_message_is_coded_by_parts():
-    op = wrapped("per_tensor:of=(dithering:s=2),sizes=[[600, 400]]")
-    x = gaussian(2, 1000, dtype=torch.float32)
-    m = op.compress(x, stream(0).each(range(2)))
-    plain = op.part("of").compress(x, stream(0).each(range(2)))
-    assert torch.equal(unpack(m.pack()).decode(), plain.decode())
-    assert (m.nbytes < plain.nbytes).all()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", ["top_k:k=3", "identity", "fp16"])
-def test_operators_without_symbols_are_refused(text):
-    with pytest.raises(InputError, match="sends no symbols"):
-        wrapped(text).compress(gaussian(10))
-
-
-@pytest.mark.thorough
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    data = wrapped("terngrad").compress(torch.eye(1, 500)[0]).pack()
-    monkeypatch.setitem(sys.modules, "constriction", None)
-    with pytest.raises(InputError, match=r"raybench\[entropy\]"):
-        wrapped("terngrad")
-    with pytest.raises(ValueError, match="does not fit"):
-        unpack(data)

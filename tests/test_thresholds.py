@@ -8,15 +8,14 @@ import pytest
 import torch
 from hard_vectors import DTYPES, INF, NAN, by_sorting, hard_vectors, same
 
-from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies
 from raybench.compressors.by_size import ragged
-from raybench.compressors.pos_neg_top_k import PosNegTopK, by_sign
 from raybench.compressors.selection import (
     DGC,
     AdaptiveThreshold,
     HardThreshold,
     Masking,
+    PosNegTopK,
     energy_kept,
     energy_kept_torch,
 )
@@ -110,34 +109,27 @@ def test_signs_of_any_counts(d, dtype):
     rows["negative NaN"] = torch.copysign(rows["some NaN"].abs(), -rows["gaussian"].abs())
     x = torch.stack(list(rows.values()))
     sides = torch.where(x < 0, 0.0, x), torch.where(x < 0, x, 0.0)
-    for of_sign in (lambda n: n, lambda n: -(-n // 3), lambda n: min(n, 2), lambda n: 0):
+    for k, of_sign in (
+        ("100%", lambda n: n),
+        ("25%", lambda n: -(-n // 4)),
+        (2, lambda n: min(n, 2)),
+        ("5", lambda n: min(n, 5)),
+    ):
         keep = torch.zeros_like(x, dtype=torch.bool)
         for r in range(len(x)):
             for side in sides:
                 keep[r, by_sorting(side[r], of_sign(int((side[r] != 0).sum())))] = True
-        result = zip(by_sign(x, of_sign), ragged(x, keep), strict=True)
+        m = PosNegTopK(k).compress(x)
+        result = zip((m.counts, m.indices, m.values), ragged(x, keep), strict=True)
         assert all(same(a, b) for a, b in result)
 
 
-def test_means_of_each_sign():
-    x = torch.tensor([5.0, -1, 3, -8, 0, 1, -2, 2], dtype=torch.float64)
-    m = PosNegTopK(2, "means").compress(x)
-    assert m.decode().tolist() == [4, 0, 4, -5, 0, 0, -5, 0]
-    back = unpack(m.pack())
-    assert torch.equal(back.decode(), m.decode())
-    assert torch.equal(back.means, m.means)
-    assert m.bits == 2 * 64 + 4 + 4 + 8  # two means, the count, signs, a bitmask
-    none = PosNegTopK(2, "means").compress(torch.zeros(8))
-    assert none.bits == 2 * 32 + 4
-
-
-@pytest.mark.parametrize("values", ["exact", "means"])
 @pytest.mark.parametrize("k", [1, 3, "10%", "40%", "100%"])
 @pytest.mark.parametrize("d", [1, 7, 24])
-def test_alpha_of_selection_by_sign_at_its_worst_vectors(d, k, values):
+def test_alpha_of_selection_by_sign_at_its_worst_vectors(d, k):
     if isinstance(k, int) and k > d:
         return
-    op, least = PosNegTopK(k, values), 1.0
+    op, least = PosNegTopK(k), 1.0
     for n in range(1, d + 1):
         for c in (0.0, 1e-9, 0.2, 0.5, 1.0):
             x = torch.zeros(d, dtype=torch.float64)

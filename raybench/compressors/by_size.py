@@ -3,8 +3,8 @@
 Magnitudes are compared as integers: the bits of |x| order as |x| does, zeros of both signs are one, a
 NaN counts as infinity. How many of a row exceed a cut is a loop without branches, which the compiler
 vectorises, so the k-th size is found by bisection over counts. Of a long row only what exceeds a cut
-guessed from a sample goes into the bisection; the guess decides the time, never the result. GPUs have
-kernels of their own (``compressors.gpu``), and plain torch does the same anywhere.
+guessed from a sample goes into the bisection; the guess decides the time, never the result. Plain torch does
+the same on other devices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 
@@ -252,10 +251,6 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Ties go to the lowest index; NaN is as large as infinity.
     """
-    if gpu.usable(x) and x.dtype != torch.float64:
-        from raybench.compressors.gpu import selection
-
-        return selection.largest(x, k)
     if x.device.type != "cpu":
         where = largest_torch(x, k)
         return where, x.gather(-1, where)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.norms import norms, side_sums
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 from raybench.core.registry import Choice, Integer, Number, compressor
@@ -138,14 +137,6 @@ def codes_of(
     way: DITHERED, NEAREST or FLOOR to 0, 1/s, .., 1 (see ``quantised``); POWER to powers of two; LADDER to
     ``steps`` = 0, .., 1, both without bias. What exceeds the norm goes to its level, as does a NaN.
     """
-    if gpu.usable(x) and way != LADDER:
-        from raybench.core.gpu import quantisers
-
-        coded = torch.empty(x.shape, dtype=code_dtype(2 * s + 1), device=x.device)
-        source = norm if way == NEAREST else stream.keys
-        name = ("dithered", "nearest", "floor", "power")[way]
-        quantisers.codes(x, source, *_factors(norm, way, s), name, s, bucket, coded)
-        return coded
     if x.device.type != "cpu" or not x.numel():
         return codes_torch(x, norm, stream, way, s, bucket, steps)
     d, out = x.shape[-1], torch.empty(x.shape, dtype=code_dtype(2 * s + 1))

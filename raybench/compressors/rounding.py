@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
 from raybench.core.parallel import run_tiled
@@ -85,18 +84,11 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     without a stream it rounds to the nearest, midway to the lower one. Nothing finite becomes infinite:
     what lies above the largest finite code stays at it.
     """
-    on_gpu = gpu.usable(x)
-    if (x.device.type != "cpu" and not on_gpu) or not x.numel():
+    if x.device.type != "cpu" or not x.numel():
         return cut_torch(x, p, stream)
     integer, d, width = FLOATS[x.dtype].integer, x.shape[-1], exponent_width(x.dtype, p)
     dropped, below_sign, last = _rule(x.dtype, width)
-    out = torch.empty(x.shape, dtype=integers_of(width), device=x.device)
-    if on_gpu:
-        from raybench.core.gpu import quantisers
-
-        stream_keys = None if stream is None else stream.keys
-        quantisers.cut(x.view(integer), stream_keys, dropped, below_sign, last, out)
-        return out
+    out = torch.empty(x.shape, dtype=integers_of(width))
     rows, codes = (_unsigned(t.view(-1, d)) for t in (x.view(integer), out))
     keys = np.empty(0, np.uint64)
     if stream is not None:
@@ -234,7 +226,7 @@ class RoundedMessage(Message):
 
     def _write(self, out: Tensor) -> None:
         values = _values(self.levels, self.base, self.dtype)
-        if self.device.type == "cpu" or gpu.usable(out):
+        if self.device.type == "cpu":
             decode_levels(self.codes, values, out.new_full((*self.lead, 1), self.scale), 0, out)
         else:
             out.copy_(values.to(self.device)[self.codes.long()] * self.scale)

@@ -21,12 +21,12 @@ from raybench.compressors.by_size import (
     run_rows,
     sizes_torch,
 )
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Count, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
+from raybench.wire.indices import per_count
 
 # Top-k --------------------------------------------------------------------------------------------
 
@@ -85,6 +85,49 @@ class RTopK(_Selection):
             where = drawn.nonzero()[:, -1].view(*x.shape[:-1], k)
             indices, values = indices.gather(-1, where), values.gather(-1, where)
         return SparseMessage(d, x.dtype, indices, values)
+
+
+@compressor("pos_neg_top_k")
+class PosNegTopK(Compressor):
+    """C(x) = the largest positive and the most negative entries, selected apart; deterministic.
+
+    A share p keeps ceil(p n) of the n entries of a sign, a count min(k, n); zeros are neither. alpha =
+    max(p, 1/d), or k/d. B1 and B2 hold with (alpha, 1). Ties go to the lowest index; NaN is a large
+    positive entry. Bits: the count, the values and their indices. Source: Dryden et al. 2016, who send
+    a mean of each sign in place of the values.
+    """
+
+    k: int | float | str = Count(
+        help="entries of each sign kept, or their share among the entries of that sign"
+    )
+    deterministic = True
+    projection = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, is_count = x.shape[-1], self._share() is None
+        most = count_of(self.k, d)
+        keep = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+        for side in (x.clamp(min=0), x.clamp(max=0).nan_to_num_(0.0, 0.0, -math.inf)):
+            kept = side.count_nonzero(-1)
+            if is_count:
+                kept = kept.clamp(max=most)
+            else:
+                kept = per_count(kept, lambda n: (n and count_of(self.k, n),))[0]
+            where, values = largest(side, most)
+            among_kept = rank_of(sizes_torch(values)) < kept[..., None]
+            keep |= torch.zeros_like(keep).scatter_(-1, where, among_kept)
+        return RaggedMessage(d, x.dtype, *ragged(x, keep))
+
+    def alpha(self, d: int) -> float:
+        kept, share = count_of(self.k, d), self._share()
+        return kept / d if share is None else max(share, 1 / d)
+
+    def _share(self) -> float | None:
+        """Return the share of the entries of a sign that is kept; None where ``k`` is a count."""
+        text = str(self.k).strip()
+        if text.endswith("%"):
+            return float(text.removesuffix("%")) / 100
+        return None if float(text).is_integer() else float(text)
 
 
 # Thresholds ---------------------------------------------------------------------------------------
@@ -161,11 +204,6 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
 
     A NaN is always sent.
     """
-    if gpu.usable(x) and x.dtype != torch.float64:
-        from raybench.compressors.gpu import selection
-
-        below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
-        return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
     if x.device.type != "cpu":
         size = sizes_torch(x)
         keep = (size >= cut[..., None]) & (size > 0)

@@ -2,8 +2,8 @@
 
 A stream is a tensor of 64-bit keys. ``fold(tag)`` derives a child, so a number depends only on the
 path seed / purpose / round / client / slot that leads to it: not on packing, workers, retries or
-resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Numbers are bit-equal on every device: Triton
-draws them on a GPU, numba in main memory, from where they are brought to a GPU without Triton.
+resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Numbers are bit-equal on every device: numba
+draws them in main memory, from where they are brought to a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core import gpu
 from raybench.core.cells import PerCell
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared, run_tiled
@@ -186,18 +185,12 @@ class Stream:
     def keys(self) -> Tensor:
         """The keys, int64 of shape root.shape + ids.shape."""
         if self._keys is None:
-            root = self.root
-            if gpu.usable(root):
-                from raybench.core.gpu.streams import keys_of
-
-                self._keys = keys_of(root, self.tags, self.ids)
-            else:
-                out = torch.empty(self.shape, dtype=torch.int64)
-                if out.numel():
-                    ids = np.empty(0, np.uint64) if self.ids is None else _numpy(self.ids)
-                    tags = np.array(self.tags, np.int64).view(np.uint64)
-                    _keys_kernel(_numpy(root), tags, ids, _numpy(out).reshape(root.numel(), -1))
-                self._keys = out.to(root.device)
+            root, out = self.root, torch.empty(self.shape, dtype=torch.int64)
+            if out.numel():
+                ids = np.empty(0, np.uint64) if self.ids is None else _numpy(self.ids)
+                tags = np.array(self.tags, np.int64).view(np.uint64)
+                _keys_kernel(_numpy(root), tags, ids, _numpy(out).reshape(root.numel(), -1))
+            self._keys = out.to(root.device)
         return self._keys
 
     @property
@@ -262,10 +255,6 @@ class Stream:
 
     def _draw(self, count: int, dtype: torch.dtype, kernel: Any) -> Tensor:
         keys = self.keys
-        if gpu.usable(keys):
-            from raybench.core.gpu.streams import draws
-
-            return draws(keys, count, dtype)
         out = torch.empty(keys.numel(), count, dtype=dtype)
         raw = out.numpy()
         kernel(_numpy(keys), raw.view(np.uint64) if dtype == torch.int64 else raw)
@@ -303,8 +292,6 @@ class Stream:
             return torch.arange(d, device=keys.device).expand(*keys.shape, d)
         if d > MOST_SORTED:
             return self._feistel(d, k)
-        if gpu.usable(keys):
-            return self._shuffled(d)[..., :k].sort(dim=-1).values
         out = torch.empty(keys.numel(), k, dtype=torch.int64)
         flat, raw = _numpy(keys), out.numpy()
         cost = len(flat) * d * 4.0
@@ -327,9 +314,6 @@ class Stream:
     def _shuffled(self, d: int) -> Tensor:
         """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
         keys = self.keys
-        if gpu.usable(keys):
-            hashes = self.bits(d) ^ (-(2**63))  # ordered as unsigned numbers
-            return hashes.argsort(dim=-1, stable=True)
         out = torch.empty(*keys.shape, d, dtype=torch.int64)
         flat, raw = _numpy(keys), out.view(-1, d).numpy()
         run_shared(lambda a, b: _order_kernel(flat[a:b], d, raw[a:b]), len(flat), 64.0 * raw.size)
@@ -340,10 +324,6 @@ class Stream:
         width = max(d - 1, 1).bit_length()
         high, low = width - width // 2, width // 2
         start = torch.zeros_like(keys) if first is None else first
-        if gpu.usable(keys):
-            from raybench.core.gpu.streams import images
-
-            return images(keys, start, d, count, FEISTEL_ROUNDS)
         out = torch.empty(keys.numel(), count, dtype=torch.int64)
         flat, begin, raw = _numpy(keys), start.cpu().reshape(-1).numpy(), out.numpy()
 

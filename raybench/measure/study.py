@@ -42,9 +42,6 @@ GRIDS: dict[str, list[str]] = {
     "dithering": _over("dithering:s={},p=inf", (1, 3, 7, 31, 127)),
     "QSGD, buckets": _over("qsgd:s={}", (1, 3, 7, 31, 127)),
     "natural dithering": _over("natural_dithering:s={},p=inf", (1, 3, 7, 15)),
-    "natural dithering, entropy coded": _over(
-        "entropy_coded:of=(natural_dithering:s={},p=inf)", (1, 3, 7, 15)
-    ),
     "SVD": _over("svd:rank={}", (1, 3, 10, 30)),
     "scaled sign": ["scaled_sign"],
     "1-bit, two means": ["one_bit"],

@@ -177,13 +177,6 @@ class Message:
         take the bytes that were sent is checked for every kind.
         """
 
-    def takes(self, sizes: Tensor, width: int) -> bool:
-        """Return whether rows of these sizes, int64 (*lead), in a payload that wide, are its own."""
-        size = self._size()
-        if isinstance(size, int) and size != width:
-            return False
-        return torch.equal(torch.as_tensor(self.nbytes).expand(self.lead), sizes)
-
     # What every kind has ---------------------------------------------------------------------
 
     @property

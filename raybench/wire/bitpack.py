@@ -1,4 +1,4 @@
-"""Fixed-width symbols <-> bytes: kernels on CPU and GPUs, a plain torch version as reference and elsewhere.
+"""Fixed-width symbols <-> bytes, by kernels in main memory; what lies on a GPU is brought there and back.
 
 Symbols of w <= 16 bits lie in blocks of 512, bit-sliced: w planes of 64 bytes, bit j of byte i of plane
 p being bit p of symbol 64 j + i, so that packing is a transposition that vectorises. What is left over
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 
@@ -209,17 +208,11 @@ def pack(codes: Tensor, width: int) -> Tensor:
 def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
     """Write what ``pack`` returns into contiguous bytes out (..., P) from column ``at``; return out."""
     kernel = _pack_trits if width == TRIT else _pack
-    if codes.device.type == "cpu" and not gpu.usable(codes):
+    if codes.device.type == "cpu":
         return _run(kernel, codes, width, out, at)
-    done = 0
-    if gpu.usable(codes):
-        from raybench.wire.gpu import pack_blocks
-
-        done = pack_blocks(codes, width, out, at)
-    rest, start = codes[..., done:].cpu(), at + packed_size(done, width)
-    size = packed_size(rest.shape[-1], width)
-    tail = torch.empty(*rest.shape[:-1], size, dtype=torch.uint8)
-    out[..., start : start + size] = _run(kernel, rest, width, tail, 0)
+    *lead, m = codes.shape
+    here = torch.empty(*lead, packed_size(m, width), dtype=torch.uint8)
+    out[..., at : at + here.shape[-1]] = _run(kernel, codes.cpu(), width, here, 0)
     return out
 
 
@@ -234,18 +227,11 @@ def unpack(
     if data.shape[:-1].numel() and data.shape[-1] < at + packed_size(count, width):
         raise ValueError("the packed codes are cut short")
     kernel = _unpack_trits if width == TRIT else _unpack
-    out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
-    if data.device.type == "cpu" and not gpu.usable(data):
+    out = torch.empty(*data.shape[:-1], count, dtype=dtype)
+    if data.device.type == "cpu":
         return _run(kernel, out, width, data, at)
-    done = 0
-    if gpu.usable(data):
-        from raybench.wire.gpu import unpack_blocks
-
-        done = unpack_blocks(data, width, out, at)
-    rest = data[..., at + packed_size(done, width) :].cpu()
-    tail = torch.empty(*data.shape[:-1], count - done, dtype=dtype)
-    out[..., done:] = _run(kernel, tail, width, rest, 0)
-    return out
+    here = data[..., at : at + packed_size(count, width)].cpu()
+    return _run(kernel, out, width, here, 0).to(data.device)
 
 
 def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int) -> Tensor:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import ALIGN, run_tiled
 from raybench.wire import bitpack
@@ -152,8 +151,7 @@ class LevelsMessage(Message):
             scales = out.new_full((*self.lead, 1), self.scale)
         else:
             scales = self.scales if self.scale == 1.0 else self.scales * self.scale
-        kernel = self.device.type == "cpu" or gpu.usable(out)
-        if not kernel or self.symbols > MOST_TABLED:
+        if self.device.type != "cpu" or self.symbols > MOST_TABLED:
             out.copy_(decode_torch(self, scales))
         elif out.numel():
             pair = self.table in ("pair", "sign")
@@ -186,16 +184,10 @@ def aligned(bucket: int) -> int:
 def decode_levels(
     codes: Tensor, table: Tensor | None, scales: Tensor, bucket: int, out: Tensor
 ) -> None:
-    """Write the table's levels times scales (*lead, nb) into out (*lead, d), by a kernel.
+    """Write the table's levels times scales (*lead, nb) into out (*lead, d) on the CPU, by a kernel.
 
     table: of out's type, its size a power of two in [256, 2^16]; None for a pair, scales (*lead, 2 nb).
     """
-    if gpu.usable(out):
-        from raybench.core.gpu import quantisers
-
-        here = None if table is None else table.to(out.device)
-        quantisers.decode(codes, here, scales, bucket, out)
-        return
     d = codes.shape[-1]
     symbols, rows = codes.reshape(-1, d).numpy(), out.view(-1, d).numpy()
     held = scales.reshape(len(rows), -1).contiguous().numpy()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
 
-from raybench.core import gpu
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
@@ -64,7 +63,6 @@ class _Scattered(Message):
     """What sparse kinds share: ``values`` (*lead, k) at ``support()`` (*lead, k)."""
 
     values: Tensor
-    ascending: ClassVar[bool] = False  # within a row, as far as it goes
 
     def support(self) -> Tensor:
         """Return the coordinates, int64 (*lead, k), distinct within a row."""
@@ -73,10 +71,6 @@ class _Scattered(Message):
     @property
     def lead(self) -> torch.Size:
         return self.values.shape[:-1]
-
-    def _placed(self) -> Tensor:
-        """Return the support with d where an entry is not meant, so that all of it ascends."""
-        return self.support()
 
     def _scaled(self) -> Tensor:
         return self.values if self.scale == 1.0 else self.values * self.scale
@@ -96,10 +90,6 @@ class _Scattered(Message):
         *lead, n, k = self.values.shape
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
         where, values = self.support(), self._weighted()
-        if gpu.usable(out) and self.ascending:
-            from raybench.wire.gpu import add_rows
-
-            return add_rows(self._placed(), values, out)
         if self.device.type != "cpu":  # there additions of several clients would take any order
             for i in range(n):
                 out.scatter_add_(-1, where[..., i, :], values[..., i, :])
@@ -147,7 +137,6 @@ class SparseMessage(_Scattered):
     kind = "sparse"
     tensors = ("indices", "values")
     shaped = ("k",)
-    ascending = True
 
     @classmethod
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
@@ -245,13 +234,9 @@ class RaggedMessage(_Scattered):
     values: Tensor
     kind = "ragged"
     tensors = ("counts", "indices", "values")
-    ascending = True
 
     def support(self) -> Tensor:
         return self.indices
-
-    def _placed(self) -> Tensor:
-        return self.indices.masked_fill(~within(self.counts, self.values.shape[-1]), self.d)
 
     def _write(self, out: Tensor) -> None:
         out.zero_().scatter_add_(-1, self.indices, self._scaled())

@@ -4,10 +4,9 @@ A valid checksum says that bytes arrived as they were sent, not that they were m
 made before its size has been compared with the bytes that are there, and a message is handed on only if
 its parts fit each other: then decoding, adding, packing and asking what it costs do not fail.
 
-What is made may be larger than what was sent, for a row that its client did not send is a row of zeros,
-and a row of equal symbols takes ten bytes however long it is. That much (``FREE`` and ``GROWTH``) is
-allowed to a message that comes out of nowhere; whoever knows what shape must come says so, and allows
-in proportion to it (``PER_NUMBER``).
+What is made may be larger than what was sent, for a row that its client did not send is a row of zeros.
+That much (``FREE`` and ``GROWTH``) is allowed to a message that comes out of nowhere; whoever knows what
+shape must come says so, and allows in proportion to it (``PER_NUMBER``).
 """
 
 from __future__ import annotations
@@ -187,5 +186,6 @@ def _check_leaf(message: Message, lead: torch.Size, d: int, sizes: Tensor, width
     if any(array.shape[: len(lead)] != lead for array in arrays):
         raise ValueError("the message's arrays are of another shape than its header says")
     message.check()
-    if not message.takes(sizes.view(lead), width):
+    size, own = message._size(), torch.as_tensor(message.nbytes).expand(lead)
+    if (isinstance(size, int) and size != width) or not torch.equal(own, sizes.view(lead)):
         raise ValueError("rows of another size than the message takes")
