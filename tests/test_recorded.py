@@ -11,7 +11,7 @@ import torch
 
 import raybench.torch
 from raybench.core.errors import InputError
-from raybench.data.recorded import recorded
+from raybench.measure.recorded import recorded
 
 
 def net() -> torch.nn.Module:

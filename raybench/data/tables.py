@@ -540,6 +540,8 @@ def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dat
     and clients are real numbers or text. Raises InputError where an array is missing, is not of real
     finite numbers, does not fit the others, or takes more memory than a data set may.
     """
+    import pyarrow as pa
+
     with opened(path, NPZ_FIX) as archive:
         if not archive.names & {*NPZ_FEATURES, "labels"}:
             return dataset_of(_columns_of(archive), label, client)
@@ -547,33 +549,25 @@ def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dat
         target = label or _first(archive, NPZ_LABELS if key == "X" else NPZ_LABELS[::-1])
         for name, asked in ((label, LABEL_KEY), (client, CLIENT_KEY)):
             if name is not None and name not in archive.names:
-                raise data_error(
-                    f"{where} has no column {name!r}", nearest(name, archive.names), asked
-                )
-        raw, columns = archive.numbers(key), {}
+                fix = nearest(name, archive.names)
+                raise data_error(f"{where} has no column {name!r}", fix, asked)
+        raw = archive.numbers(key)
         features = raw.reshape(len(raw), -1) if raw.ndim else raw.reshape(0, 0)
-        for name, word in ((target, "label"), (client, "client")):
-            if name is not None:
-                column = archive.column(name)
-                if column.shape != (len(features),) or features.size == 0:
-                    what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
-                    raise data_error(what, f"give one {word} per row")
-                columns[word] = column
-    for name, values in (
-        (key, features),
-        (target, columns["label"]),
-        (client, columns.get("client")),
-    ):
-        if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
-            what = f"{where} holds values that are not finite, in {name}"
-            raise data_error(what, "clean them first")
-    import pyarrow as pa
-
-    found = {
-        word: values_of(pa.array(column), f"{where}: {word}") for word, column in columns.items()
-    }
-    labels = _labels(found["label"], f"{where}: {target}")
-    return Dataset(where, features, labels, found.get("client"), label=target)
+        odd = [key] if not np.isfinite(features).all() else []
+        columns = []
+        for name in (target, client) if client is not None else (target,):
+            column = archive.column(name)
+            if column.shape != (len(features),) or features.size == 0:
+                what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
+                raise data_error(what, "give one entry per row")
+            odd += [name] if column.dtype.kind == "f" and not np.isfinite(column).all() else []
+            columns.append(values_of(pa.array(column), f"{where}: {name}"))
+    if odd:
+        what = f"{where} holds values that are not finite, in {odd[0]}"
+        raise data_error(what, "clean them first")
+    labels = _labels(columns[0], f"{where}: {target}")
+    clients = columns[1] if client is not None else None
+    return Dataset(where, features, labels, clients, label=target)
 
 
 def _columns_of(archive: Archive) -> Table:
