@@ -16,7 +16,6 @@ from gloo_kit import close
 from tiers import is_thorough
 
 THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
-UNTIL = float(os.environ.get("RAYBENCH_TEST_UNTIL", "inf"))  # seconds since 1970, of thorough tests
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
 
@@ -56,13 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what starts Ray first, as it takes longest; without a GPU leave out what needs one."""
     items[:] = [item for item in items if GPU or item.get_closest_marker("gpu") is None]
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out thorough tests that have not begun by the time that .ci/run gives them; what make test runs never is."""
-    if time.time() > UNTIL and item.get_closest_marker("thorough") is not None:
-        pytest.skip("the time for thorough tests, RAYBENCH_TEST_UNTIL, was over")
 
 
 @pytest.fixture(scope="session")
