@@ -166,6 +166,12 @@ def test_ids_of_64_bits_stay_apart(door, tmp_path):
     assert result.about()[-1] == ("clients", f"4, with 5 ({IDS[0]}) to 5 ({IDS[0]}) rows")
 
 
+@pytest.mark.parametrize("door", ["parquet", "pandas", "polars", "npz"])
+def test_text_that_spells_numbers_is_no_feature(door, tmp_path):
+    table = PLAIN.drop(columns="user").assign(code="7")
+    refused(data.load, through(door, table, tmp_path), "column 'code'", "holds text, '7'")
+
+
 def test_clients_and_classes_are_told_apart_as_they_are_spelled(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("a,label,site\n1,NA,007\n2,None,7\n3,NA,7\n")

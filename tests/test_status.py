@@ -77,7 +77,7 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     for state in STATES[2:]:
         launch.reach(state)
     shown = cli("status", tmp_path).out
-    assert "down 0 s ago" in fields(shown)["launch"]
+    assert re.search(r"down \d+ s ago", fields(shown)["launch"])
     assert "raybench down" not in shown
     (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
     said = cli("status", tmp_path)

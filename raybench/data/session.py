@@ -91,8 +91,12 @@ def _columns(table: Table) -> dict[str, Any]:
             what = f"lacks a value in row {row}"
             raise InputError.of(f"{table.where}.{name}", what, "fill it, or leave it out")
         plain = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+        text = kinds.is_string(kind) or kinds.is_large_string(
+            kind
+        )  # stays text, also where it spells numbers
         with renamed(DATASET_KEY, table.where):
-            columns[name] = arrow[name].to_numpy() if plain else values_of(arrow[name], name)
+            keep = plain or text
+            columns[name] = arrow[name].to_numpy() if keep else values_of(arrow[name], name)
     coded = [n for n, t in zip(arrow.column_names, arrow.schema.types) if kinds.is_dictionary(t)]
     return columns | ({CATEGORIES: np.array(sorted(coded))} if coded else {})
 
