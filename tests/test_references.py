@@ -13,9 +13,11 @@ import torch
 from reference_world import LAMBDA, compare
 from toys import RAND, TOP
 
+from raybench import spec
 from raybench.compressors.sparsification import SharedMask
-from raybench.execution.resolve import problem_of
-from raybench.testing.trial import DATA, Method
+from raybench.core.errors import InputError
+from raybench.execution.resolve import Resolver, Skip, problem_of
+from raybench.testing.trial import DATA, Method, started
 
 GAMMA, ROUNDS = 0.03, 25
 PROBLEM = {"name": "least_squares", **DATA, "rows": 57, "regularizer": "l2", "lambda": LAMBDA}
@@ -537,3 +539,29 @@ def test_method_is_its_reference(name, params, compressor, downlink, reference, 
 def test_the_problem_is_strongly_convex_for_every_client():
     cell = Method("gd", {}, None, PROBLEM, rounds=1).cell()
     assert problem_of(cell.cell.problem).constants.mu_min >= LAMBDA
+
+
+# At the edges ---------------------------------------------------------------------------------
+
+
+def test_a_normalised_step_along_nothing_is_none():
+    run = started(Method("ef21_normalized", {}, TOP, PROBLEM, step=0.05, rounds=1).batch())
+    zero = torch.zeros(2, 5)
+    assert torch.equal(run.a.outer_step(None, zero), zero)
+
+
+@pytest.mark.thorough
+def test_compressed_scaffnew_needs_two_senders():
+    with pytest.raises(InputError, match="senders"):
+        Method("compressed_scaffnew", {"senders": 1}, None, PROBLEM, step=0.1).cell()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("downlink", "says"), [(TOP, "unbiased"), ("aggregate", "would relay, is not its step")]
+)
+def test_marina_p_needs_an_unbiased_downlink(downlink, says):
+    config = Method("marina_p", {}, None, PROBLEM, downlink, step=0.1).config({"value": 0.1}, 0)
+    (cell,) = spec.load({**config, "allow_unproven": False}).cells
+    with pytest.raises(Skip, match=says):
+        Resolver().resolve(cell)
