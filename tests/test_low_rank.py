@@ -7,11 +7,9 @@ import math
 
 import numpy as np
 import pytest
-import tensorly
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorly.decomposition import parafac, tensor_train, tucker
 
 from raybench.compressors.low_rank import SVD, PowerStep, near_square, truncated_svd
 from raybench.compressors.tensors import (
@@ -286,28 +284,6 @@ def test_tucker_is_never_worse_than_st_hosvd(data):
     start = relative(STHOSVD(dims, ranks), x)
     assert (relative(Tucker(dims, ranks), x) <= start + 1e-12).all()
     assert torch.equal(relative(Tucker(dims, ranks, 0), x), start)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(3))
-def test_as_good_as_tensorly(seed):
-    dims = (5, 6, 7)
-    X = gaussian(*dims, seed=seed)
-    x = X.flatten()
-    with tensorly.backend_context("numpy", local_threadsafe=True):
-        A = X.numpy()
-
-        def missed(found):
-            value = torch.from_numpy(found)
-            return float((value - X).square().sum() / X.square().sum())
-
-        theirs = missed(tucker(A, rank=[2, 3, 2], n_iter_max=200, tol=1e-10).to_tensor())
-        assert float(relative(Tucker(dims, (2, 3, 2), 200), x)) <= theirs + 1e-3
-        train = tensor_train(A, rank=[1, 3, 4, 1]).to_tensor()
-        value = TensorTrain(dims, (3, 4)).compress(x).decode()
-        torch.testing.assert_close(value, torch.from_numpy(train).flatten())
-        theirs = missed(parafac(A, 3, n_iter_max=300, init="svd", tol=1e-12).to_tensor())
-        assert float(relative(CP(dims, 3, 300), x)) <= theirs + 0.03  # local minima
 
 
 @pytest.mark.thorough

@@ -103,17 +103,6 @@ def test_tensors_are_clipped_one_by_one():
         assert torch.allclose(cut[0], scale * whole[0], rtol=1e-12)
 
 
-def test_dgc_sends_vectors_dense_where_asked():
-    method = Method("dgc", {"vectors": "dense"}, TOP, {"name": "tensors"}, step=0.05, rounds=40)
-    run = started(method.batch((1.0, 0.5), (0, 1)))
-    narrow = slice(12, 16)
-    for v, u in each_round(run, lambda r: (r.c.v, r.c.u))[1:]:
-        assert (v[..., narrow] == 0).all()
-        assert (u[..., narrow] != 0).all()  # their momentum is theirs
-        assert ((u == 0).sum(-1) == 3).all()
-    assert (run.net.ledger.up[VALUES] == 40 * (3 + 4)).all()
-
-
 def test_a_split_joins_again():
     split = matrices(Tensors.layout_of, True)
     x = torch.arange(44.0).view(2, 22)

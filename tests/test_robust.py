@@ -68,16 +68,15 @@ def test_client_by_client_it_is_the_same_method(name):
 
     A trimmed mean that trims nothing keeps clients apart and is a mean.
     """
-    for method in methods(registry.lookup("algorithm", name)):
-        more = {"robust": {"rule": "trimmed_mean"}}
-        plain = finished(method.batch((1.0, 0.5), (0, 1)))
-        more = Method(**{**vars(method), "more": more, "step": plain.batch.cells[0].step_size})
-        apart = finished(more.batch((1.0, 0.5), (0, 1)))
-        assert apart.net.apart
-        torch.testing.assert_close(apart.s.x, plain.s.x, rtol=1e-9, atol=1e-11)
-        assert np.array_equal(apart.net.ledger.up, plain.net.ledger.up)
-        errors = [r.recorder.column("estimator_error_sq") for r in (apart, plain)]
-        np.testing.assert_allclose(*errors, rtol=1e-6, atol=1e-12)
+    method = methods(registry.lookup("algorithm", name))[0]
+    plain = finished(method.batch((1.0, 0.5), (0, 1)))
+    more = {"more": {"robust": {"rule": "trimmed_mean"}}, "step": plain.batch.cells[0].step_size}
+    apart = finished(replace(method, **more).batch((1.0, 0.5), (0, 1)))
+    assert apart.net.apart
+    torch.testing.assert_close(apart.s.x, plain.s.x, rtol=1e-9, atol=1e-11)
+    assert np.array_equal(apart.net.ledger.up, plain.net.ledger.up)
+    errors = [r.recorder.column("estimator_error_sq") for r in (apart, plain)]
+    np.testing.assert_allclose(*errors, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.thorough
@@ -255,19 +254,10 @@ AROUND = {
     "outer": {"optimizer": "adam"},
     "delay": {"rounds": 2},
 }
-EVERYTHING = [
-    *((name, TOP, PROBLEM, AROUND) for name in ("ef21", "ef14")),
-    ("diana", {"name": "rand_k", "k": "10%"}, PROBLEM, AROUND),
+EVERYTHING = [  # beside what the kit tries of methods alone
+    ("ef21", TOP, PROBLEM, AROUND),
     ("ef21", TOP, UNLIKE, {"robust": {**FLIP, "bucket": 2, "tolerate": 1}}),
-    ("byz_vr_marina", RAND, UNLIKE, {"robust": {**FLIP, "rule": "krum"}}),
-    ("byz_dasha_page", RAND, LOGISTIC, {"robust": {"byzantine": 1, "attack": "label_flip"}}),
     ("gd", None, LOGISTIC, {"robust": {"rule": "mean", "byzantine": 1, "attack": "label_flip"}}),
-    (
-        "ef14",
-        TOP,
-        UNLIKE,
-        {"robust": {"byzantine": 2, "attack": "a_little_is_enough"}, "local": {"steps": 2}},
-    ),
 ]
 
 
@@ -428,7 +418,7 @@ def ratio(x, got, f):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median"])
-@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2), (6, 1), (7, 2)])
+@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2)])
 def test_no_vectors_break_the_bound(rule, n, f):
     """Random ones, of which some are far out, together, or equal."""
     random = np.random.default_rng(1)

@@ -14,7 +14,6 @@ from raybench.execution.build import GRAPHS, mixing
 from raybench.execution.resolve import Skip
 from raybench.execution.run import Average, factor
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire import RaggedMessage, SparseMessage
 from raybench.wire.neighbours import Neighbours
 
 
@@ -106,15 +105,6 @@ def test_aggregate_downlink_is_charged_by_the_union():
     assert up == rounds * 3 * (width + index)
     assert rounds * 3 * width < down <= rounds * 12 * (width + index)
     assert down < plain.bits("down")[0]
-    probe = SparseMessage(5, torch.float64, torch.tensor([[[0, 2], [2, 4]]]), torch.ones(1, 2, 2))
-    cost = probe.union()
-    assert (cost.values.tolist(), cost.index_explicit.tolist()) == ([3], [9])
-    assert cost.bytes.tolist() == [3 * 8 + 1]
-    cost = probe.masked(torch.tensor([[True, False]])).union()
-    assert cost.values.tolist() == [2]
-    counts, zero = torch.tensor([[1, 2]]), torch.tensor([[[1, 0], [1, 3]]])
-    ragged = RaggedMessage(5, torch.float64, counts, zero, torch.ones(1, 2, 2).double())
-    assert ragged.union().values.tolist() == [2]
     seeded = Method(
         "diana", {}, {"name": "rand_k", "k": 3}, P1, step=0.02, more=FAR, downlink="aggregate"
     )
