@@ -173,34 +173,11 @@ class Sound(Faulty):
     """Nothing is wrong here."""
 
 
-class LocalMean(Faulty):
-    """The server averages the clients of its own process, unbooked."""
-
-    def server(a, net, s, c, m):
-        net.up(m)
-        s.g = c.g.mean(1)
-
-
-class NeverSent(LocalMean):
-    """The same, and not even a message is sent (the model is broadcast, which is booked)."""
-
-    def server(a, net, s, c, m):
-        s.g = c.g.mean(1)
-
-
 class LocalCount(Faulty):
     """Divides by the clients of its own process."""
 
     def server(a, net, s, c, m):
         s.g = s.g + net.up(m).sum() / net.n_here
-
-
-class AcrossCells(Faulty):
-    """One cell's estimator leaks into the next."""
-
-    def server(a, net, s, c, m):
-        s.g = s.g + net.up(m).mean()
-        s.g = 0.999 * s.g + 0.001 * s.g.mean(0, keepdim=True)
 
 
 class GlobalRandom(Faulty):
@@ -275,10 +252,7 @@ class WrongAxes(Faulty):
 
 
 FAULTS = {
-    LocalMean: "ranks change nothing",
-    NeverSent: "ranks change nothing",
     LocalCount: "ranks change nothing",
-    AcrossCells: "alone or in a batch",
     GlobalRandom: "seed decides all",
     ForgottenCells: "alone or in a batch",
     LooksAtTheRecord: "recording costs nothing",

@@ -138,40 +138,6 @@ def test_who_vanishes_comes_back_and_begins_anew() -> None:
     assert abs(once.mean() - 1) < 0.1
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "marina", "ef21", "dsgd"])
-def test_synchronous_methods_by_hand(name) -> None:
-    """Local steps, minibatches and participation cost what they cost: two cells, the seconds of every round."""
-    clock = {"compute": SPEEDS}
-    if name == "local_sgd":
-        _, seconds = ended(method(name, clock, tau=3, rounds=5))
-        assert np.allclose(np.diff(seconds[0]), 3 * 4.4)
-    elif name == "ef21":
-        m = Method(name, {}, {"name": "top_k", "k": 3}, CHAIN, rounds=5, more={"clock": clock})
-        _, seconds = ended(m)
-        assert np.allclose(seconds[0], 4.4 * np.arange(1, 7))
-    elif name == "dsgd":
-        m = Method(
-            "dgd", {}, None, MIXED, step=0.1, rounds=6, more={"clock": clock, "graph": "path"}
-        )
-        seconds = finished(m.batch()).recorder.column("clock_seconds")
-        t = np.zeros(4)
-        for k in range(1, 7):
-            done = t + SPEEDS
-            t = np.array([max(done[max(0, i - 1) : i + 2]) for i in range(4)])
-            assert seconds[0, k] == pytest.approx(t.max())
-    else:
-        m = Method(
-            "pp_marina",
-            {"p": 0.3, "clients": 1},
-            {"name": "rand_k", "k": 3},
-            CHAIN,
-            rounds=30,
-            more={"clock": clock},
-        )
-        seconds = finished(m.batch()).recorder.column("clock_seconds")
-        assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
-
-
 def test_trials_of_a_trace_arrive_by_its_quantile(tmp_path) -> None:
     import pandas as pd
 

@@ -105,27 +105,6 @@ def test_aggregate_downlink_is_charged_by_the_union():
     assert up == rounds * 3 * (width + index)
     assert rounds * 3 * width < down <= rounds * 12 * (width + index)
     assert down < plain.bits("down")[0]
-    seeded = Method(
-        "diana", {}, {"name": "rand_k", "k": 3}, P1, step=0.02, more=FAR, downlink="aggregate"
-    )
-    run = finished(seeded.batch())
-    assert run.bits("down")[0] % width == 0
-    assert run.bits("down")[0] < rounds * 12 * width
-    marina = Method(
-        "marina",
-        {"p": 0.5},
-        {"name": "rand_k", "k": 1},
-        P1,
-        step=0.02,
-        more=FAR,
-        downlink="aggregate",
-    )
-    batch = marina.batch((1.0,), range(6))
-    down = finished(batch).bits("down")
-    assert (down < 41 * 12 * width).all()
-    assert len(set(down.tolist())) > 1
-    quantised = Method("diana", {}, "natural", P1, step=0.02, more=FAR, downlink="aggregate")
-    assert finished(quantised.batch()).bits("down")[0] == rounds * 12 * width
 
 
 # Graphs ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +17,8 @@ from raybench import spec
 from raybench.core.registry import load_plugin, lookup
 from raybench.data.catalogue import EMBEDDED
 from raybench.execution.plan import Plan, make_plan
-from raybench.reproduce import catalogue, find, judge
+from raybench.reproduce import catalogue, find
 from raybench.reproduce.claims import Side
-from raybench.reproduce.evidence import Evidence
-from raybench.reproduce.judge import AGREES
 from raybench.spec.cells import Sweep
 
 pytestmark = pytest.mark.thorough
@@ -169,18 +166,3 @@ def test_savings_have_a_row_per_law_dimension_and_k():
     assert uniform["saving"].to_numpy() == pytest.approx(3, rel=0.05)
     left = rows[rows["kind"] == "residual"]
     assert left["saving"].to_numpy() == pytest.approx((1 - left["left"]) * left["d"] / left["k"])
-
-
-@pytest.mark.parametrize(("power", "holds"), [(1, False), (1.5, False), (2, True), (2.3, False)])
-def test_another_law_of_the_savings_disagrees(power: float, holds: bool) -> None:
-    what = find("top_k_savings")
-    names = {"exponential_log_squared", "exponential_grows"}
-    laws = [claim for claim in what.claims if claim.name in names]
-    assert len(laws) == 2
-    d = np.array([100, 1000, 10_000, 100_000])
-    saving = 0.5 * np.log(d) ** power
-    rows = pd.DataFrame({"kind": "saving", "law": "exponential", "d": d, "saving": saving})
-    rows["per_log_squared"] = saving / np.log(d) ** 2
-    result = Evidence(rows, pd.DataFrame(), "made up")
-    words = {verdict.word for verdict in judge(replace(what, claims=tuple(laws)), result)}
-    assert (words == {AGREES}) == holds

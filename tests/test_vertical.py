@@ -40,19 +40,6 @@ from raybench.testing.trial import DATA, Method, finished, started
 
 
 @pytest.mark.thorough
-def test_no_step_is_proved_for_the_control():
-    problem = {"name": "vertical_least_squares", **DATA}
-    rand = {"name": "rand_k", "k": 9}
-    cell = Method("vertical_naive", {}, rand, problem, step=1.0).cell().cell
-    assert Resolver().resolve(cell).theory_step is None
-    with pytest.raises(Skip, match="no theoretical step size"):
-        Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
-    borrowed = replace(cell, step=Step("theory", 1.0, of="vertical_gd"))
-    gd = Method("vertical_gd", {}, None, problem).cell()
-    assert Resolver().resolve(borrowed).step_size == gd.step_size
-
-
-@pytest.mark.thorough
 def test_rows_split_over_clients_are_refused():
     method = Method(
         "vertical_naive",
