@@ -17,7 +17,6 @@ from raybench.spec.clocks import typed
 from raybench.testing.trial import Method, batch_of, finished, on_ranks
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
-MIXED = {**CHAIN, "noise": 0.3}  # every client has its own f
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
 
 
