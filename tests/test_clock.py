@@ -14,11 +14,9 @@ from raybench.clock.clients import Clients, mean, quantile, waiting
 from raybench.clock.events import BLOCK, Events
 from raybench.core.errors import InputError
 from raybench.spec.clocks import typed
-from raybench.testing.trial import Method, batch_of, finished, on_ranks, started
+from raybench.testing.trial import Method, batch_of, finished, on_ranks
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
-MIXED = {**CHAIN, "noise": 0.3}  # every client has its own f
-NOISY = {**CHAIN, "gradient_noise": 0.05}
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
 
 
@@ -139,40 +137,6 @@ def test_who_vanishes_comes_back_and_begins_anew() -> None:
     assert abs(once.mean() - 1) < 0.1
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "marina", "ef21", "dsgd"])
-def test_synchronous_methods_by_hand(name) -> None:
-    """Local steps, minibatches and participation cost what they cost: two cells, the seconds of every round."""
-    clock = {"compute": SPEEDS}
-    if name == "local_sgd":
-        _, seconds = ended(method(name, clock, tau=3, rounds=5))
-        assert np.allclose(np.diff(seconds[0]), 3 * 4.4)
-    elif name == "ef21":
-        m = Method(name, {}, {"name": "top_k", "k": 3}, CHAIN, rounds=5, more={"clock": clock})
-        _, seconds = ended(m)
-        assert np.allclose(seconds[0], 4.4 * np.arange(1, 7))
-    elif name == "dsgd":
-        m = Method(
-            "dgd", {}, None, MIXED, step=0.1, rounds=6, more={"clock": clock, "graph": "path"}
-        )
-        seconds = finished(m.batch()).recorder.column("clock_seconds")
-        t = np.zeros(4)
-        for k in range(1, 7):
-            done = t + SPEEDS
-            t = np.array([max(done[max(0, i - 1) : i + 2]) for i in range(4)])
-            assert seconds[0, k] == pytest.approx(t.max())
-    else:
-        m = Method(
-            "pp_marina",
-            {"p": 0.3, "clients": 1},
-            {"name": "rand_k", "k": 3},
-            CHAIN,
-            rounds=30,
-            more={"clock": clock},
-        )
-        seconds = finished(m.batch()).recorder.column("clock_seconds")
-        assert set(np.round(np.diff(seconds[0]), 9)) >= {1.0, 4.4}
-
-
 def test_trials_of_a_trace_arrive_by_its_quantile(tmp_path) -> None:
     import pandas as pd
 
@@ -194,47 +158,6 @@ def test_a_clock_on_several_ranks_is_that_of_one_process() -> None:
         assert np.array_equal(run.recorder.column("clock_seconds"), seconds)
 
 
-# Identities ----------------------------------------------------------------------------------------------
-
-
-def test_equal_speeds_make_rennala_minibatch_sgd() -> None:
-    clock = {"compute": 1.0}
-    losses, seconds = ended(method("rennala_sgd", clock, NOISY, batch=2, collect=4))
-    same, waited = ended(method("sgd", clock, NOISY, batch=2))
-    assert np.allclose(losses, same, rtol=1e-13, atol=0)
-    assert np.array_equal(seconds, waited)
-    fastest, third = ended(method("fastest_sgd", clock, NOISY, batch=2, collect="100%"))
-    assert np.array_equal(fastest, losses)
-    assert np.array_equal(third, waited)
-
-
-def test_shadowheart_without_compressor_and_sending_steps_as_rennala_does() -> None:
-    """sigma = 0, no link: one gradient of the fastest clients, averaged; t* is the fastest client's second."""
-    losses, seconds = ended(method("shadowheart_sgd", {"compute": [1.0, 1.0, 1.0, 1.0]}))
-    same, waited = ended(method("rennala_sgd", {"compute": [1.0, 1.0, 1.0, 1.0]}, collect=4))
-    assert np.allclose(losses, same, rtol=1e-12)
-    assert np.array_equal(seconds, waited)
-
-
-@pytest.mark.thorough
-def test_a_fast_client_bends_asynchronous_sgd_and_not_those_for_different_data() -> None:
-    """With f_i of their own clients weigh in by speed: a floor above f*, which Malenia and Ringleader have not."""
-    clock, ends = {"compute": [1.0, 7.0, 7.0, 7.0]}, {}
-    for name, params in {
-        "async_sgd": {},
-        "rennala_sgd": {"collect": 4},
-        "malenia_sgd": {"collect": 4},
-        "ringleader_asgd": {},
-        "iaasgd": {},
-    }.items():
-        rounds = 1500 if name == "iaasgd" else 800
-        m = method(name, clock, {**MIXED, "lambda": 0.1}, step=0.3, rounds=rounds, **params)
-        run = finished(m.batch())
-        ends[name] = run.recorder.column("suboptimality")[0, -1]
-    assert min(ends["async_sgd"], ends["rennala_sgd"]) > 1e-4
-    assert max(ends[n] for n in ("malenia_sgd", "ringleader_asgd", "iaasgd")) < 1e-10
-
-
 def test_cells_of_other_seeds_are_no_batch() -> None:
     m = method("async_sgd", {"compute": SPEEDS, "jitter": {"exponential": 0.5}})
     with pytest.raises(InputError):
@@ -246,77 +169,6 @@ def test_malenia_counts_a_harmonic_mean_that_is_reached_but_for_rounding() -> No
     three = {**CHAIN, "clients": 3}
     _, seconds = ended(method("malenia_sgd", {"compute": 1.0}, three, collect=15, rounds=4))
     assert seconds[0].tolist() == [0, 5, 10, 15, 20]
-
-
-# Times of theorems -------------------------------------------------------------------------------------
-
-
-def lower_bound(tau: np.ndarray, steps: float, noise: float) -> float:
-    """min_m (mean of the m fastest 1/tau)^-1 (steps + noise/m): seconds up to a constant, H.4."""
-    best = math.inf
-    for m in range(1, len(tau) + 1):
-        best = min(best, (steps + noise / m) / np.mean(1 / np.sort(tau)[:m]))
-    return best
-
-
-def seconds_to(
-    name: str, speeds: Mapping[str, Any], n: int, epsilon: float, sigma2: float, **params: Any
-) -> float:
-    """Return the seconds to ||grad f||^2 <= epsilon at the theoretical step or ``step``, mean over seeds."""
-    problem = {**HOMOGENEOUS, "clients": n, "gradient_noise": math.sqrt(sigma2 / 20)}
-    step, spent = params.pop("step", None), []
-    for seed in range(3):
-        more = {"clock": {"compute": speeds}, "stop": {"grad_norm_sq": epsilon}}
-        given = {"batch": 1, **params}
-        m = Method(name, given, None, problem, step=step, rounds=200_000, more=more)
-        recorder = finished(m.batch((1.0,), (seed,)), every=10).recorder
-        assert recorder.column("grad_norm_sq")[0, recorder.last_row()[0]] <= epsilon
-        spent.append(recorder.last("clock_seconds")[0])
-    return float(np.mean(spent))
-
-
-HOMOGENEOUS = {"name": "tridiagonal", "dim": 20, "noise": 0.0, "lambda": 0.01}
-
-
-def smoothness_and_gap(n: int) -> tuple[float, float]:
-    """Return L and f(x^0) - f* of that problem."""
-    run = started(Method("gd", {}, None, {**HOMOGENEOUS, "clients": n}).batch())
-    f = float(run.problem.oracle(run.s.x)[1].mean())
-    return run.batch.facts["L"], f - run.batch.facts["f_star"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("power", [1.0, 0.5])
-def test_times_to_a_target_are_within_their_theorems(power) -> None:
-    """tau_i = i and sqrt(i), much noise: within the bound (its constants: 24 and 16 + 8), near each other."""
-    n, epsilon, sigma2 = 30, 0.05, 1.0
-    L, gap = smoothness_and_gap(n)
-    tau = np.arange(1.0, n + 1) ** power
-    bound = lower_bound(tau, L * gap / epsilon, sigma2 * L * gap / epsilon**2)
-    speeds = {"power": power}
-    rennala = seconds_to("rennala_sgd", speeds, n, epsilon, sigma2, target=epsilon)
-    ringmaster = seconds_to("ringmaster_asgd", speeds, n, epsilon, sigma2, target=epsilon)
-    assert max(rennala, ringmaster) <= 48 * bound
-    assert 1 / 8 <= rennala / ringmaster <= 8
-    malenia = seconds_to("malenia_sgd", speeds, n, epsilon, sigma2, target=epsilon)
-    apart = (tau.max() + tau.mean() * sigma2 / (n * epsilon)) * L * gap / epsilon
-    assert malenia <= 48 * apart  # the bound for data of their own, which equal data have too
-
-
-@pytest.mark.thorough
-def test_who_waits_for_slow_clients_is_late_by_the_factor_of_theory() -> None:
-    """tau_i = i, little noise: one client would do. Asynchronous SGD pays n/(sum 1/tau_i), minibatch SGD max tau."""
-    n, epsilon = 30, 0.002
-    L, _ = smoothness_and_gap(n)
-    speeds = {"power": 1.0}
-    first = seconds_to("ringmaster_asgd", speeds, n, epsilon, epsilon, target=epsilon)
-    rennala = seconds_to("rennala_sgd", speeds, n, epsilon, epsilon, target=epsilon)
-    plain = seconds_to("async_sgd", speeds, n, epsilon, epsilon, step=1 / (2 * n * L))
-    waits = seconds_to("sgd", speeds, n, epsilon, epsilon, step=1 / (2 * L))
-    factor = n / np.sum(1 / np.arange(1, n + 1))
-    assert 1 / 4 <= rennala / first <= 4
-    assert factor / 3 <= plain / first <= 3 * factor
-    assert n / 3 <= waits / first <= 3 * n
 
 
 # What waiting costs --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import io
 import json
 import math
 
-import fake_store
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,9 +17,8 @@ from raybench.analysis.clocked import with_clock
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.clock.links import Link, Network, all_gather, all_reduce, overlapped
 from raybench.core.errors import InputError
-from raybench.report import charts, figures, html, plots, render
+from raybench.report import charts, plots
 from raybench.spec.clocks import typed
-from raybench.store import Store
 from raybench.store import cells as cells_of
 
 CLOCK = {
@@ -263,18 +261,6 @@ def test_methods_on_events_need_a_clock(tmp_path) -> None:
     assert "no clock says so" in skipped["reason"].iloc[0]
 
 
-def test_seconds_wasted_are_recorded(tmp_path) -> None:
-    curves, _ = swept(
-        tmp_path / "out",
-        algorithm=[{"name": "fastest_sgd", "collect": 2}],
-        clock={"compute": [1.0, 1.0, 2.0, 4.0]},
-    )
-    last = curves[curves["round"] == 30]
-    assert np.allclose(last["clock_seconds"], 30)
-    assert np.allclose(last["extra.worker_seconds"], 30 * 4)
-    assert np.allclose(last["extra.worker_seconds_wasted"], 30 * 2)
-
-
 # Simulated seconds of finished runs ---------------------------------------------------------------
 
 
@@ -496,24 +482,3 @@ def test_bands_that_have_no_end_go_to_the_edge_and_are_told(swept, monkeypatch):
     (axis,) = plots.draw(chart).axes
     assert axis.get_ylim()[1] == pytest.approx(chart.y_to)
     assert len(axis.collections) == chart.data["series"].nunique(), "each band is drawn"
-
-
-@pytest.mark.thorough
-def test_the_page_says_for_which_link(swept, tmp_path):
-    said = cli("report", swept, "--link", "1Gbit,ring", "--out", tmp_path / "r.html")
-    assert said.code == 0
-    text = (tmp_path / "r.html").read_text("utf-8")
-    assert "1Gbit: 880 Mbit/s, 100 µs, ring" in text
-    assert "seconds_to_target_vs_bandwidth-0" in text
-    assert "Seconds to target" in text
-    plain = html(swept, tmp_path / "plain.html").read_text("utf-8")
-    assert "simulated" not in plain.split("<script>")[0]
-
-
-@pytest.mark.thorough
-def test_runs_without_times_say_so(tmp_path):
-    store = Store(tmp_path / "results")
-    fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)
-    text = " ".join(render(tmp_path / "results", link="1Gbit").split())
-    assert "seconds of compressors were not measured in" in text
-    assert figures(tmp_path / "results", tmp_path / "figures", link="1Gbit")

@@ -45,12 +45,6 @@ def test_unbiased_after_unbiased():
         assert both.b1(D) == both.b2(D) == (1, both.omega(D) + 1)
 
 
-def test_two_rand_k_are_one_of_fewer():
-    """Equality in the rule for unbiased compressors: 2 of the 6 of 24 kept are 2 of 24."""
-    mean, spread = error(op("chain:first=(rand_k:k=6),then=(rand_k:k=2)"), gaussian(D))
-    assert abs(mean - 11) <= 5 * spread
-
-
 @pytest.mark.parametrize(
     "then", ["natural", "dithering:s=3", "natural_dithering:s=4", "rand_k:k=3"]
 )

@@ -21,9 +21,7 @@ from raybench.execution import run as engine_run
 from raybench.execution.execute import execute
 from raybench.execution.recorder import RecordedRounds
 from raybench.execution.run import Options
-from raybench.testing.leaks import Spy
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire.ledger import COLUMNS
 
 D, N = 12, 5
 P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}
@@ -33,52 +31,6 @@ FAR = {"x0": {"normal": 1.0}}
 
 def on_p1(name, compressor=None, rounds=20, more=FAR, **params) -> Method:
     return Method(name, params, compressor, P1, rounds=rounds, more=more)
-
-
-# Bits ----------------------------------------------------------------------------------------
-
-
-@given(
-    name=st.sampled_from(["dcgd", "ef14", "ef21", "diana", "marina", "ef21_pp", "ef21_plus"]),
-    operator=st.sampled_from(
-        [TOP, RAND, "natural", "scaled_sign", "terngrad", {"name": "dithering", "s": 4}]
-    ),
-    seed=st.integers(0, 10**9),
-    dtype=st.sampled_from(["float64", "float32"]),
-    clients=st.integers(1, 4),
-    d=st.integers(3, 17),
-)
-@settings(max_examples=25, deadline=None)
-def test_the_ledger_is_what_packing_gives(name, operator, seed, dtype, clients, d):
-    problem = {"name": "quadratic", "dim": d, "clients": clients, "dtype": dtype, "seed": seed % 97}
-    params = {"diana": {"alpha": 0.2}, "marina": {"p": 0.3}}.get(name, {})
-    method = Method(name, params, operator, problem, step=0.01, rounds=6, more=FAR)
-    run = started(method.batch((1.0, 0.5), (seed, seed + 1)))
-    spy = Spy(run.net)
-    run.advance(run.rounds)
-    for side in ("up", "down"):
-        booked = getattr(run.net.ledger, side)[COLUMNS.index("bytes")]
-        np.testing.assert_allclose(booked, spy.bytes[side], rtol=1e-12)
-        spare = 8 * booked - run.bits(side)
-        assert (spare > -1e-6).all()
-        assert (spare <= 16 * spy.messages[side]).all()
-
-
-# Gradient evaluations ------------------------------------------------------------------------
-
-
-def test_gradient_evaluations_by_hand():
-    def curve(name, compressor=None, **params):
-        run = finished(Method(name, params, compressor, SAMPLES, step=1e-3, rounds=30).batch())
-        table = run.tables({})[0].to_pandas()
-        np.testing.assert_allclose(table["epoch"], table["grad_evals"] / 12)
-        return table["grad_evals"].to_numpy()
-
-    t = np.arange(31)
-    assert np.array_equal(curve("sgd", batch=4), 4 * t)
-    assert np.array_equal(curve("ef21", TOP), 12 * (t + 1))
-    mixed = np.diff(curve("vr_marina", RAND, p=0.4, batch=2))
-    assert set(mixed) == {12.0, 4.0}  # a full gradient, or two points on two samples
 
 
 # Recording -----------------------------------------------------------------------------------

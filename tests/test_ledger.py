@@ -12,11 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import first_of_each
-from toys import registered
 
 import raybench
 from raybench.algorithms.base import Dense
-from raybench.algorithms.gd import GD
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.testing.algorithms import methods
@@ -376,21 +374,3 @@ def test_participants_pay_for_their_own_samples():
     np.testing.assert_allclose(spent(), m.mean())
     run.net.oracle.full(x, loss=True)  # evaluated once more for the record
     np.testing.assert_allclose([spent(), spent(clients=who)], 0.0)
-
-
-class Peeks(GD):
-    """Evaluates a second gradient past the books."""
-
-    def round(a, net, s, c):
-        super().round(net, s, c)
-        net.oracle.problem.grad(s.x, net.sample("peek", 1))
-
-
-def test_gradients_past_the_books_are_noticed():
-    with registered("algorithm", peeks=Peeks):
-        run = started(
-            Method("peeks", {}, None, {"name": "least_squares", **DATA}, rounds=25).batch()
-        )
-        spy = Counting(run)
-        run.advance(25)
-    assert float(run.net.oracle.evals.sum()) == spy.total - 25

@@ -15,11 +15,9 @@ from raybench.algorithms import autoencoder
 from raybench.compressors.composed import Support, SupportMessage
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.testing.algorithms import conformance
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, started
 from raybench.testing.vectors import gaussian
 from raybench.wire.ledger import COLUMNS
-from raybench.wire.transport import on_virtual_ranks
 
 SMALL = {"width": 4, "momentum": 0.7, "masking": False, "innovation": 1}
 PHASES = {"dense_rounds": 3, "fit_rounds": 6, "fit_steps": 2, "fit_step": 0.01}
@@ -157,41 +155,10 @@ def test_what_travels(variant):
     np.testing.assert_allclose(booked, [dense] * 3 + [sparse] * 6 + latest)
 
 
-@pytest.mark.thorough
-@BOTH
-def test_it_conforms_in_all_phases(variant):
-    """On several ranks, in a batch, continued within the fit: what the kit asks, across the phases."""
-    params = {**SMALL, **PHASES, "masking": True, "variant": variant}
-    wrong = [str(f) for f in conformance(Method("lgc", params, TOP, rounds=12)) if not f.ok]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.thorough
-@BOTH
-def test_tensors_may_choose_on_their_own(variant):
-    """Of every tensor its largest entries, vectors dense, as in the paper; on two ranks as on one."""
-    net = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90, "batch": 30}
-    problem = {"name": "network", **net, "dtype": "float64"}
-    op = {"name": "per_tensor", "of": "top_k:k=5%", "vectors": "dense"}
-    method = Method(
-        "lgc", {**SMALL, **PHASES, "variant": variant}, op, problem, step=0.1, rounds=15
-    )
-
-    def own(transport):
-        run = finished(method.batch(), 15, transport)
-        return run.s.x, run.recorder.column("loss")[0]
-
-    alone, loss = own(None)
-    assert loss[-1] < loss[0]
-    for x, _ in on_virtual_ranks(2, own):
-        torch.testing.assert_close(x, alone, rtol=0, atol=1e-10)
-
-
 # Its autoencoder, beside torch's layers, and the supports of its messages -------------------------
 
 
 LIKE = torch.zeros(1, dtype=torch.float64)
-LENGTH, KNOTS = 159, 20  # of the smooth sequences that it learns
 
 
 def weights(width=6, cells=2):

@@ -7,11 +7,9 @@ import math
 
 import numpy as np
 import pytest
-import tensorly
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorly.decomposition import parafac, tensor_train, tucker
 
 from raybench.compressors.low_rank import SVD, PowerStep, near_square, truncated_svd
 from raybench.compressors.tensors import (
@@ -141,26 +139,6 @@ def test_power_step_is_subspace_iteration(d, dtype):
         assert close(op.compress(x, source).decode(), want, dtype)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("iterations", [1, 2])
-def test_power_step_keeps_r_of_rank_in_the_mean(iterations):
-    n, r, count = 10, 3, 4000
-    spread = (
-        orthogonal(n) @ torch.diag(0.6 ** torch.arange(n, dtype=torch.float64)) @ orthogonal(n, 1)
-    )
-    low = orthogonal(n)[:, :5] @ orthogonal(n, 1)[:5]  # rank 5, equal singular values
-    op = PowerStep(r, (n, n), iterations)
-    kept = [
-        1 - relative(op, M.reshape(1, -1).expand(count, -1), stream(1).each(range(count)))
-        for M in (orthogonal(n), low, spread)
-    ]
-    assert op.alpha(n * n) == r / n
-    error = 5 * torch.stack(kept).std(-1) / math.sqrt(count)
-    torch.testing.assert_close(kept[0].mean().item(), r / n, atol=1e-10, rtol=0)
-    assert abs(kept[1].mean() - r / 5) <= error[1] + 1e-10
-    assert kept[2].mean() >= r / n + 0.2  # far above the bound where the spectrum decays
-
-
 def test_power_step_on_matrices_of_lower_rank():
     row, column = gaussian(6), gaussian(8, seed=1)
     one = torch.outer(column, row).flatten()
@@ -173,30 +151,6 @@ def test_power_step_on_matrices_of_lower_rank():
 
 
 # Hard inputs, sizes, errors --------------------------------------------------------------------
-
-LARGE = [
-    (SVD(2), 40 * 41 - 3),
-    (PowerStep(5), 40 * 41 - 3),
-    (TensorTrain((37, 40, 3), (35, 2)), 37 * 40 * 3 - 1),
-    (Tucker((34, 35, 3), (33, 33, 1)), 34 * 35 * 3),
-    (CP((34, 35, 36), 3), 34 * 35 * 36),
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("op", "d"), LARGE, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_itself_alone_and_whatever_is_beside_it(op, d, dtype):
-    x, source = gaussian(3, d, dtype=dtype), stream(0).each(range(3))
-    value = op.compress(x, source).decode()
-    broken = x.clone()
-    broken[1, 5] = math.nan
-    shown = op.compress(broken, source).decode()
-    assert shown[1].isnan().all()
-    for i in (0, 2):
-        alone = op.compress(x[i : i + 1].clone(), source.at(torch.tensor([i]))).decode()
-        assert close(alone[0], value[i], dtype)
-        assert close(shown[i], value[i], dtype)
 
 
 def test_ranks_are_shares_or_lowered():
@@ -330,28 +284,6 @@ def test_tucker_is_never_worse_than_st_hosvd(data):
     start = relative(STHOSVD(dims, ranks), x)
     assert (relative(Tucker(dims, ranks), x) <= start + 1e-12).all()
     assert torch.equal(relative(Tucker(dims, ranks, 0), x), start)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(3))
-def test_as_good_as_tensorly(seed):
-    dims = (5, 6, 7)
-    X = gaussian(*dims, seed=seed)
-    x = X.flatten()
-    with tensorly.backend_context("numpy", local_threadsafe=True):
-        A = X.numpy()
-
-        def missed(found):
-            value = torch.from_numpy(found)
-            return float((value - X).square().sum() / X.square().sum())
-
-        theirs = missed(tucker(A, rank=[2, 3, 2], n_iter_max=200, tol=1e-10).to_tensor())
-        assert float(relative(Tucker(dims, (2, 3, 2), 200), x)) <= theirs + 1e-3
-        train = tensor_train(A, rank=[1, 3, 4, 1]).to_tensor()
-        value = TensorTrain(dims, (3, 4)).compress(x).decode()
-        torch.testing.assert_close(value, torch.from_numpy(train).flatten())
-        theirs = missed(parafac(A, 3, n_iter_max=300, init="svd", tol=1e-12).to_tensor())
-        assert float(relative(CP(dims, 3, 300), x)) <= theirs + 0.03  # local minima
 
 
 @pytest.mark.thorough

@@ -11,10 +11,8 @@ from toys import RAND, TOP, Alike, registered
 
 import raybench
 from raybench import spec
-from raybench.algorithms.base import Estimator
 from raybench.algorithms.parts import orthogonalised
 from raybench.analysis import describe
-from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.execution.checks import Skip
 from raybench.execution.costs import need_of
@@ -366,41 +364,6 @@ def test_methods_without_a_server_ignore_the_parts(name, key, given):
     sweep = spec.load(method.config({"value": 0.1}, 0))
     assert getattr(sweep.cells[0], key) is None
     assert sweep.notes == (f"{name} has no server to step: {key} ignored",)
-
-
-ESTIMATORS = [
-    name
-    for name in registry.names("algorithm")
-    if isinstance(registry.lookup("algorithm", name).target, type)
-    and issubclass(registry.lookup("algorithm", name).target, Estimator)
-]
-AROUND = {
-    "momentum": {"outer": {"optimizer": "momentum", "weight_decay": 0.1}},
-    "adam": {"outer": {"optimizer": "adam", "weight_decay": 0.1}},
-    "late adam": {"outer": {"optimizer": "adam"}, "delay": {"rounds": 2}},
-}
-
-
-@pytest.mark.thorough
-def test_what_stands_around_a_method_sees_gradients_whatever_its_messages_hold():
-    """Whoever is gradient descent with messages that hold everything is so with all that may stand around it."""
-    plain, compared = run("gd").s.x, 0
-    around = {key: run("gd", **more).s.x for key, more in AROUND.items()}
-    for name in ESTIMATORS:
-        try:
-            x = run(name, compressor={"name": "identity"}).s.x
-        except (InputError, Skip):  # a parameter is required, or the compressor is its own
-            continue
-        if not torch.allclose(x, plain, rtol=1e-9, atol=1e-12):
-            continue
-        for key, more in AROUND.items():
-            try:
-                x = run(name, compressor={"name": "identity"}, **more).s.x
-            except Skip:  # it has a round of its own
-                continue
-            torch.testing.assert_close(x, around[key], rtol=1e-9, atol=1e-12, msg=f"{name}, {key}")
-            compared += 1
-    assert compared >= 60
 
 
 # Robust servers in a plan: steps, memory, and what they do not go with ----------------------------

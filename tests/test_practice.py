@@ -103,17 +103,6 @@ def test_tensors_are_clipped_one_by_one():
         assert torch.allclose(cut[0], scale * whole[0], rtol=1e-12)
 
 
-def test_dgc_sends_vectors_dense_where_asked():
-    method = Method("dgc", {"vectors": "dense"}, TOP, {"name": "tensors"}, step=0.05, rounds=40)
-    run = started(method.batch((1.0, 0.5), (0, 1)))
-    narrow = slice(12, 16)
-    for v, u in each_round(run, lambda r: (r.c.v, r.c.u))[1:]:
-        assert (v[..., narrow] == 0).all()
-        assert (u[..., narrow] != 0).all()  # their momentum is theirs
-        assert ((u == 0).sum(-1) == 3).all()
-    assert (run.net.ledger.up[VALUES] == 40 * (3 + 4)).all()
-
-
 def test_a_split_joins_again():
     split = matrices(Tensors.layout_of, True)
     x = torch.arange(44.0).view(2, 22)
@@ -174,13 +163,6 @@ def test_operators_with_another_k():
             keeping(without, 1)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("warmup", ["paper", "geometric", [["50%"]]])
-def test_a_warm_up_of_an_operator_without_k_is_refused_by_the_plan(warmup):
-    with pytest.raises(InputError, match="keeps no number"):
-        on_p1("dgc", "scaled_sign", warmup=warmup).batch()
-
-
 # Signs ----------------------------------------------------------------------------------------
 
 
@@ -195,15 +177,6 @@ def test_ties_by_coin():
     assert set(went.tolist()) == {-1.0, 1.0}
     assert abs(float(went.mean())) < 4 / tie.sum().item() ** 0.5
     assert torch.equal(-run.s.x[~tie], g[:, 0][~tie].sign())
-
-
-@pytest.mark.thorough
-def test_a_gradient_that_is_not_finite_stops_its_own_cell_only():
-    run = started(on_p1("sign_sgd").batch((1.0, 0.5), (0, 1)))
-    run.advance(3)
-    run.s.x[0, 2] = torch.nan
-    run.advance(60)
-    assert run.status.tolist() == ["diverged", "ok"]
 
 
 # 1-bit Adam -----------------------------------------------------------------------------------
@@ -269,15 +242,6 @@ def test_dion_by_hand():
 
 
 @pytest.mark.thorough
-def test_what_dion_sends():
-    """r (a + b) values of a matrix, those of a vector as they are, up and down."""
-    run = finished(Method("dion", {"rank": 4}, None, NET, step=0.02, rounds=5).batch())
-    each = 4 * (6 + 64) + 6 + 4 * (10 + 6) + 10
-    assert run.bits("up").tolist() == [5 * 64 * each]
-    assert run.bits("down").tolist() == [5 * 64 * each]
-
-
-@pytest.mark.thorough
 def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
     operator = {"name": "top_k", "k": "10%"}
     want = finished(
@@ -327,21 +291,6 @@ def test_fragments_are_groups_of_tensors():
     assert [p.stop - p.start for p, _ in many] == [10, 30, 5, 5, 30, 20]
     huge = Layout((("a", (1,)), ("b", (98,)), ("c", (1,))))
     assert [p.stop for p, _ in huge.fragments(2)] == [1, 100]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("batch", ["full", 5])
-def test_one_fragment_applied_at_once_is_diloco(batch):
-    problem = {**NET, "batch": batch}
-    runs = [
-        finished(diloco(params, problem=problem, name=name).batch((1.0, 0.5), (0, 1)))
-        for name, params in (
-            ("diloco", {"steps": 4}),
-            ("streaming_diloco", {"steps": 4, "fragments": 1}),
-        )
-    ]
-    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-11, atol=1e-14)
-    assert (runs[0].bits("up") == runs[1].bits("up")).all()
 
 
 def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=0.7):

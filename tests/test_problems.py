@@ -351,6 +351,12 @@ def test_slopes_and_curvature_of_the_losses():
         assert kind.slope == pytest.approx(slope.max(), abs=1e-9)
     second = s**2 * (1 - s) * (4 - 6 * s)
     assert kind.curvature == pytest.approx(np.abs(second).max(), abs=1e-9)
+    problem = problems.build("nonconvex_classification", {**CANCER, "regularizer": "none"})
+    for (A, y), L, L_sample in zip(
+        problem.rows.parts(), problem.constants.L_i, problem.constants.L_sample_i, strict=True
+    ):
+        assert pytest.approx(kind.curvature * np.linalg.norm(A, 2) ** 2 / len(y)) == L
+        assert L_sample == pytest.approx(kind.curvature * np.square(A).sum(1).max())
 
 
 PLAIN = {Fact.BOUNDED_CLIENTS, Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
@@ -504,6 +510,8 @@ def test_logistic_constants_are_reached_at_zero():
         bound = problem.constants.L_i[i]
         assert float(change.norm()) / 1e-5 == pytest.approx(bound, rel=1e-6)
         assert bound == pytest.approx(np.linalg.norm(A, 2) ** 2 / (4 * len(y)))
+        longest = np.square(A).sum(1).max()
+        assert problem.constants.L_sample_i[i] == pytest.approx(longest / 4)
 
 
 def test_samples_constant_of_ridge_is_exact():

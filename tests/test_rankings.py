@@ -596,23 +596,6 @@ def test_what_turns_an_order_round_is_found():
     assert odd.count(", or ") > 2, "no short rule says it"
 
 
-@given(st.lists(st.booleans(), min_size=8, max_size=8))
-def test_a_rule_holds_exactly_where_it_says(hits):
-    table = pd.DataFrame(
-        [(a, b, c) for a in "xy" for b in "uv" for c in "pq"], columns=["a", "b", "c"]
-    )
-    said = explained(table, np.array(hits))
-    assert bool(said) == any(hits)
-    if not said or all(hits):
-        return
-    holds = np.zeros(len(table), bool)
-    for term in said.split(", or "):
-        parts = [part.split(" = ") for part in term.split(" and ")]
-        own = [table[column].isin(values.split(" or ")) for column, values in parts]
-        holds |= np.logical_and.reduce(own)
-    assert holds.tolist() == hits
-
-
 @pytest.mark.thorough
 def test_it_is_told_and_drawn(swept, tmp_path):
     said = cli("audit", swept, "--out", tmp_path / "figures")
@@ -628,26 +611,3 @@ def test_it_is_told_and_drawn(swept, tmp_path):
     rest = result.pairs[["decided", "absent", "missed", "equal"]].sum(axis=1)
     assert (rest == count).all()
     np.testing.assert_allclose(shares(result.readings).sum(axis=1), 1.0)
-
-
-@pytest.mark.thorough
-def test_readings_that_tell_nothing_are_counted_by_their_reason(tmp_path):
-    text = """
-name: b
-problem: {name: quadratic, dim: 12, clients: 4}
-algorithm:
-  - {name: gd, step_size: {theory: [1, 2]}}
-  - {name: ef21, compressor: {name: top_k, k: 3}, step_size: {theory: [2, 4]}}
-rounds: 20
-"""
-    (tmp_path / "b.yaml").write_text(text)
-    assert cli("sweep", tmp_path / "b.yaml", "--out", tmp_path / "out", "--inline").code == 0
-    result = audit(tmp_path / "out")
-    count = len(result.readings.drop_duplicates([*FACTORS]))
-    (row,) = result.pairs.itertuples()
-    assert (row.absent, row.decided) == (count // 3, count - count // 3)  # ef21 has no step 1
-    lines = told(result)
-    assert any("one of them has no such step" in line for line in lines)
-    if row.flipped:
-        said = f"of {row.decided} readings; in {row.absent} more one has no such step"
-        assert any(said in line for line in lines)

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from reference_world import LAMBDA, compare
-from toys import RAND, TOP
+from toys import RAND, TOP, ConvexL1, registered
 
+from raybench import spec
 from raybench.compressors.sparsification import SharedMask
-from raybench.execution.resolve import problem_of
-from raybench.testing.trial import DATA, Method
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.execution.resolve import Resolver, Skip, problem_of
+from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 
 GAMMA, ROUNDS = 0.03, 25
 PROBLEM = {"name": "least_squares", **DATA, "rows": 57, "regularizer": "l2", "lambda": LAMBDA}
@@ -537,3 +540,54 @@ def test_method_is_its_reference(name, params, compressor, downlink, reference, 
 def test_the_problem_is_strongly_convex_for_every_client():
     cell = Method("gd", {}, None, PROBLEM, rounds=1).cell()
     assert problem_of(cell.cell.problem).constants.mu_min >= LAMBDA
+
+
+# At the edges ---------------------------------------------------------------------------------
+
+
+def test_a_normalised_step_along_nothing_is_none():
+    run = started(Method("ef21_normalized", {}, TOP, PROBLEM, step=0.05, rounds=1).batch())
+    zero = torch.zeros(2, 5)
+    assert torch.equal(run.a.outer_step(None, zero), zero)
+
+
+@pytest.mark.thorough
+def test_compressed_scaffnew_needs_two_senders():
+    with pytest.raises(InputError, match="senders"):
+        Method("compressed_scaffnew", {"senders": 1}, None, PROBLEM, step=0.1).cell()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("downlink", "says"), [(TOP, "unbiased"), ("aggregate", "would relay, is not its step")]
+)
+def test_marina_p_needs_an_unbiased_downlink(downlink, says):
+    config = Method("marina_p", {}, None, PROBLEM, downlink, step=0.1).config({"value": 0.1}, 0)
+    (cell,) = spec.load({**config, "allow_unproven": False}).cells
+    with pytest.raises(Skip, match=says):
+        Resolver().resolve(cell)
+
+
+# Nonsmooth parts --------------------------------------------------------------------------------
+
+PROXIMAL = [
+    n for n in registry.names("algorithm") if registry.lookup("algorithm", n).facts.proximal
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PROXIMAL)
+def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(name):
+    """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
+    lasso = {"name": "convex_l1", "weight": 0.2}
+    entry = registry.lookup("algorithm", name)
+    operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
+    down = {"name": "top_k", "k": 3} if entry.facts.down else None
+    # on clients of unlike data a median leads beside the minimiser of the mean
+    robust = {"robust": {"rule": "mean"}} if name.startswith("byz_") else {}
+    more = {"x0": {"normal": 2.0}, **robust}
+    method = Method(name, {}, operator, lasso, down, step=0.05, rounds=600, more=more)
+    with registered("problem", convex_l1=ConvexL1):
+        run = finished(method.batch(), every=600)
+    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
+    assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)

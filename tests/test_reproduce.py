@@ -120,32 +120,6 @@ def test_measures_are_what_they_say(ran):
     assert measured(ran, common, where) <= least
 
 
-@pytest.mark.thorough
-def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
-    result = of_folder(ran / "out" / "tiny")
-    (verdict,) = judge(read(ran / "tiny.claims.yaml"), result)
-    assert [one.of for one in verdict.compared] == [
-        {"problem.dim": dim, "k": k} for dim in (20, 40) for k in (2, 10)
-    ]
-    assert (verdict.word, verdict.words) == (AGREES, 4 * [AGREES])
-    (verdict,) = judge(with_claim(ran, factor=1e-9), result)
-    assert (verdict.word, verdict.words) == (DISAGREES, 4 * [DISAGREES])
-    (verdict,) = judge(with_claim(ran, **{"is": "above"}), result)
-    assert verdict.word == DISAGREES
-    less = Evidence(result.cells[result.cells["algorithm"] != "gd"], result.curves, "less")
-    (verdict,) = judge(read(ran / "tiny.claims.yaml"), less)
-    assert verdict.words == 4 * [NOT_RUN]
-    assert verdict.word == NOT_RUN
-    assert [v.word for v in judge(read(ran / "tiny.claims.yaml"), None)] == [NOT_RUN]
-    one = {"where": {"algorithm": "gd", "problem.dim": 20}, "measure": {"value": "round"}}
-    for right, tolerance, word in ((200, 0, AGREES), (205, 0.05, AGREES), (230, 0.05, DISAGREES)):
-        what = with_claim(
-            ran, left=one, right=right, tolerance=tolerance, each=None, **{"is": "within"}
-        )
-        (verdict,) = judge(what, result)
-        assert verdict.word == word
-
-
 def test_a_claim_is_as_good_as_the_worst_of_its_comparisons():
     for words, word in (
         ([AGREES, NOT_RUN, DISAGREES], DISAGREES),

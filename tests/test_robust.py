@@ -62,34 +62,21 @@ def operator_of(name):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["gd", "ef21", "ef14", "diana", "marina", "vr_marina", "dasha"])
-def test_the_mean_without_an_attack_is_the_method_itself(name):
-    """Bit for bit, whatever the rule would be prepared for."""
-    plain = run(name, operator_of(name))
-    same = run(name, operator_of(name), robust={"rule": "mean", "tolerate": 2})
-    assert torch.equal(plain.s.x, same.s.x)
-    assert np.array_equal(plain.net.ledger.up, same.net.ledger.up)
-    for column in ("loss", "grad_norm_sq"):
-        assert np.array_equal(plain.recorder.column(column), same.recorder.column(column))
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted({*ROBUST} - {*PRESETS}))
 def test_client_by_client_it_is_the_same_method(name):
     """What ``robust=True`` claims: the mean of the server's estimates of each is what it makes of the mean.
 
     A trimmed mean that trims nothing keeps clients apart and is a mean.
     """
-    for method in methods(registry.lookup("algorithm", name)):
-        more = {"robust": {"rule": "trimmed_mean"}}
-        plain = finished(method.batch((1.0, 0.5), (0, 1)))
-        more = Method(**{**vars(method), "more": more, "step": plain.batch.cells[0].step_size})
-        apart = finished(more.batch((1.0, 0.5), (0, 1)))
-        assert apart.net.apart
-        torch.testing.assert_close(apart.s.x, plain.s.x, rtol=1e-9, atol=1e-11)
-        assert np.array_equal(apart.net.ledger.up, plain.net.ledger.up)
-        errors = [r.recorder.column("estimator_error_sq") for r in (apart, plain)]
-        np.testing.assert_allclose(*errors, rtol=1e-6, atol=1e-12)
+    method = methods(registry.lookup("algorithm", name))[0]
+    plain = finished(method.batch((1.0, 0.5), (0, 1)))
+    more = {"more": {"robust": {"rule": "trimmed_mean"}}, "step": plain.batch.cells[0].step_size}
+    apart = finished(replace(method, **more).batch((1.0, 0.5), (0, 1)))
+    assert apart.net.apart
+    torch.testing.assert_close(apart.s.x, plain.s.x, rtol=1e-9, atol=1e-11)
+    assert np.array_equal(apart.net.ledger.up, plain.net.ledger.up)
+    errors = [r.recorder.column("estimator_error_sq") for r in (apart, plain)]
+    np.testing.assert_allclose(*errors, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.thorough
@@ -143,55 +130,6 @@ def test_byz_vr_marina_adds_differences_to_what_the_server_holds():
     q = other.s.g - first  # the same messages
     assert (q == 0).any()
     torch.testing.assert_close(one.s.g, RULES["median"](first, 0)[:, None] + q)
-
-
-# Who is resisted ----------------------------------------------------------------------------------
-
-
-RESISTING = [("gd", None), ("ef21", TOP), ("diana", RAND), ("marina", RAND), ("dasha", RAND)]
-RESISTING += [("byz_vr_marina", RAND), ("byz_dasha_page", RAND)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "compressor", "rule"),
-    [  # each method with every second rule, each rule with every second method
-        (*method, rule)
-        for i, method in enumerate(RESISTING)
-        for j, rule in enumerate(sorted(set(RULES) - {"mean"}))
-        if (i + j) % 2 == 0
-    ],
-)
-def test_breakdown(name, compressor, rule):
-    """Two of seven flip signs, fourfold: the mean points uphill, a rule leads to the honest clients' minimum."""
-    given = {"compressor": compressor, "problem": {"name": "alike"}, "step": 0.2, "rounds": 600}
-    if compressor == RAND:
-        given["compressor"] = {"name": "rand_k", "k": 5}
-    robust = run(name, **given, robust={"rule": rule, **FLIP})
-    first, last = robust.recorder.column("grad_norm_sq")[:, [0, -1]].T
-    assert (robust.status == "ok").all()
-    assert (last < 1e-6 * first).all()
-    if rule == "median" and not name.startswith("byz_"):
-        plain = run(name, **given, robust={"rule": "mean", **FLIP})
-        assert (plain.recorder.column("grad_norm_sq")[:, -1] > 100 * first).all()
-
-
-SAME = {**LOGISTIC, "split": {"holdout_mix": 1.0}, "clients": 5}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("attack", ["sign_flip", "inner_product", "a_little_is_enough"])
-@pytest.mark.parametrize("rule", ["trimmed_mean", "geometric_median"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_bound_of_the_presets_holds_under_attack(name, rule, attack):
-    """(1/T) sum_{t<T} E||grad f||^2 <= 2 Delta0/(gamma T) on clients of the same data: zeta = 0, and G^0 = 0."""
-    more = {"robust": {"rule": rule, "byzantine": 1, "attack": attack, "scale": 9, "epsilon": 2}}
-    method = Method(name, {"batch": 2}, RAND, SAME, rounds=60, more=more)
-    one = finished(method.batch((1.0,), range(8)))
-    norms = one.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    gap = one.recorder.column("loss")[:, 0].mean() - one.problem.constants.f_star
-    for T in (1, 3, 10, 30, 60):
-        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) * (1 + 1e-9), T
 
 
 # What is recorded ----------------------------------------------------------------------------------
@@ -316,19 +254,10 @@ AROUND = {
     "outer": {"optimizer": "adam"},
     "delay": {"rounds": 2},
 }
-EVERYTHING = [
-    *((name, TOP, PROBLEM, AROUND) for name in ("ef21", "ef14")),
-    ("diana", {"name": "rand_k", "k": "10%"}, PROBLEM, AROUND),
+EVERYTHING = [  # beside what the kit tries of methods alone
+    ("ef21", TOP, PROBLEM, AROUND),
     ("ef21", TOP, UNLIKE, {"robust": {**FLIP, "bucket": 2, "tolerate": 1}}),
-    ("byz_vr_marina", RAND, UNLIKE, {"robust": {**FLIP, "rule": "krum"}}),
-    ("byz_dasha_page", RAND, LOGISTIC, {"robust": {"byzantine": 1, "attack": "label_flip"}}),
     ("gd", None, LOGISTIC, {"robust": {"rule": "mean", "byzantine": 1, "attack": "label_flip"}}),
-    (
-        "ef14",
-        TOP,
-        UNLIKE,
-        {"robust": {"byzantine": 2, "attack": "a_little_is_enough"}, "local": {"steps": 2}},
-    ),
 ]
 
 
@@ -383,17 +312,6 @@ def test_a_rule_is_what_it_is_by_hand(rule, n, f):
     got = RULES[rule](x, f).numpy()
     want = np.stack([by_hand(rule, cell, f) for cell in x.numpy()])
     np.testing.assert_allclose(got, want, atol=1e-6 if rule == "geometric_median" else 1e-12)
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_it_moves_and_scales_with_all_and_is_what_all_are(rule):
-    x, away = vectors(4), torch.arange(4.0, dtype=torch.float64)
-    moved, still = RULES[rule](3 * x + away, 2), 3 * RULES[rule](x, 2) + away
-    torch.testing.assert_close(moved, still, rtol=1e-8, atol=1e-8)
-    same = x[:, :1].expand(3, 7, 4)
-    torch.testing.assert_close(RULES[rule](same, 2), same[:, 0], rtol=1e-14, atol=0)
-    if rule != "krum":  # which judges none alone
-        assert torch.equal(RULES[rule](x[:, :1], 0), x[:, 0])
 
 
 def test_a_geometric_median_may_be_one_of_the_points():
@@ -500,7 +418,7 @@ def ratio(x, got, f):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median"])
-@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2), (6, 1), (7, 2)])
+@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2)])
 def test_no_vectors_break_the_bound(rule, n, f):
     """Random ones, of which some are far out, together, or equal."""
     random = np.random.default_rng(1)

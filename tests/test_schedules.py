@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,6 @@ from raybench.execution.build import GRAPHS, mixing
 from raybench.execution.resolve import Skip
 from raybench.execution.run import Average, factor
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire import RaggedMessage, SparseMessage
 from raybench.wire.neighbours import Neighbours
 
 
@@ -48,26 +45,6 @@ def test_factors(schedule, at):
     for t, want in at.items():
         assert factor(schedule, 0, t, 100) == pytest.approx(want)
         assert factor(schedule, 10, t, 100) == pytest.approx(want * min(1, t / 10))
-
-
-@pytest.mark.parametrize(("schedule", "warmup"), [("sqrt", 0), ("cosine", 4), ("constant", 3)])
-def test_gd_takes_the_scheduled_steps(schedule, warmup):
-    run = run_of(gd({"value": 0.1, "schedule": schedule, "warmup": warmup}))
-    seen = each_round(run, lambda r: (r.s.x.clone(), r.problem.oracle(r.s.x)[0].mean(1)))
-    for t, ((x, grad), (after, _)) in enumerate(pairwise(seen), start=1):
-        gamma = 0.1 * factor(schedule, warmup, t, 12)
-        torch.testing.assert_close(after, x - gamma * grad, rtol=0, atol=1e-13)
-
-
-@pytest.mark.thorough
-def test_schedules_are_other_groups_and_batches():
-    from raybench import spec
-
-    config = gd([{"value": 0.1}, {"value": 0.1, "schedule": "sqrt"}]).config({}, 0)
-    config["step_size"] = [{"value": 0.1}, {"value": 0.1, "schedule": "sqrt"}]
-    one, two = spec.load(config).cells
-    assert one.id != two.id
-    assert one.group != two.group
 
 
 def test_average_iterates():
@@ -128,36 +105,6 @@ def test_aggregate_downlink_is_charged_by_the_union():
     assert up == rounds * 3 * (width + index)
     assert rounds * 3 * width < down <= rounds * 12 * (width + index)
     assert down < plain.bits("down")[0]
-    probe = SparseMessage(5, torch.float64, torch.tensor([[[0, 2], [2, 4]]]), torch.ones(1, 2, 2))
-    cost = probe.union()
-    assert (cost.values.tolist(), cost.index_explicit.tolist()) == ([3], [9])
-    assert cost.bytes.tolist() == [3 * 8 + 1]
-    cost = probe.masked(torch.tensor([[True, False]])).union()
-    assert cost.values.tolist() == [2]
-    counts, zero = torch.tensor([[1, 2]]), torch.tensor([[[1, 0], [1, 3]]])
-    ragged = RaggedMessage(5, torch.float64, counts, zero, torch.ones(1, 2, 2).double())
-    assert ragged.union().values.tolist() == [2]
-    seeded = Method(
-        "diana", {}, {"name": "rand_k", "k": 3}, P1, step=0.02, more=FAR, downlink="aggregate"
-    )
-    run = finished(seeded.batch())
-    assert run.bits("down")[0] % width == 0
-    assert run.bits("down")[0] < rounds * 12 * width
-    marina = Method(
-        "marina",
-        {"p": 0.5},
-        {"name": "rand_k", "k": 1},
-        P1,
-        step=0.02,
-        more=FAR,
-        downlink="aggregate",
-    )
-    batch = marina.batch((1.0,), range(6))
-    down = finished(batch).bits("down")
-    assert (down < 41 * 12 * width).all()
-    assert len(set(down.tolist())) > 1
-    quantised = Method("diana", {}, "natural", P1, step=0.02, more=FAR, downlink="aggregate")
-    assert finished(quantised.batch()).bits("down")[0] == rounds * 12 * width
 
 
 # Graphs ---------------------------------------------------------------------------------------
@@ -196,7 +143,6 @@ def test_graphs_by_hand():
 
 
 TOY = {"name": "convex_l1"}
-EXACT = ["extra", "gradient_tracking", "exact_diffusion", "lead"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -211,31 +157,6 @@ def method(name, problem=P1, compressor=None, rounds=60, graph="ring", step=None
 
 
 CENTRAL = ("lsgd", "easgd", "codistillation", "gd")
-
-
-# Where they end ------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "graph"),
-    [
-        (name, graph)
-        for i, name in enumerate(EXACT)
-        for j, graph in enumerate(sorted(GRAPHS))
-        if (i + j) % 2 == 0
-    ],
-)
-def test_exact_methods_are_exact_on_every_graph(name, graph):
-    operator = "natural" if name == "lead" else None
-    run = finished(method(name, TOY, operator, 800, graph).batch((1.0, 1.8)), every=100)
-    norms, apart = (run.recorder.column(c) for c in ("grad_norm_sq", "consensus_error"))
-    if name == "gradient_tracking":  # linear as well, but slow where the graph mixes slowly
-        assert (norms[:, -1] < 1e-5 * norms[:, 0]).all(), norms
-        assert ((norms[:, -1] < 0.8 * norms[:, -2]) | (norms[:, -1] < 1e-20)).all(), norms
-    else:
-        assert (norms[:, -1] < 1e-14 * norms[:, 0]).all(), norms
-        assert (apart[:, -1] < 1e-18).all(), apart
 
 
 def test_the_consensus_error_is_the_spread_of_the_points():

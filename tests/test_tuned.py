@@ -41,24 +41,6 @@ from raybench.store.log import TARGETS
 pytestmark = pytest.mark.usefixtures("few_readings")
 
 
-def test_tuned_takes_the_cheapest_step_to_the_target():
-    slow, fast = [1, 0.5, 0.09, 0.001], [1, 0.05, 0.04, 0.03]
-    curves, cells = make(
-        [
-            {"g": slow, "multiple": 1.0},
-            {"g": fast, "multiple": 2.0},
-            {"g": [1] * 4, "multiple": 4.0},
-        ]
-    )
-    best = tuned(curves, cells, target=0.1).iloc[0]
-    assert (best["step_multiple"], best["cost"], best["edge"]) == (2.0, 10.0, "")
-    best = tuned(curves, cells, target=0.01).iloc[0]  # fast never gets there
-    assert (best["step_multiple"], best["edge"]) == (1.0, "low")
-    best = tuned(curves, cells, target=1e-9).iloc[0]  # none does: the best final value
-    assert best["step_multiple"] == 1.0
-    assert best["cost"] == math.inf
-
-
 def test_a_step_is_chosen_by_what_its_median_seed_needs():
     """Not by the mean: one unlucky seed does not decide. Means are 11 and 20, medians 11 and 5."""
     steady, lucky = reaching(1.0, 10, 11, 12), reaching(2.0, 4, 5, 50)

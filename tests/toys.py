@@ -17,7 +17,7 @@ from raybench.core import registry
 from raybench.execution.batch import Batch
 from raybench.execution.run import Run, share, whole
 from raybench.problems.base import Constants, Fact
-from raybench.problems.quadratic import Quadratic, quadratic
+from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of
@@ -80,21 +80,6 @@ def registered(kind: str, **plugins: Any) -> Iterator[None]:
         yield
 
 
-class Counterexample(Quadratic):
-    """f_i = <a_i, x>^2 + ||x||^2/4, on which DCGD with Top-1 blows up from (t, t, t).
-
-    Source: Beznosikov et al., On Biased Compression for Distributed Learning, example 1.
-    """
-
-    def __init__(self) -> None:
-        a = 5 * -torch.eye(3, dtype=torch.float64) + 2
-        A = 2 * a[:, :, None] * a[:, None, :] + torch.eye(3, dtype=torch.float64) / 2
-        super().__init__(A, torch.zeros(3, 3, dtype=torch.float64))
-
-    def start(self) -> Tensor:
-        return torch.full((3,), 0.7, dtype=torch.float64)
-
-
 class WithL1(Quadratic):
     """Quadratics plus weight * ||x||_1."""
 
@@ -124,28 +109,6 @@ class ConvexL1(WithL1):
         A = Q * random.uniform(0.5, 2.0, (7, 1, 10)) @ Q.swapaxes(1, 2)
         b = torch.from_numpy(random.standard_normal((7, 10)))
         super().__init__(torch.from_numpy(A), b, weight)
-
-
-class Stretched(WithL1):
-    """Convex quadratics of which no two are alike (8 clients, d = 6): L_i from 0.01 to 100, each of rank 2 beside ``mu``."""
-
-    declared = {"weight": registry.Number(0.0, low=0), "mu": registry.Number(0.0, low=0)}
-
-    def __init__(self, weight: float = 0.0, mu: float = 0.0) -> None:
-        random = np.random.default_rng(3)
-        Q = np.linalg.qr(random.standard_normal((8, 6, 6))).Q[..., :2]
-        size = np.geomspace(0.01, 100, 8)[:, None, None]
-        A = size * (Q * np.array([1.0, 0.3])) @ Q.swapaxes(1, 2) + mu * np.eye(6)
-        b = (A @ random.standard_normal((8, 6, 1)))[..., 0]
-        super().__init__(torch.from_numpy(A), torch.from_numpy(b), weight)
-
-
-class SaddleL1(WithL1):
-    """The shipped quadratics with nonconvex f_i (6 clients, d = 10) plus weight * ||x||_1; f is convex."""
-
-    def __init__(self, weight: float = 0.0) -> None:
-        plain = quadratic(dim=10, clients=6, mu=0.05, heterogeneity=0.7, seed=2)
-        super().__init__(*plain.exact, weight)
 
 
 class Shared(Quadratic):
@@ -195,12 +158,3 @@ def paths(*methods: Method) -> list[np.ndarray]:
 def full_gradients(run: Run) -> Tensor:
     """Return grad f_i at the replicated iterate, (B, n, d), beside the books."""
     return run.problem.oracle(run.s.x, loss=False)[0]
-
-
-def descend(run: Run, gamma: float) -> np.ndarray:
-    """Return the iterates (T + 1, B, d) of plain gradient descent from the run's x^0."""
-    x, out = run.s.x.clone(), [run.s.x.numpy().copy()]
-    for _ in range(run.rounds):
-        x = x - gamma * run.problem.oracle(x, loss=False)[0].mean(1)
-        out.append(x.numpy().copy())
-    return np.stack(out)
