@@ -9,12 +9,11 @@ import fake_store
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
 from raybench.analysis import (
-    annotate,
     bands,
     curves,
     describe,
@@ -102,9 +101,7 @@ def test_describe_names_what_differs():
     [
         ("top_k", 5, "EF21 Top-5", "EF21 Top-K"),
         ("pos_neg_top_k", 5, "EF21 Pos neg top-5", "EF21 Pos neg top-K"),
-        ("dgc", 7, "EF21 dgc K=7", "EF21 dgc"),
         ("terngrad", None, "EF21 TernGrad", "EF21 TernGrad"),
-        ("scaled_sign", None, "EF21 scaled sign", "EF21 scaled sign"),
         (None, None, "EF21", "EF21"),
     ],
 )
@@ -125,21 +122,6 @@ def test_bands_are_step_functions():
     assert result["grad_norm_sq"].tolist() == [7.0, 5.0, 2.5]
     by_round = bands(curves, x="round")
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
-    st.integers(2, 10),
-)
-def test_bands_hold_their_median(values, points):
-    curves, _ = make([{"g": v, "seed": i} for i, v in enumerate(values)])
-    result = bands(curves, points=points)
-    assert len(result) <= points
-    assert result["bits_up"].is_monotonic_increasing
-    assert (result["low"] <= result["grad_norm_sq"]).all()
-    assert (result["grad_norm_sq"] <= result["high"]).all()
-    assert result["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
 
 
 def test_bands_of_cells_without_a_label():
@@ -175,13 +157,6 @@ def test_final_vs_step():
     by_size = final_vs_step(cells)
     assert set(by_size["axis"]) == {"step_size"}
     assert by_size["at"].tolist() == pytest.approx([0.1, 0.2])
-
-
-def test_annotate_drops_curves_without_a_cell():
-    curves, cells = make([{"g": [1, 2]}, {"g": [3]}])
-    result = annotate(curves, describe(cells[:1]))
-    assert result["cell"].unique().tolist() == ["cell0"]
-    assert result.columns.is_unique
 
 
 def test_steps_of_two_theories_are_two_candidates():
@@ -262,15 +237,6 @@ def test_what_changes_a_round_makes_methods_of_their_own(asked):
     assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 4
 
 
-def test_cells_without_a_config_are_told_apart_by_their_columns():
-    """As folders of the first schema hold them."""
-    cells = make([{"g": [1]}, {"g": [1], "dataset": "b"}])[1]
-    cells["config"] = "{}"
-    assert describe(cells)["facet"].tolist() == ["a", "b"]
-    cells["dataset"], cells["problem"] = "a", ["logistic", "least_squares"]
-    assert describe(cells)["facet"].tolist() == ["logistic", "least_squares"]
-
-
 def test_a_plug_ins_title_travels_with_its_results():
     """Whoever reads the folder does not have the file that registers the plug-in."""
     cells = make([{"g": [1], "algorithm": "mine"}])[1]
@@ -328,14 +294,6 @@ def test_costs_are_what_loops_find(folder):
                 assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
 
 
-def test_every_source_gives_the_same(folder):
-    curves, cells = store.load(folder), store.cells(folder)
-    want = to_target(folder, [1e-2, 1e-3])
-    assert set(want["target"]) == {1e-2, 1e-3}
-    for source in (str(folder), frames(folder), (curves, cells)):
-        assert to_target(source, [1e-2, 1e-3]).equals(want)
-
-
 def test_the_default_target_is_that_of_the_table(folder):
     own = frames(folder).tuned("method")["target"].iloc[0]
     assert to_target(folder).equals(to_target(folder, own))
@@ -378,10 +336,3 @@ def test_bad_questions():
     ):
         with pytest.raises(InputError, match=said):
             to_target(runs, **asked)
-
-
-def test_no_cells_are_an_empty_table(folder):
-    result = to_target(folder, 1e-3, where={"algorithm": "none of them"})
-    assert len(result) == 0
-    assert "bits_up_low" in result
-    assert len(to_target(folder, where={"algorithm": "none of them"})) == 0

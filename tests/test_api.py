@@ -6,12 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import raybench
 from raybench.core.errors import InputError
-from raybench.spec import sections
 
 CELL = {
     "problem": {"name": "quadratic", "dim": 12, "clients": 4},
@@ -80,15 +77,6 @@ def test_bad_operators(name, params, said):
         raybench.compressor(name, **params)
     assert said in str(caught.value)
     assert isinstance(caught.value, ValueError)
-
-
-@given(st.text(max_size=30) | st.from_regex(r"top_k:[kK]=.{0,12}", fullmatch=True))
-def test_short_forms_give_sections_or_input_errors(text):
-    try:
-        section = sections.section("compressor", text)
-    except InputError:
-        return
-    assert section.name in text
 
 
 # Cells and sweeps ----------------------------------------------------------------------------------

@@ -250,17 +250,6 @@ def test_parts_clients_and_stages_draw_apart():
     assert ((same[others] - 1 / 3).abs() < 6 * (2 / 9 / draws) ** 0.5).all()
 
 
-@pytest.mark.parametrize("collective", ["reduce", "all_to_all"])
-@pytest.mark.parametrize("name", ["ef21", "marina", "diana", "dcgd", "ef21_pp", "local_ef21"])
-def test_with_the_identity_all_collectives_agree(name, collective):
-    more = {"x0": {"normal": 1.0}}
-    runs = [
-        finished(Method(name, {}, op, QUADRATIC, step=0.05, rounds=15, more=more).batch())
-        for op in ({"name": "identity"}, {"name": "identity", "collective": collective})
-    ]
-    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "unit"),
     [("bf16", torch.bfloat16, 2.0**-8), ("fp16", torch.float16, 2.0**-11)],
@@ -351,47 +340,33 @@ def test_methods_conform(method):
 
 # Time and memory -----------------------------------------------------------------------------------
 
-OPERATORS = [
-    {"name": "top_k", "k": "5%"},
-    {"name": "natural", "collective": "all_to_all"},
-    {"name": "identity", "collective": "reduce"},
-]
 
-
-def times_are_split(folder, mode):
-    """Assert that seconds of all three kinds are there, and no more than there are in all."""
-    curves, ended = raybench.load(folder), cells(folder)
+def test_times_of_a_network_are_split(tmp_path):
+    """Seconds of all three kinds are there, and no more than there are in all."""
+    operators = [
+        {"name": "top_k", "k": "5%"},
+        {"name": "natural", "collective": "all_to_all"},
+        {"name": "identity", "collective": "reduce"},
+    ]
+    entries = [{"name": "dcgd", "compressor": operator} for operator in operators]
+    sweep = {
+        "name": "timed",
+        "problem": {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits"}
+        | {"clients": 4, "rows": 80, "batch": 8},
+        "algorithm": [*entries, {"name": "power_sgd", "rank": 2}],
+        "step_size": {"value": 0.05},
+        "rounds": 6,
+        "allow_unproven": True,
+    }
+    raybench.sweep(sweep, tmp_path / "out", inline=True)
+    curves, ended = raybench.load(tmp_path / "out"), cells(tmp_path / "out")
     parts = ["seconds_gradient", "seconds_compress", "seconds_communicate"]
     last = curves[curves["round"] == curves["round"].max()]
     assert len(last) == len(ended) == 4
     assert (last[parts] > 0).all(axis=None)
     assert (last[parts].sum(axis=1) <= last["seconds"]).all()
     assert curves[[*parts, "seconds"]].notna().all(axis=None)
-    assert set(ended["mode"]) == {mode}
     assert (ended["peak_memory"] > 1e6).all()
-
-
-def timed(folder, **more):
-    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 4}
-    problem |= {"rows": 80, "batch": 8}
-    dcgd = [{"name": "dcgd", "compressor": operator} for operator in OPERATORS]
-    entries = [*dcgd, {"name": "power_sgd", "rank": 2}]
-    sweep = {"problem": problem, "algorithm": entries, "step_size": {"value": 0.05}, "rounds": 6}
-    raybench.sweep(
-        {**sweep, "name": "timed", "allow_unproven": True, **more}, folder, inline=not more
-    )
-    return folder
-
-
-def test_times_of_a_network_are_split(tmp_path):
-    times_are_split(timed(tmp_path / "simulate"), "simulate")
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_times_on_workers_are_split(tmp_path):
-    train = {"resources": {"mode": "train", "workers": 2}}
-    times_are_split(timed(tmp_path / "train", **train), "train")
 
 
 # Virtual ranks and real processes over gloo give what one process gives ---------------------------
@@ -404,21 +379,6 @@ def test_clients_are_dealt_evenly(size, n):
     lengths = [len(share) for share in shares]
     assert max(lengths) - min(lengths) <= 1
     assert lengths == sorted(lengths, reverse=True)  # rank 0 has most: the padding relies on it
-
-
-@pytest.mark.parametrize(("size", "n"), [(2, 5), (3, 7), (4, 4)])
-def test_rows_are_gathered_in_client_order(size, n):
-    x = torch.arange(2 * n * 3, dtype=torch.float64).view(2, n, 3)
-
-    def work(transport):
-        here = share_of(transport.rank, size, n)
-        rows, rank = transport.gather_rows(x[:, here.start : here.stop], n), transport.rank
-        return rows, transport.agree(rank), transport.everyone(rank)
-
-    for got, zero, ranks in on_virtual_ranks(size, work):
-        assert torch.equal(got, x)
-        assert zero == 0
-        assert ranks == list(range(size))
 
 
 def test_an_error_on_one_rank_is_raised_and_nobody_waits():

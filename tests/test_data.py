@@ -235,10 +235,3 @@ def test_download_by_name(site, tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "get", None)  # a second load must not ask the network
     again = data.load("tiny")
     assert np.array_equal(again.features.toarray(), result.features.toarray())
-
-
-def test_download_that_is_not_there(site, monkeypatch):
-    monkeypatch.setitem(
-        catalogue.LIBSVM_SETS, "gone", catalogue.LibsvmSet(4, 3, site.replace("tiny", "gone"))
-    )
-    assert "put the file gone.bz2" in complaint(data.load, "gone")

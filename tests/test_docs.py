@@ -92,15 +92,6 @@ def test_the_reference_says_what_a_method_needs_and_what_its_steps_rest_on(made)
         assert ("](../reproductions/marina_diana.md)" in section) is (name in ("marina", "diana"))
 
 
-def test_the_reference_says_what_show_says(made: SimpleNamespace) -> None:
-    marina = made.reference()["reference/methods.md"].split("\n## marina\n")[1].split("\n## ")[0]
-    assert r"with probability p g &lt;- grad f(x), else g &lt;- g + mean Q\_i(difference)" in marina
-    assert "Gorbunov, Burlachenko, Li, Richtarik 2021" in marina
-    assert "the same as under `nonconvex`" not in marina.split("rule `paper`")[1]
-    assert "* the compressor is unbiased" in marina
-    assert "K/d for Rand-K" in marina.split("| `p` | auto |")[1]
-
-
 UNITS = r"s|ms|seconds?|minutes?|hours?|[KMG]iB|[kMGT]B|bytes?|[kMGT]?bits?|%|percent|times|rounds"
 THREE_DIGITS = r"(?=[0.,]*[1-9](?:[.,]?\d){2})(?:\d+\.\d+|\d[\d,]*[1-9])"
 FIGURE = re.compile(rf"(?<![\w.,^/-])({THREE_DIGITS}(?:e-?\d+)?) ?({UNITS})(?![\w^])")

@@ -21,6 +21,13 @@ FRAMEWORKS = {  # the epochs of each, and its checkpoint after half of them
     "transformers": (4, "transformers/checkpoint-58"),
 }
 
+# Examples one after another.
+EACH = """
+import runpy, sys
+for file in {files!r}:
+    sys.argv = [file]
+    runpy.run_path(file, run_name="__main__")
+"""
 # An example from its start, and again from one of its checkpoints: to import a framework takes longer than either.
 TWICE = """
 import runpy, sys
@@ -60,35 +67,6 @@ def cut(hook, folder, *name):
 frameworks.write, sys.argv = cut, [{file!r}]
 runpy.run_path({file!r}, run_name="__main__")
 """
-# Lightning writes on rank 0 what it has gathered from all: process 0 is killed in the middle of the third file.
-KILLED_ON_RANK_0 = """
-import io, os, runpy, signal, sys
-from pathlib import Path
-import lightning.fabric.plugins.io.torch_io as torch_io
-import torch
-
-save, count = torch_io._atomic_save, []
-def cut(checkpoint, path):
-    count.append(path)
-    if len(count) == 3:
-        torch.save(checkpoint, whole := io.BytesIO())
-        Path(path).write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(checkpoint, path)
-
-torch_io._atomic_save, sys.argv = cut, [{file!r}]
-runpy.run_path({file!r}, run_name="__main__")
-"""
-KILLS = {  # how each dies, what it was writing and how that is refused, and the checkpoint before
-    "accelerate": (KILLED, "accelerate/epoch-2", "InputError", "accelerate/epoch-1"),
-    "lightning": (KILLED_ON_RANK_0, "lightning/epoch=2.ckpt", "Error", "lightning/epoch=1.ckpt"),
-    "transformers": (
-        KILLED,
-        "transformers/checkpoint-87",
-        "InputError",
-        "transformers/checkpoint-58",
-    ),
-}
 # What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.
 AFTER_THE_FIT = """
 import lightning, torch
@@ -159,22 +137,19 @@ def losses_of(said: str) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["torchrun", "ddp", "diloco"])
-def test_an_example_trains(name, tmp_path):
-    losses = losses_of(run(name, tmp_path))
-    assert len(losses) == 4
-    assert losses[-1] < min(0.9, losses[0])
-    if name == "torchrun":
-        table = pd.read_parquet(tmp_path / "loop_torchrun.parquet")
-        assert len(table) == 200
-        assert table.bytes_up.max() < 4810 * 4 / 10
-
-
-@pytest.mark.timeout(300)
-def test_the_example_of_nodes_trains_and_draws_its_timeline(tmp_path):
-    losses = losses_of(run("nodes", tmp_path, ranks=4))
-    assert len(losses) == 4
-    assert losses[-1] < min(0.9, losses[0])
+def test_the_examples_train(tmp_path):
+    """Those of two ranks one after another in the same processes: to import torch takes longer than to train."""
+    names = ("torchrun", "ddp", "diloco")
+    files = [str(EXAMPLES / f"loop_{name}.py") for name in names]
+    (tmp_path / "all.py").write_text(EACH.format(files=files))
+    losses = losses_of(run(tmp_path / "all.py", tmp_path))
+    assert len(losses) == 4 * len(names)
+    for some in (losses[:4], losses[4:8], losses[8:], losses_of(run("nodes", tmp_path, ranks=4))):
+        assert len(some) == 4
+        assert some[-1] < min(0.9, some[0])
+    table = pd.read_parquet(tmp_path / "loop_torchrun.parquet")
+    assert len(table) == 200
+    assert table.bytes_up.max() < 4810 * 4 / 10
     assert (tmp_path / "loop_nodes.png").stat().st_size > 1000
 
 
@@ -207,18 +182,17 @@ def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", KILLS)
-def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(name, tmp_path):
+def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(tmp_path):
+    name, broken = "accelerate", "accelerate/epoch-2"
     pytest.importorskip(name, reason="it comes with raybench[train]")
-    script, broken, error, before = KILLS[name]
     file = tmp_path / "killed.py"
     (tmp_path / "whole").mkdir()
     whole = losses_of(run(name, tmp_path / "whole"))
-    file.write_text(script.format(file=str(EXAMPLES / f"loop_{name}.py")))
+    file.write_text(KILLED.format(file=str(EXAMPLES / f"loop_{name}.py")))
     run(file, tmp_path, fails=True)
     assert (tmp_path / broken).exists()
-    assert error in run(name, tmp_path, broken, fails=True)
-    resumed = losses_of(run(name, tmp_path, before))
+    assert "InputError" in run(name, tmp_path, broken, fails=True)
+    resumed = losses_of(run(name, tmp_path, "accelerate/epoch-1"))
     assert resumed
     assert resumed == whole[-len(resumed) :]
 

@@ -106,15 +106,6 @@ def test_gradients_of_16_bits_have_memories_of_32(dtype):
     assert spread(parallel) == 0
 
 
-@pytest.mark.thorough
-@on_ranks(2)
-def test_a_compiled_model_trains_as_one_that_is_not():
-    model = network()
-    opt = rt.CompressedOptimizer(sgd(model), TOP)
-    steps(torch.compile(model, backend="aot_eager"), opt, rank(), range(5))
-    assert far(vector(model), vector(trained(count=5)[0])) < 1e-12
-
-
 # A GradScaler ---------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
-from raybench.torch.saved import opened, parts_of
+from raybench.torch.saved import opened
 
 STEPS = 12
 H = {"steps": 3}
@@ -188,21 +188,6 @@ def test_other_nodes_go_on_from_what_all_have_saved():
     steps(again, more, rank(), range(STEPS, STEPS + 3))
     assert spread(again) == 0
     assert far(full(again), x) > 0
-
-
-@pytest.mark.thorough
-@on_ranks(4)
-def test_a_shard_goes_on_from_those_of_its_place():
-    _, opt = run("fsdp", TOP)
-    states = everyone(opt.state_dict())
-    state = rt.whole(states)
-    for place in range(2):
-        taken = parts_of(state, "ef14", 0, 3, place)
-        assert [(part["rank"], part["place"]) for part in taken] == [(0, place), (1, place)]
-    with pytest.raises(InputError, match="no part of shard 2"):
-        parts_of(state, "ef14", 0, 3, 2)
-    with pytest.raises(InputError, match=r"parts of ranks \[0\] of 2"):
-        rt.whole(states[:3])
 
 
 @pytest.mark.thorough

@@ -1,6 +1,5 @@
 """Data of a user's own: files, arrays and frames, labels of text, clients by a column, splits, a test set."""
 
-import contextlib
 import io
 import re
 import zipfile
@@ -12,7 +11,7 @@ import scipy.sparse
 import torch
 from cli_kit import cli
 from data_kit import complaint
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiers import first_of_each
 
@@ -114,18 +113,6 @@ def test_clients_of_a_column_need_no_number(tmp_path, name):
         problems.read({**asked, "split": "shuffled"})
 
 
-@pytest.mark.parametrize("name", ["softmax", "least_squares"])
-def test_labels_of_text_are_numbered_in_their_order(tmp_path, name):
-    path, table = write(frame(), tmp_path / "a.csv"), frame()
-    table["label"] = np.searchsorted(["cold", "flu", "none"], KINDS)
-    numbers = write(table, tmp_path / "b.csv")
-    common = {"clients": 3, "split": {"column": "hospital"}}
-    one, two = (problems.build(name, {"dataset": p, **common}) for p in (path, numbers))
-    x = torch.randn(2, one.dim, generator=torch.Generator().manual_seed(0)).double()
-    for a, b in zip(one.oracle(x), two.oracle(x), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_two_classes_of_text(tmp_path):
     path = write(frame().drop(columns="hospital"), tmp_path / "mine.csv")
     problem = problems.build("logistic", {"dataset": path, "clients": 2, "positive": ["flu"]})
@@ -185,21 +172,15 @@ WRONG = {
     "text.csv": ("label,a,city\n1,2,Basel\n0,3,Cork\n", "'city' of text.csv holds text, 'Basel'"),
     "word.csv": ("label,a\n1,2\n0,3\n1,four\n", "'a' of word.csv holds text, 'four' in row 4"),
     "gap.csv": ("label,a,b\n1,2,3\n0,,4\n", "column 'a' of gap.csv lacks a value in row 3"),
-    "nolabel.csv": ("label,a\n1,2\n,3\n", "column 'label' of nolabel.csv lacks a value in row 3"),
     "inf.csv": ("label,a\n1,2\n0,inf\n", "'a' of inf.csv is not finite in row 3"),
     "other.csv": ("kind,a\n1,2\n0,3\n", "other.csv has no column label, target or y"),
-    "empty.csv": ("", "empty.csv is empty"),
     "heads.csv": ("label,a\n", "heads.csv has columns and no rows"),
     "alone.csv": ("label\n1\n0\n", "alone.csv has no column of features"),
-    "long.csv": ("label,a\n1,2\n1,2,3\n", "long.csv"),
-    "bare.csv": ("1,2.5\n0,3\n", "bare.csv has no column label, target or y"),
     "index.csv": (",label,a\n0,1,2\n1,0,3\n", "column 1 of index.csv has no name"),
     "latin.csv": ("label,größe\n1,2\n".encode("latin-1"), "latin.csv is not UTF-8 text"),
     "binary.csv": (b"PAR1\x15\x04\x00", "binary.csv is no text, but Parquet"),
-    "zeros.csv": (b"label,a\n\0\0\0", "zeros.csv is no text"),
     "csv.parquet": ("label,a\n1,2\n", "csv.parquet is not Parquet"),
     "cut.parquet": (b"PAR1\x15\x04PAR1", "cannot read cut.parquet"),
-    "parquet.txt": (b"PAR1\x15\x04PAR1", "parquet.txt is no text, but Parquet"),
 }
 
 
@@ -229,20 +210,6 @@ def test_columns_that_are_not_there(tmp_path):
     np.savez(tmp_path / "short.npz", X=np.ones((4, 2)), y=np.arange(4), client=np.arange(3))
     with pytest.raises(InputError, match=r"short.npz has 4 rows and client of shape \(3,\)"):
         data.load(tmp_path / "short.npz", client="client")
-
-
-LETTERS = st.text("label,y a1.-e\n\"'\t\r", max_size=80).map(str.encode)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200) | LETTERS, st.sampled_from([".csv", ".tsv", ".parquet", ".npz"]))
-def test_any_content_loads_or_is_an_input_error(tmp_path, content, ending):
-    path = tmp_path / f"any{ending}"
-    path.write_bytes(content)
-    with contextlib.suppress(InputError):
-        result = data.load(path)
-        assert np.isfinite(result.features).all()
-        assert len(result.labels) == len(result.features)
 
 
 # At the command line ---------------------------------------------------------------------------------
@@ -343,11 +310,9 @@ def test_a_sweep_finds_its_data_again(tmp_path):
 NO_DATA = {
     "sparse": (scipy.sparse.csr_array(X), r"data.mine.X: is a sparse matrix(.|\n)*toarray"),
     "list": ([1, 2], "data.mine: list is no data set"),
-    "lengths": ((X, Y[:-1]), "different lengths: X 40, y 39"),
     "objects": ((X, [None, *Y[1:]]), "data.mine.y: holds object, such as None"),
     "gap": (FRAME.assign(u=[np.nan, *X[1:, 0]]), "data.mine.u: lacks a value in row 0"),
     "text": (FRAME.assign(city="Basel"), "column 'city' of mine.npz holds text"),
-    "nan": ((X * np.nan, Y, CLIENT), "mine.npz holds values that are not finite, in X"),
     "clients": ((X, Y), "has no column 'client'"),
 }
 
@@ -390,7 +355,7 @@ def test_data_is_not_written_through_a_link(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(280)
-def test_workers_of_ray_find_the_data(tmp_path):
+def test_workers_of_ray_find_the_data(tmp_path, one_ray):
     """Two batches on two workers, each with a test set of its own: what they record is what one process does."""
     given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}
     asked = {
@@ -400,7 +365,7 @@ def test_workers_of_ray_find_the_data(tmp_path):
     }
     more = {"data": given, "sets": ["resources.workers=2"]}
     one = raybench.sweep(asked, tmp_path / "one", inline=True, **more)
-    two = raybench.sweep(asked, tmp_path / "two", address="local", **more)
+    two = raybench.sweep(asked, tmp_path / "two", address=one_ray, **more)
     assert one.counts["ok"] == two.counts["ok"] == 2
     here, there = raybench.load(tmp_path / "one"), raybench.load(tmp_path / "two")
     assert set(there["cell"]) == set(here["cell"])

@@ -111,13 +111,10 @@ def test_rules_and_other_methods_steps():
     ("keys", "reason", "code"),
     [
         ({"algorithm": "marina"}, "unbiased", "operator"),
-        ({"algorithm": "diana", "compressor": "scaled_sign"}, "unbiased", "operator"),
         ({"compressor": "zero"}, "contractive", "operator"),
         ({"algorithm": "dcgd"}, "theoretical", "no_step"),
-        ({"algorithm": "power_sgd"}, "theoretical", "no_step"),
         ({"algorithm": "gd", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical", "no_step"),
         ({"algorithm": "ef14"}, "every f_i is bounded below", "no_step"),
-        ({"algorithm": "dcgd", "compressor": RAND}, "every f_i is bounded below", "no_step"),
         (
             {"algorithm": "dcgd", "compressor": RAND, "step_size": {"theory": 1, "rule": "pl"}},
             "every f_i is convex",
@@ -148,7 +145,6 @@ def test_rules_and_other_methods_steps():
             {"algorithm": {"name": "three_pc_v2", "first": "top_k:k=2"}, **VALUE},
             "algorithm.first", "own_operator",
         ),
-        ({"algorithm": "diana", "compressor": TOP, **VALUE}, "unbiased", "operator"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
@@ -187,7 +183,6 @@ def test_unproven_pairs_run_where_they_are_wanted():
     ("keys", "where", "says"),
     [
         ({"compressor": {"name": "top_k", "k": 51}}, "compressor.k", "50"),
-        ({"compressor": [TOP, {"name": "rand_k", "k": 1000}]}, "compressor.k", "1000"),
         ({"algorithm": "ef21_bc", "downlink": {"name": "top_k", "k": 51}}, "downlink.k", "50"),
         ({"problem": {**CANCER, "clients": 61}}, "clients", "61"),
         ({"problem": {**CANCER, "name": "vertical_least_squares", "clients": 31}, "algorithm": "vertical_marina", "compressor": RAND}, "clients", "31"),

@@ -82,16 +82,6 @@ def test_example_sweep_runs(here):
     assert (best < 1e-9).all()  # they optimise, all of them
 
 
-def test_run_and_show_take_plugins():
-    file = EXAMPLES / "rand_block.py"
-    said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
-    assert re.search(r"^  ω +9$", said.out, re.M)
-    args = ("--algorithm", "marina", "--compressor", "rand_block:k=3", "--rounds", 10)
-    said = cli("run", "--plugin", file, *args)
-    assert said.code == 0, said.err
-    assert "marina rand_block(k=3)" in said.out
-
-
 def test_all_a_plugin_needs_is_in_one_place():
     kinds = {"Choice", "Count", "Flag", "Integer", "List", "Number", "Operator", "Text"}
     assert kinds < set(plugins.__all__)

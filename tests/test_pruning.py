@@ -327,21 +327,3 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert not log.verified(Store(out).files).harm
     want, result = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
     pd.testing.assert_frame_equal(result[heads], want[heads])
-
-
-def test_forgotten_cells_leave_the_others_as_they_were(tmp_path):
-    raybench.sweep({**CONFIG, "prune": "halving"}, tmp_path, inline=True)
-    store = Store(tmp_path)
-    store.own()
-    before = raybench.load(tmp_path)
-    status = store.done()
-    gone = {c for c, s in status.items() if s == "pruned"}
-    store.forget(frozenset())
-    store.forget(gone)
-    assert store.done() == {c: s for c, s in status.items() if c not in gone}
-    left = before[~before["cell"].isin(gone)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(raybench.load(tmp_path), left)
-    assert store.repair() == []
-    store.forget(set(status))
-    assert store.done() == {}
-    assert not list((tmp_path / "curves").iterdir())

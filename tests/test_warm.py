@@ -91,17 +91,6 @@ def test_no_metric_is_taken_of_rounds_that_count_for_nothing(cold):
     assert len(taken) == 11
 
 
-def test_what_raises_in_the_first_rounds_is_a_failed_cell(cold, monkeypatch):
-    def fails(a, net, s, c):
-        raise ArithmeticError("at once")
-
-    monkeypatch.setattr(Late, "round", fails)
-    with registered("algorithm", late=Late):
-        ((curves, cells),) = curves_of()
-    assert curves is None
-    assert "ArithmeticError: at once" in cells["error"].to_pylist()[0]
-
-
 def test_ranks_warm_up_together(cold):
     """Each rank's exchanges of the warm-up meet those of the others, and the curve is that of one rank."""
 
