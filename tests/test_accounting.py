@@ -6,7 +6,6 @@ import math
 import shutil
 from contextlib import suppress
 
-import fake_store
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -297,22 +296,6 @@ def test_merged_folders_have_the_accounting_of_the_first(tmp_path):
 
 
 SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
-
-
-def test_load_joins_sorts_and_flattens(tmp_path):
-    fake_store.fill(
-        Store(tmp_path), fake_store.METHODS[:3], seeds=2, rounds=20, multiples=(1.0, 4.0)
-    )
-    frame = load(tmp_path, params=True)
-    assert frame.columns.is_unique
-    assert set(CURVES.names) - {"extra"} <= set(frame)
-    assert {"status", "group", "L", "theory_step", "extra.index_bitmask_up"} <= set(frame)
-    assert {"problem.dtype", "compressor.k"} <= set(frame)
-    assert (frame["problem.lambda"] == 0.1).all()
-    own = frame[frame["algorithm"] == "marina"]
-    assert (own["algorithm.p"] == own["k"] / 112).all()
-    assert cells(tmp_path).columns.tolist() == CELLS.names
-    assert set(cells(tmp_path)["status"]) == {"ok", "diverged", "failed", "skipped"}
 
 
 def test_reading_nothing(tmp_path):

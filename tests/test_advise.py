@@ -17,7 +17,7 @@ from raybench.clock.links import parse
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, on_gpu, replay
+from raybench.measure.advise import CATALOGUE, baseline, chosen, gradients, on_gpu, replay
 from raybench.measure.payoff import GPU_FORMAT, Codecs, Compute, step_of
 from raybench.measure.study import measure
 from raybench.problems.networks.build import CAUSAL_LM
@@ -68,19 +68,6 @@ def test_what_takes_too_long_or_does_not_fit_is_left_out_with_the_reason():
     long = gaussian(1 << 17, dtype=torch.float32)
     (slow,) = replay([of("int8")], Layout.vector(1 << 17), [long], limit=1e-9)
     assert "takes about" in slow.left_out
-
-
-@pytest.mark.thorough
-def test_gradients_of_a_model_are_those_along_sgd():
-    result = gradients("mlp", batch=8)
-    assert result.steps == STEPS
-    assert [v.shape for v in result.vectors] == [(4810,)] * len(STEPS)
-    assert "of digits" in result.about
-    assert not torch.equal(result.vectors[0], result.vectors[1])
-    again = gradients("mlp", batch=8)
-    assert all(map(torch.equal, result.vectors, again.vectors))
-    assert result.forward > 0
-    assert result.backward > 0
 
 
 @pytest.mark.thorough

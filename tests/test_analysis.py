@@ -96,20 +96,6 @@ def test_describe_names_what_differs():
     assert result["step"].tolist() == ["x1"] * 5
 
 
-@pytest.mark.parametrize(
-    ("name", "k", "series", "method"),
-    [
-        ("top_k", 5, "EF21 Top-5", "EF21 Top-K"),
-        ("pos_neg_top_k", 5, "EF21 Pos neg top-5", "EF21 Pos neg top-K"),
-        ("terngrad", None, "EF21 TernGrad", "EF21 TernGrad"),
-        (None, None, "EF21", "EF21"),
-    ],
-)
-def test_names_of_operators(name, k, series, method):
-    (row,) = describe(make([{"g": [1], "compressor": name, "k": k}])[1]).to_dict("records")
-    assert (row["series"], row["method"]) == (series, method)
-
-
 def test_bands_are_step_functions():
     curves, _ = make(
         [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
@@ -178,52 +164,17 @@ def test_steps_of_two_theories_are_two_candidates():
     assert list(result["cells"]) == [2, 2]
 
 
-def test_a_default_that_one_alone_has_is_not_named():
-    """Adam has parameters that SGD has not: the name of the optimizer says enough."""
-    local = [{"steps": 2}, {"steps": 2, "optimizer": "adamw", "step_size": 0.1}]
-    late = {"steps": 2, "optimizer": "adamw", "step_size": 0.1, "beta2": 0.9}
-    asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10}
-    cells_of = spec.load({**asked, "algorithm": "gd", "local": [*local, late]}).cells
-    cells = make([{"g": [1.0], "algorithm": "gd", "compressor": None, "k": None}] * 3)[1]
-    cells["config"] = [json.dumps(c.config()) for c in cells_of]
-    cells["group"] = [c.group for c in cells_of]
-    two, three = describe(cells.iloc[:2])["method"], describe(cells)["method"]
-    assert two.tolist() == ["GD (local.optimizer=sgd)", "GD (local.optimizer=adamw)"]
-    assert three.tolist()[1:] == [
-        f"GD (local.optimizer=adamw, local.beta2={b})" for b in (0.999, 0.9)
-    ]
-
-
-ROUNDS_OF = {  # what is asked for, and what the names of the four methods say
-    "steps": (
-        {
-            "algorithm": "ef21",
-            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
-        },
-        [f"(schedule={name}, warmup={n})" for name in ("constant", "sqrt") for n in (0, 20)],
-    ),
-    "parts": (
-        {
-            "algorithm": [
-                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
-                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
-            ],
-            "step_size": {"value": 0.1},
-        },
-        [
-            *[f"outer.optimizer={name}" for name in ("adam", "momentum")],
-            *[f"delay.rounds={n}" for n in (1, 2)],
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("asked", ROUNDS_OF)
-def test_what_changes_a_round_makes_methods_of_their_own(asked):
+def test_what_changes_a_round_makes_methods_of_their_own():
     """With the configurations that a sweep really stores; seeds of one method stay together."""
-    same = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
-    keys, told = ROUNDS_OF[asked]
-    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **keys}).cells
+    rules = {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}
+    parts = [
+        {"outer": {"optimizer": ["momentum", "adam"]}},
+        {"local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+    ]
+    dcgd = [{"name": "dcgd", "step_size": {"value": 0.1}, **part} for part in parts]
+    asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
+    asked |= {"algorithm": [{"name": "ef21", "step_size": rules}, *dcgd]}
+    cells_of = spec.load({**asked, "compressor": {"name": "top_k", "k": 1}}).cells
     runs = [
         {"g": [1.0, 0.5 / (1 + j)], "seed": c.seed, "algorithm": c.algorithm.name}
         for j, c in enumerate(cells_of)
@@ -232,9 +183,12 @@ def test_what_changes_a_round_makes_methods_of_their_own(asked):
     cells["config"] = [json.dumps(c.config()) for c in cells_of]
     cells["group"] = [c.group for c in cells_of]
     names = describe(cells)["method"].unique()
-    assert (len(cells), len(names)) == (8, 4)
-    assert all(sum(words in name for name in names) == 1 for words in told)
-    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 4
+    assert (len(cells), len(names)) == (16, 8)
+    told = [f"(schedule={name}, warmup={n})" for name in ("constant", "sqrt") for n in (0, 20)]
+    told += [f"outer.optimizer={name}" for name in ("adam", "momentum")]
+    told += [f"delay.rounds={n}" for n in (1, 2)]
+    assert all(sum(words in name for name in names) == 1 for words in told), names
+    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 8
 
 
 def test_a_plug_ins_title_travels_with_its_results():
@@ -292,13 +246,6 @@ def test_costs_are_what_loops_find(folder):
             assert row[x] == np.median(costs)
             if len(costs) > 1:
                 assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
-
-
-def test_the_default_target_is_that_of_the_table(folder):
-    own = frames(folder).tuned("method")["target"].iloc[0]
-    assert to_target(folder).equals(to_target(folder, own))
-    two = to_target(example(("a", "b")))
-    assert two.groupby("facet")["target"].nunique().tolist() == [1, 1]
 
 
 def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):

@@ -251,14 +251,6 @@ def test_tables_book_bits_as_they_are_told_to(swept, here):
         refused("table", out, *wrong, says=["did you mean"])
 
 
-def test_plot(swept, here):
-    out = swept[0] / "out"
-    place = here / "figures"
-    said = cli("plot", out, "--out", place, "--x", "bits_up", "--y", "grad_norm_sq")
-    assert (said.code, said.out) == (0, f"{place}/grad_norm_sq_vs_bits_up.{{png,pdf,csv}}\n")
-    assert len([path for path in place.iterdir() if path.stat().st_size > 0]) == 3
-
-
 def test_merge_and_report(swept, here):
     raybench.sweep(swept[0] / "s.yaml", "b", inline=True, sets=["seed=5", "algorithm=gd"])
     said = cli("report", "b", "--out", "r.html", "--accounting", "paper:3pc")

@@ -85,13 +85,6 @@ def test_without_the_library_the_extra_is_named(said, monkeypatch):
         text(said, 8, {"bpf": 300})
 
 
-def test_a_file_that_is_no_tokenizer_is_told(said, tmp_path):
-    pytest.importorskip("tokenizers", reason="needs the extra raybench[text]")
-    (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(InputError, match=r"problem\.tokenizer: cannot read"):
-        text(said, 8, tokenizer=str(tmp_path / "t.json"))
-
-
 def test_perplexity_and_tokens_are_of_the_next_token(said):
     config = {"problem": section(said), "algorithm": "sgd", "step_size": {"value": 0.5}}
     frame = raybench.run({**config, "rounds": 20})

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from cluster_kit import free_port, wait_for
+from cluster_kit import SWEEP, free_port, wait_for
 
 from raybench.cluster import file, machines
 from raybench.core.errors import InputError
@@ -34,7 +34,6 @@ ROOT = Path(__file__).parent.parent
 REGION = "us-west-2"
 KNOWN = "/aws/service/ami-amazon-linux-latest/amzn2-ami-hvm-x86_64-gp2"  # to moto
 UP = ("pending", "running", "stopping", "stopped")  # states of machines that are not gone
-SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 
 @dataclass

@@ -27,7 +27,7 @@ from raybench.core import process as own_process
 from raybench.core.errors import InputError
 from raybench.runtime import session
 from raybench.runtime.driver import drive
-from raybench.runtime.leftovers import LOCK, remove_orphans, scratch
+from raybench.runtime.leftovers import LOCK, remove_orphans
 from raybench.runtime.session import deferring_sigterm
 from raybench.store import Store
 from raybench.store.files import Local
@@ -51,28 +51,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # Folders -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
-    with scratch("tune") as folder:
-        assert Path(folder).name.startswith("raybench-tune-")
-        assert remove_orphans() == []
-        owner = "import sys; from raybench.runtime.leftovers import scratch\n"
-        owner += "with scratch('train') as f: print(f, flush=True); sys.stdin.read()"
-        other = python("-c", owner, env={**os.environ, "TMPDIR": str(place)})
-        theirs = Path(other.stdout.readline().strip())
-        (theirs / "deep").mkdir()
-        (theirs / "deep" / "file").write_text("x")
-        assert remove_orphans() == []
-        assert theirs.is_dir()
-        other.kill()
-        other.communicate()
-        assert theirs.is_dir()
-        with scratch("tune"):  # as the next sweep does
-            assert not theirs.exists()
-            assert Path(folder).is_dir()
-    assert list(place.iterdir()) == []
 
 
 def test_what_is_not_a_sweeps_own_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_kit import everyone, on_ranks
+from gloo_kit import on_ranks
 from loop_kit import (
     TOP,
     data,
@@ -234,27 +234,6 @@ def test_a_nan_on_one_rank_is_as_if_the_step_had_not_been(way):
     assert far(*ends) == 0
 
 
-@on_ranks(2)
-def test_local_steps_that_are_not_finite():
-    """One is left out on its rank alone; a NaN in parameters sends all ranks back to the shared point."""
-    model = network()
-    spoilt = Spoilt(model)
-    opt = rt.CompressedOptimizer(adam(model), None, "diloco", local={"steps": 3})
-    for t in range(6):
-        spoilt.on = t == 4 and rank() == 1
-        steps(model, opt, rank(), [t])
-    assert spread(model) == 0
-    assert everyone(opt.report().skipped) == [0, 1]
-    before = vector(model)
-    steps(model, opt, rank(), [6, 7])
-    if rank() == 1:
-        model[0].bias.data[0] = torch.nan
-    opt.zero_grad()
-    opt.step()
-    assert far(before, vector(model)) == 0
-    assert everyone(opt.report().skipped) == [1, 2]
-
-
 # Closures -------------------------------------------------------------------------------------------
 
 
@@ -331,27 +310,3 @@ def test_a_line_search_decides_alike_on_all_ranks():
         opt.step(closing(model, opt, 0))
     assert spread(model) == 0
     assert float(both(model).detach()) < before / 2
-
-
-@on_ranks(2)
-def test_a_line_search_that_meets_a_nan_goes_back():
-    """At a trial point of one rank: all go back to where the step began, and go on later."""
-    model = network()
-    opt = rt.CompressedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), None, "gd")
-    opt.step(closing(model, opt, 0))
-    before, calls = vector(model), [0]
-
-    def closure() -> Any:
-        f = closing(model, opt, 0)()
-        calls[0] += 1
-        if calls[0] == 2 and rank() == 1:
-            model[0].weight.grad[0, 0] = torch.nan
-        return f
-
-    opt.step(closure)
-    assert far(before, vector(model)) == 0
-    assert [opt.report().skipped, calls[0]] == [1, 2]
-    f = float(both(model).detach())
-    opt.step(closing(model, opt, 0))
-    assert float(both(model).detach()) < f
-    assert spread(model) == 0

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 import scipy.sparse
 import torch
@@ -250,10 +251,6 @@ def config(**problem):
     }
 
 
-def cells(config, **kwargs):
-    return set(raybench.run(config, **kwargs)["cell"])
-
-
 def test_equal_data_make_equal_files():
     one = packed("mine", (np.arange(6).reshape(3, 2), ["a", "b", "a"]))
     same = np.array(["a", "b", "a"], "<U9")
@@ -266,26 +263,10 @@ def test_equal_data_make_equal_files():
 def test_all_forms_give_the_same_curve():
     forms = [(X, Y, CLIENT), {"X": X, "y": Y, "client": CLIENT}, FRAME]
     forms += [FRAME.astype({"label": kind}) for kind in ("category", object)]
+    forms += [polars.DataFrame({name: FRAME[name].to_list() for name in FRAME})]
     curves = [raybench.run(config(), data={"mine": form})["loss"].tolist() for form in forms]
     assert all(curve == curves[0] for curve in curves)
     assert curves[0][-1] < curves[0][0]
-
-
-@pytest.mark.thorough
-def test_a_polars_frame():
-    polars = pytest.importorskip("polars")
-    frame = polars.DataFrame({name: FRAME[name].to_list() for name in FRAME})
-    result = raybench.run(config(), data={"mine": frame})["loss"].tolist()
-    assert result == raybench.run(config(), data={"mine": FRAME})["loss"].tolist()
-
-
-def test_the_id_is_that_of_the_content():
-    one = cells(config(), data={"mine": (X, Y, CLIENT)})
-    assert one == cells(config(), data={"mine": (X.copy(), Y.astype(object), CLIENT)})
-    assert one == cells(config(dataset="other"), data={"other": (X, Y, CLIENT)})
-    assert one != cells(config(), data={"mine": (X + 1e-12, Y, CLIENT)})
-    held = (X[:9], Y[:9])
-    assert one != cells(config(test_set="held"), data={"mine": (X, Y, CLIENT), "held": held})
 
 
 def test_a_sweep_finds_its_data_again(tmp_path):
@@ -419,16 +400,6 @@ def test_dirichlet_is_a_partition(labels, clients, alpha, seed):
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
 
 
-def test_dirichlet_parameter_sets_the_heterogeneity():
-    labels = np.repeat([0.0, 1.0], 5000)
-
-    def spread(alpha):
-        parts = data.split(labels, 10, {"dirichlet": alpha}, seed=1)
-        return np.std([labels[p].mean() for p in parts])
-
-    assert spread(0.1) > 3 * spread(100)
-
-
 def test_clients_draw_their_rows_of_a_class():
     parts = data.split(np.zeros(60), 2, {"dirichlet": 100.0})
     assert not np.array_equal(parts[0], np.arange(len(parts[0]))), "the first rows of the file"
@@ -452,20 +423,6 @@ def test_holdout_mix(rows, clients, p, seed):
         assert ((mixed == own) | (mixed == held)).all()
     if p in (0, 1):
         assert all(np.array_equal(q, held if p else own) for q, own in zip(parts, apart))
-
-
-@pytest.mark.parametrize(
-    ("how", "what"),
-    [
-        ("contigous", "did you mean contiguous?"),
-        ("dirichlet", "{dirichlet: NUMBER}"),
-        ({"dirichlt": 1}, "did you mean dirichlet?"),
-    ],
-)
-def test_unknown_splits(how, what):
-    said = complaint(data.split, np.arange(9.0), 3, how)
-    assert "problem.split" in said
-    assert what in said
 
 
 @given(st.integers(2, 200), st.floats(0, 0.99), st.integers(0, 9))

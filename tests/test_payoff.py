@@ -20,7 +20,6 @@ from raybench.measure.payoff import (
     break_even,
     case_of,
     step_of,
-    verdict,
 )
 
 D = 10_000_000
@@ -123,14 +122,3 @@ def test_the_advice_turns_with_the_bandwidth():
     coarse = judged(1e11, of_top=MOST_ERROR).best(paying=False)
     assert coarse is not None
     assert coarse.exchange.name == "four bits"
-
-
-@pytest.mark.parametrize("n", [2, 8, 64])
-def test_a_method_pays_up_to_where_it_is_said_to(n):
-    for one in judged(1e9, n).verdicts[:2]:
-        assert 0 < one.pays_below < math.inf
-        for factor, pays in ((0.99, True), (1.01, False)):
-            net = ring(factor * one.pays_below, 1e-4)
-            assert verdict(one.exchange, BASELINE, net, n, COMPUTE).pays is pays
-        assert one.pays_below <= one.pays_below_free
-        assert one.speedup <= one.speedup_free

@@ -18,11 +18,8 @@ from raybench.core.errors import InputError
 from raybench.execution import costs as estimates
 from raybench.execution import run as engine
 from raybench.execution.batch import (
-    MOST_BYTES_PER_TENSOR,
     MOST_CELLS_PER_BATCH,
-    MOST_ROWS_PER_BATCH,
     batches_of,
-    most_cells,
 )
 from raybench.execution.checks import SkipCode, counted, grouped
 from raybench.execution.execute import hosted
@@ -74,16 +71,6 @@ def test_a_merged_cell_that_is_done_is_kept():
     assert result.missing == 0
     assert result.done == {second.id: "ok"}
     assert [c.id for c in make_plan(asked).cells] == [first.id]
-
-
-def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
-    one = plan().cells[0].step_size
-    same = plan(step_size=[{"theory": 1}, {"value": one}, {"value": 2 * one}])
-    assert sorted(c.step_size for c in same.cells) == [one, 2 * one]
-    steps = [{"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}, {"value": one}]
-    result = plan(step_size=steps)
-    run = [(c.cell.step.schedule, c.cell.step.warmup) for c in result.cells]
-    assert sorted(run) == [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
 
 
 # Steps ---------------------------------------------------------------------------------------
@@ -179,30 +166,6 @@ def test_unproven_pairs_run_where_they_are_wanted():
 # Errors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("keys", "where", "says"),
-    [
-        ({"compressor": {"name": "top_k", "k": 51}}, "compressor.k", "50"),
-        ({"algorithm": "ef21_bc", "downlink": {"name": "top_k", "k": 51}}, "downlink.k", "50"),
-        ({"problem": {**CANCER, "clients": 61}}, "clients", "61"),
-        ({"problem": {**CANCER, "name": "vertical_least_squares", "clients": 31}, "algorithm": "vertical_marina", "compressor": RAND}, "clients", "31"),
-    ],
-)  # fmt: skip
-def test_numbers_that_do_not_fit_the_data(keys, where, says):
-    with pytest.raises(InputError) as caught:
-        plan(**keys)
-    text = str(caught.value)
-    assert where in text
-    assert says in text
-    assert len(text.splitlines()) <= 8
-
-
-def test_every_complaint_is_told_once():
-    with pytest.raises(InputError) as caught:
-        plan(compressor=[{"name": "top_k", "k": k} for k in (60, 70)], seed="0..9")
-    assert len(caught.value.complaints) == 2
-
-
 # Batches -------------------------------------------------------------------------------------
 
 GRID = {
@@ -254,15 +217,6 @@ def test_what_is_done_is_left_alone():
 def test_exclusive_timing_runs_one_cell_at_a_time():
     result = plan(seed="0..5", resources={"timing": "exclusive"})
     assert [len(b.cells) for b in result.batches] == [1] * 6
-
-
-@given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
-def test_most_cells_fits_in_memory(clients, d, itemsize, rows):
-    most = most_cells(clients, d, itemsize, rows)
-    assert 1 <= most <= MOST_CELLS_PER_BATCH
-    if most > 1:
-        assert most * clients * d * itemsize <= MOST_BYTES_PER_TENSOR
-        assert most * rows <= MOST_ROWS_PER_BATCH
 
 
 @given(st.integers(1, 200), st.integers(1, 64))

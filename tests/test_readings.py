@@ -18,7 +18,6 @@ from raybench.analysis.rankings import ENOUGH
 from raybench.analysis.statistics import holm, paired
 from raybench.analysis.to_target import seen_late
 from raybench.clock.links import parse
-from raybench.report.content import final_by_step, looks
 from raybench.report.formats import latex
 from raybench.report.rankings import after_trials, comparison, headline, ranking
 from raybench.report.tables import closing
@@ -47,17 +46,6 @@ def test_a_table_paid_in_rounds_says_rounds():
     assert "clock time (s)" in notes(seconds)
     assert "simulated clock" not in notes(seconds)
     assert sorted(results.tuned("method")["cost"]) == [50.0, 300.0], "in bits, as before"
-
-
-def test_what_is_paid_on_a_clock_is_told_in_seconds():
-    runs = [*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)]
-    results = replace(framed(*on_a_clock(runs)), asked=0.1)
-    assert "Cost: simulated seconds to" in notes(ranking(results, x="clock"))
-    table = after_trials(results, 1, x="clock")
-    assert " s" in table.fields[table.head.index("Simulated seconds after 1 trial")].texts[0]
-    timed = replace(results, paid=CLOCK)
-    sheet = comparison(timed, timed)
-    assert sheet.fields[sheet.head.index("Seconds in A")].texts == ["5.5 s", "25 s"]
 
 
 def with_failures(count):
@@ -131,15 +119,6 @@ def test_ranks_say_which_methods_did_not_run_everywhere():
     assert "Run with fewer seeds, its median standing for the others: GD" in said
     assert "Seeds of a problem count as instances of their own" in said
     assert "GD" not in notes(ranking(results_of(runs[:4])))
-
-
-def test_a_figure_of_steps_says_what_was_pruned():
-    runs = [*reaching(1.0, 20), *reaching(2.0, 10), *reaching(4.0, 5, status="pruned")]
-    results = results_of(runs)
-    best = results.tuned("series")
-    figure = final_by_step(results, best, looks(best), [""], "grad_norm_sq")
-    assert figure is not None
-    assert figure.band.endswith("1 pruned cell not drawn")
 
 
 def test_a_table_says_where_rows_are_so_far_apart_that_costs_may_be_less():

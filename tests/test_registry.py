@@ -11,7 +11,7 @@ from cli_kit import own_plugins
 
 from raybench.algorithms.base import Algorithm, Points
 from raybench.compressors import Compressor, Role
-from raybench.core import facts, registry
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
@@ -94,35 +94,12 @@ def test_facts_are_typed_and_frozen():
         result.up = None
 
 
-def test_every_fact_has_a_check_and_a_meaning():
-    for kind in facts.KINDS:
-        for name, (type_, meaning) in facts.meanings(kind).items():
-            assert type_ in facts.EXPECTED, name
-            assert len(meaning) > 10
-
-
 @pytest.mark.parametrize("name", ["round", "gamma", "select"])
 def test_a_parameter_may_not_hide_an_attribute_of_the_base(name):
     for parent in (Algorithm, Points):
         said = refused("algorithm", type("Plugin", (parent,), {}), **{name: Number(1.0)})
         assert f"parameter {name!r} hides " in said
         assert said.endswith("give it another name")
-
-
-def test_a_parameter_may_not_hide_a_method_of_its_own_class():
-    class Plugin(Algorithm):
-        def helper(self):
-            """Compute something."""
-
-        @property
-        def rate(self):
-            return 1
-
-    assert "hides Plugin.helper" in refused("algorithm", Plugin, helper=Number(1.0))
-    assert "hides Plugin.rate" in refused("algorithm", Plugin, rate=Number(1.0))
-    assert "hides Compressor.omega" in refused(
-        "compressor", type("Operator", (Compressor,), {}), omega=Number(1.0)
-    )
 
 
 def test_a_parameter_may_not_hide_what_a_base_in_between_sets():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from dataclasses import replace
 
 import fake_store
 import numpy as np
@@ -24,7 +23,7 @@ from raybench.report import figures, html, plots, render, words
 from raybench.report.content import LOWEST_SHOWN, build, told
 from raybench.report.custom import figure as figure_of
 from raybench.report.plots import draw, spread
-from raybench.report.rankings import firmness, unsure
+from raybench.report.rankings import unsure
 from raybench.store import CELLS, Store, to_table
 
 pytestmark = pytest.mark.usefixtures("few_readings")
@@ -78,12 +77,6 @@ def test_render_forms_agree(folder_of):
     assert "count_init=false" in render(folder, accounting="paper:ef21")
     with pytest.raises(InputError, match="did you mean markdown"):
         render(folder, "markdwn")
-
-
-def test_edges_are_marked(folder_of):
-    text = render(folder_of(methods=(GD,), multiples=(0.5, 1.0, 2.0)))
-    assert "2× ↑" in text
-    assert "the best step is the largest of its grid" in text
 
 
 def test_the_table_says_what_stands_in_brackets(folder_of):
@@ -281,15 +274,6 @@ def test_a_linear_axis_has_the_unit_of_its_end(end, unit):
     assert not figure.log_x
     assert label == f"Uplink per client ({unit})"
     assert 0 < max(float(t) for t in ticks) < 1000
-
-
-def test_a_method_is_not_called_first_where_no_other_is_eligible(folder_of):
-    results = frames(folder_of(methods=(GD, EF21)))
-    cells = results.cells
-    others = cells["method"] != cells["method"].iloc[0]
-    some = cells["status"].mask(others & (cells["seed"] == 0), "diverged")
-    assert (some[others] == "ok").any()
-    assert firmness(replace(results, cells=cells.assign(status=some))) == ""
 
 
 def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_of):

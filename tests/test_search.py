@@ -156,18 +156,6 @@ def test_steps_are_judged_as_the_closing_table_judges_them():
     assert best_steps(curves[:0], cells[:0]) == {}
 
 
-def test_a_judge_looks_at_the_cells_it_is_asked_about(tmp_path):
-    raybench.sweep({**LOGISTIC, "algorithm": "gd"}, tmp_path, inline=True)
-    cells = pd.read_parquet(tmp_path / "cells").sort_values("step_size")
-    status = dict(zip(cells["cell"], cells["status"], strict=True))
-    best = BestSteps(tmp_path)
-    (group,) = set(cells["group"])
-    small = dict(list(status.items())[:3])
-    assert best(small) == {group: (cells["step_size"].iloc[2],)}
-    assert best(status)[group][0] > cells["step_size"].iloc[2]
-    assert best(small) == {group: (cells["step_size"].iloc[2],)}
-
-
 # Sweeps ------------------------------------------------------------------------------------------
 
 CHOSEN = ["method", "k", "step_multiple", "step_size", "edge", "target", "bits_to_target", "seeds"]
@@ -208,17 +196,6 @@ def test_steps_that_all_diverge_or_fail_end_the_search(tmp_path):
     outcome = raybench.sweep({**big, "problem": "quadratic", **REFINE}, tmp_path, inline=True)
     assert outcome.counts == {"diverged": 5, "skipped": 0}
     assert outcome.exit_code == 0
-
-
-def test_a_search_needs_a_judge_where_there_is_something_to_judge():
-    asked = spec.load({**LOGISTIC, **REFINE})
-    first = make_plan(asked)
-    with pytest.raises(TypeError, match="judges steps"):
-        make_plan(asked, {c.id: "ok" for c in first.cells})
-    few = make_plan(asked, {c.id: "ok" for c in first.cells}, best=lambda cells: {})
-    assert (few.missing, len(few.cells)) == (0, 20)
-    short = spec.load({**LOGISTIC, **REFINE, "step_size": {"theory": [1, 2, 4]}})
-    assert make_plan(short, {c.id: "ok" for c in make_plan(short).cells}).missing == 0
 
 
 def test_a_price_counts_the_stages_to_come():

@@ -92,12 +92,6 @@ def test_how_it_runs_does_not_change_an_id(change):
     assert load(CONFIG, sets=[change]).cells[0].id == only(CONFIG).id
 
 
-def test_ignored_sections_do_not_change_an_id():
-    one = only({**CONFIG, "algorithm": "sign_sgd"})
-    for sections in ({"compressor": "natural", "downlink": "natural"}, {"compressor": None}):
-        assert only({**CONFIG, "algorithm": "sign_sgd", **sections}).id == one.id
-
-
 def with_data(path):
     return {**CONFIG, "problem": {**CONFIG["problem"], "dataset": str(path)}}
 

@@ -18,11 +18,9 @@ import torch
 from fake_store import batch, put
 from process_kit import python, wait_until
 
-from raybench.core.counts import Counts
 from raybench.core.errors import InputError, StoreError
 from raybench.store import CELLS, CURVES, Store, encode, load, lock, remote, shard_name, to_table
 from raybench.store.files import open_folder
-from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 
 CURVE_COLUMNS = """
     cell group label problem dataset clients split algorithm compressor k step_size
@@ -61,14 +59,6 @@ def test_schemas_are_the_documented_columns():
     for field in (*CURVES, *CELLS):
         assert field.metadata[b"description"], field.name
         assert b"unit" in field.metadata, field.name
-
-
-def test_every_count_has_one_place():
-    """A column of its own, or a key of the map ``extra``."""
-    names = {column(count, side) for count in Counts._fields for side in SIDES}
-    assert set(EXTRA_COUNTS) == names - set(CURVES.names)
-    assert len(EXTRA_COUNTS) == 6
-    assert {"raw_bits_up", "index_auto_down", "messages_down", "index_entropy_up"} <= names
 
 
 def test_to_table_broadcasts_masks_and_fills():

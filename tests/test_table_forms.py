@@ -1,23 +1,20 @@
 """Tables in all their forms: at any width nothing is lost, LaTeX is what siunitx reads, the best is in bold."""
 
 import io
-import itertools
 import math
 import re
 from dataclasses import replace
 
-import fake_store
 import pandas as pd
 from cli_kit import cli
 from fake_runs import make
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from rich.console import Console
 
 from raybench.analysis import closing_table
-from raybench.analysis.frames import framed, frames
-from raybench.report.formats import Fitted, escaped, latex, markdown
+from raybench.analysis.frames import framed
+from raybench.report.formats import Fitted, escaped, latex
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
@@ -85,14 +82,6 @@ def test_by_k_compares_methods_at_each_k(swept):
     assert cli("table", swept, "--by", "k", "--format", "markdown").out.startswith("| K | Method")
 
 
-def test_the_best_is_bold_in_markdown_and_latex():
-    sheet = closing(found(*THREE), target=0.1)
-    lines = markdown(sheet).splitlines()
-    bold = [re.findall(r"\*\*([^*]+)\*\*", line) for line in lines[2:5]]
-    assert bold == [["10 bit", "0.005"], [], []]
-    assert latex(sheet).count("\\bfseries") == 2
-
-
 def test_what_prints_alike_is_equally_good():
     one = Field(name="x", head="x", texts=["a", "b", "c"], numbers=[1.0001, 1.0, 2], better="low")
     sheet = Sheet(fields=[one], sections=[0, 0, 0], data=pd.DataFrame())
@@ -151,17 +140,3 @@ def test_a_folder_where_all_was_skipped_in_all_forms(tmp_path):
             assert (said.code, said.err) == (0, "")
             if form != "csv":
                 assert what in said.out
-
-
-def test_problems_are_never_cut(tmp_path):
-    store = Store(tmp_path / "run")
-    names = ("a-file-with-a-long-name.csv", "数据集 数据集 数据集")
-    more = {"rounds": 20, "multiples": (1.0, 4096.0), "seeds": 2}
-    fake_store.fill(store, fake_store.METHODS[:2], names, **more)
-    results = frames(store.folder)
-    for by, width in itertools.product(("series", "k"), (40, 70, 110)):
-        text = printed(closing(results, by=by), width)
-        assert "…" not in text
-        assert names[0] in text
-        assert text.count("数据集") >= 3
-        assert max(map(cell_len, text.splitlines())) <= width

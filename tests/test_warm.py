@@ -61,14 +61,6 @@ def test_the_first_rounds_of_a_process_are_not_on_the_clock(cold):
     assert cells["rounds"].to_pylist() == [10]
 
 
-def test_a_kind_is_warmed_up_once(cold):
-    with registered("algorithm", late=Late):
-        curves_of()
-        before = Late.left
-        curves_of()
-    assert before - Late.left == 10, "as many rounds as there are, and no more"
-
-
 def test_a_run_is_the_same_as_without(cold, monkeypatch):
     with registered("algorithm", late=Late):
         ((warmed, _),) = curves_of()
