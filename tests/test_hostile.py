@@ -191,7 +191,8 @@ def refused_data(path, *words):
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_bombs(tmp_path, ending):
+def test_bombs(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(limits, "FREE", 1 << 20)
     path = tmp_path / f"bomb{ending}"
     path.write_bytes(PACK[ending](b"1 1:1\n" * 2_000_000))
     assert path.stat().st_size < 60_000

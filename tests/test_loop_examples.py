@@ -1,15 +1,21 @@
-"""The examples of loops train, each by the command in its head: two real processes."""
+"""The examples of loops train on real processes: one by the command in its head, others on ranks that are forked."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import gloo_kit
 import pandas as pd
 import pytest
+import torch.distributed as dist
+from cluster_kit import free_port
 
 pytestmark = pytest.mark.thorough
 
@@ -21,13 +27,6 @@ FRAMEWORKS = {  # the epochs of each, and its checkpoint after half of them
     "transformers": (4, "transformers/checkpoint-58"),
 }
 
-# Examples one after another.
-EACH = """
-import runpy, sys
-for file in {files!r}:
-    sys.argv = [file]
-    runpy.run_path(file, run_name="__main__")
-"""
 # An example from its start, and again from one of its checkpoints: to import a framework takes longer than either.
 TWICE = """
 import runpy, sys
@@ -102,13 +101,12 @@ except InputError as error:
 """
 
 
-def run(name: str | Path, folder: Path, *args: str, fails: bool = False, ranks: int = 2) -> str:
+def run(name: str | Path, folder: Path, *args: str, fails: bool = False) -> str:
     """Run an example, or a file of one's own, from another folder; return what it says. fails: whether it is to."""
     file = EXAMPLES / f"loop_{name}.py" if isinstance(name, str) else name
     start = [sys.executable]
     if name not in ALONE:
-        launch = ["-m", "torch.distributed.run", "--standalone"]
-        start += [*launch, "--nproc_per_node", str(ranks)]
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -137,20 +135,34 @@ def losses_of(said: str) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-def test_the_examples_train(tmp_path):
-    """Those of two ranks one after another in the same processes: to import torch takes longer than to train."""
-    names = ("torchrun", "ddp", "diloco")
-    files = [str(EXAMPLES / f"loop_{name}.py") for name in names]
-    (tmp_path / "all.py").write_text(EACH.format(files=files))
-    losses = losses_of(run(tmp_path / "all.py", tmp_path))
-    assert len(losses) == 4 * len(names)
-    for some in (losses[:4], losses[4:8], losses[8:], losses_of(run("nodes", tmp_path, ranks=4))):
-        assert len(some) == 4
-        assert some[-1] < min(0.9, some[0])
+def test_an_example_trains_by_torchrun(tmp_path):
+    losses = losses_of(run("torchrun", tmp_path))
+    assert len(losses) == 4
+    assert losses[-1] < min(0.9, losses[0])
     table = pd.read_parquet(tmp_path / "loop_torchrun.parquet")
     assert len(table) == 200
     assert table.bytes_up.max() < 4810 * 4 / 10
-    assert (tmp_path / "loop_nodes.png").stat().st_size > 1000
+
+
+def played(name: str, folder: Path, port: int) -> str:
+    """Run an example on this rank, with what torchrun would tell it; return what it prints."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    os.environ.update(meeting | ranks)
+    dist.destroy_process_group()
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(str(EXAMPLES / f"loop_{name}.py"), run_name="__main__")
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("ddp", 2), ("diloco", 2), ("nodes", 4)])
+def test_an_example_trains(name, ranks, tmp_path):
+    first, *_ = gloo_kit.run(ranks, played, name=name, folder=tmp_path, port=free_port())
+    losses = losses_of(first)
+    assert len(losses) == 4
+    assert losses[-1] < min(0.9, losses[0])
+    assert (tmp_path / "loop_nodes.png").exists() == (name == "nodes")
 
 
 @pytest.mark.slow
