@@ -168,6 +168,13 @@ def test_failed_cells_are_told_too_and_again_when_they_are_retried(here: Path) -
     assert {(row["status"], len(curve)) for row, curve in again.of("cell")} == {("ok", 21)}
 
 
+def test_a_sweep_in_one_process_ends_at_its_first_failure_where_asked(here: Path) -> None:
+    failing = spec.load(SMALL, sets=["timeout=1e-9"])
+    outcome = drive(failing, here / "r", inline=True, fail_fast=True)
+    assert 0 < outcome.counts["failed"] == 4 - outcome.counts["missing"] < 4
+    assert drive(failing, here / "r", inline=True).counts["failed"] == 4
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
