@@ -253,6 +253,7 @@ def typed(param, value):
         (Number(low=0, high=1), "25%", [0.25]),
         (Number(words=("auto",)), ["auto", 3], ["auto", 3.0]),
         (Number(0.1, tags={"times_L": Number()}), {"times_L": [1, 2]}, [{"times_L": 1.0}, {"times_L": 2.0}]),
+        (Number(), -0.0, [0.0]),
         (Integer(), 3.0, [3]),
         (Integer(), "0..2", [0, 1, 2]),
         (Integer(None), [None, 1], [None, 1]),
