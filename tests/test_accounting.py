@@ -269,14 +269,6 @@ def test_a_folder_keeps_the_accounting_that_it_was_begun_with(tmp_path):
     assert "value_bits=32, index_bits=none, count_init=false" in report.render(out, "markdown")
 
 
-def test_a_folder_without_curves_has_no_accounting_yet(tmp_path):
-    store = Store(tmp_path)
-    store.claim({**REAL, "accounting": "paper:ef21"})
-    asked = Accounting(index_bits="list_or_bitmask")
-    assert accounting_of(tmp_path, asked) == asked
-    assert accounting_of(tmp_path) == Accounting()
-
-
 def test_merged_folders_have_the_accounting_of_the_first(tmp_path):
     whole = tmp_path / "whole"
     raybench.sweep(REAL, whole, inline=True)

@@ -110,14 +110,6 @@ def test_bands_are_step_functions():
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
 
-def test_bands_of_cells_without_a_label():
-    """A key that is not known makes a group like any other: no cell is left out in silence."""
-    curves, _ = make([{"g": [4, 2]}, {"g": [8, 6], "k": 2}])
-    curves["k"] = curves["k"].where(curves["k"] == 2)
-    result = bands(curves, by=("k",))
-    assert result["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
-
-
 def test_final_vs_step():
     _, cells = make(
         [

@@ -327,13 +327,3 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     assert all(tried[cell] == 2 for cell in first)
     assert sorted(tried.unique()) == [1, 2]
     assert json.loads((folder / log.ATTEMPTS).read_text()) == {}
-
-
-@pytest.mark.parametrize("text", ["7", "null", "{", '{"folder": 1}'])
-def test_an_owner_file_that_was_changed_names_no_owner(tmp_path, text):
-    """Results can be read without it: it says only which shards are the folder's own."""
-    store = Store(tmp_path / "r")
-    store.own()
-    (tmp_path / "r" / "plan" / "owner.json").write_text(text)
-    assert log.owner_of(store.files) == {}
-    assert store.done() == {}

@@ -14,7 +14,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import raybench
-from raybench import spec
 from raybench.core.errors import InputError
 from raybench.data import text
 from raybench.problems import build
@@ -64,17 +63,6 @@ def test_pairs_of_bytes_are_joined_and_give_the_text_back(said, tmp_path):
     made.save(str(tmp_path / "tokenizer.json"))
     again = text(said, 8, tokenizer=str(tmp_path / "tokenizer.json"), test_share=0.25)
     np.testing.assert_array_equal(again.train.inputs, pair.train.inputs)
-
-
-def test_ids_hold_the_content_of_a_tokenizer(said, tmp_path):
-    def ids():
-        problem = section(said, tokenizer=str(tmp_path / "t.json"))
-        return [c.id for c in spec.load({"problem": problem, "algorithm": "sgd"}).cells]
-
-    (tmp_path / "t.json").write_text("{}")
-    before = ids()
-    (tmp_path / "t.json").write_text("{ }")
-    assert ids() != before
 
 
 def test_without_the_library_the_extra_is_named(said, monkeypatch):

@@ -90,22 +90,6 @@ def test_messages_of_varying_length_arrive():
     assert sizes.min() < sizes.max()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@on_ranks(2)
-def test_gradients_of_16_bits_have_memories_of_32(dtype):
-    model = network(dtype)
-    opt = rt.CompressedOptimizer(sgd(model, 0.05), TOP, "ef14:memory=gradient")
-    losses = steps(model, opt, rank(), [0] * 30, dtype)
-    assert spread(model) == 0
-    assert memory(opt, "e").dtype == SINGLE
-    assert losses[-1] < losses[0]
-    parallel = DistributedDataParallel(network(dtype))
-    rt.attach(parallel, "ef21", TOP)
-    steps(parallel, sgd(parallel), rank(), range(5), dtype)
-    assert spread(parallel) == 0
-
-
 # A GradScaler ---------------------------------------------------------------------------------------
 
 

@@ -140,15 +140,6 @@ def test_a_test_set_is_prepared_as_the_training_set(tmp_path, scale):
     assert set(problem.evaluate(problem.start()[None])) == {"accuracy", "test_loss"}
 
 
-def test_a_test_set_of_one_class_and_fewer_features(tmp_path):
-    (tmp_path / "train").write_text("1 1:1 3:2\n2 2:1\n1 1:3\n2 3:1\n")
-    (tmp_path / "test").write_text("2 1:1\n2 2:4\n")
-    asked = {"dataset": f"{tmp_path}/train", "clients": 2, "test_set": f"{tmp_path}/test"}
-    problem = problems.build("logistic", asked)
-    assert problem.test.labels.tolist() == [1, 1]
-    assert problem.test.features.toarray().tolist() == [[1, 0, 0], [0, 4, 0]]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -19,7 +19,6 @@ from raybench.execution import costs as estimates
 from raybench.execution import run as engine
 from raybench.execution.batch import (
     MOST_CELLS_PER_BATCH,
-    batches_of,
 )
 from raybench.execution.checks import SkipCode, counted, grouped
 from raybench.execution.execute import hosted
@@ -27,7 +26,6 @@ from raybench.execution.plan import make_plan
 from raybench.execution.resolve import problem_of
 from raybench.execution.run import Run
 from raybench.runtime.ray_backend import options_of
-from raybench.spec.model import canonical
 from raybench.wire.transport import Transport
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}
@@ -163,9 +161,6 @@ def test_unproven_pairs_run_where_they_are_wanted():
     assert plan(compressor="zero", **VALUE, allow_unproven=True).cells
 
 
-# Errors --------------------------------------------------------------------------------------
-
-
 # Batches -------------------------------------------------------------------------------------
 
 GRID = {
@@ -217,24 +212,6 @@ def test_what_is_done_is_left_alone():
 def test_exclusive_timing_runs_one_cell_at_a_time():
     result = plan(seed="0..5", resources={"timing": "exclusive"})
     assert [len(b.cells) for b in result.batches] == [1] * 6
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-@settings(max_examples=30, deadline=None)
-def test_parts_of_a_group_are_even(count, most):
-    cell = plan().cells[0]
-    cells = [replace(cell, cell=replace(cell.cell, id=f"{j:016x}", seed=j)) for j in range(count)]
-    problem = canonical(cell.cell.problem.config())
-    batches = batches_of(cells, {problem: most}, {problem: {}})
-    sizes = [len(b.cells) for b in batches]
-    assert sum(sizes) == count
-    assert max(sizes) <= most
-    assert max(sizes) - min(sizes) <= 1
-    assert len(sizes) == math.ceil(count / most)
-    if sizes[0] > 1:
-        first, second = batches[0].halves()
-        assert first.cells + second.cells == batches[0].cells
-        assert min(len(first.cells), len(second.cells)) > 0
 
 
 @pytest.mark.parametrize(("content", "says"), [(np.zeros(7), "holds 7 numbers"), (None, "cannot")])

@@ -24,7 +24,7 @@ from raybench.execution.run import Options, Run
 from raybench.execution.search import JUDGED_BY, Halving, cuts_of, together
 from raybench.spec.model import Prune, Record
 from raybench.store import Store, log
-from raybench.wire.transport import Transport, on_virtual_ranks
+from raybench.wire.transport import Transport
 
 pytestmark = pytest.mark.thorough
 
@@ -235,19 +235,6 @@ def test_a_saved_run_goes_on_to_the_same_decisions(before):
     assert list(second.status) == list(once.status)
     assert second.tables({})[0].drop(["seconds"]).num_rows == once.tables({})[0].num_rows
     assert second.recorder.rounds == once.recorder.rounds
-
-
-def test_ranks_agree_on_who_ends():
-    batch = batch_of()
-
-    def work(transport):
-        run = run_of(batch, transport)
-        run.advance(160)
-        return list(run.status)
-
-    one = work(Transport())
-    assert on_virtual_ranks(2, work) == [one, one]
-    assert one.count("pruned") > 20
 
 
 # Sweeps ------------------------------------------------------------------------------------------

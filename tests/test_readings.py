@@ -77,14 +77,6 @@ def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
     assert np.isfinite(rows["high"]).all()
 
 
-def test_no_target_follows_from_a_step_at_which_a_seed_diverged():
-    runs = [{"g": [1, 0.01], "k": k, "seed": s} for k in (1, 2, 3) for s in (0, 1)]
-    for k in (2, 3):
-        runs.append({"g": [1, 1e-9], "multiple": 8.0, "k": k})
-        runs.append({"g": [1, 9e9], "multiple": 8.0, "k": k, "seed": 1, "status": "diverged"})
-    assert default_target(*make(runs)) == 0.01
-
-
 def test_half_of_the_methods_reach_the_target_of_two_seeds():
     """The mean of two seeds is not reached by both."""
     runs = [

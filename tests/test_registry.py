@@ -156,22 +156,6 @@ def test_a_class_body_is_the_declaration_of_an_operator():
         Mine()
 
 
-def test_an_operator_inherits_and_overrides_declarations():
-    @registry.compressor("mine")
-    class Mine(Compressor):
-        first: str = Operator("natural")
-        then: str = Operator("sign")
-
-    @registry.compressor("other")
-    class Other(Mine):
-        then: str = Operator("identity", help="another default")
-
-    params = registry.lookup("compressor", "other").params
-    assert list(params) == ["first", "then"]
-    assert (Other().first, Other().then, Mine().then) == ("natural", "identity", "sign")
-    assert params["then"].default == "identity"
-
-
 def test_a_signature_is_the_declaration_of_a_problem():
     @registry.problem("mine")
     def mine(

@@ -1,4 +1,4 @@
-"""Content ids: what changes them and what does not; and sweep files made up at random."""
+"""Content ids: what changes them and what does not."""
 
 from __future__ import annotations
 
@@ -146,6 +146,3 @@ def test_a_new_parameter_with_a_default_keeps_old_ids(monkeypatch):
     cell = only(CONFIG)
     assert cell.compressor.params["wrap"] is False
     assert cell.id == base.id
-
-
-# Made up at random --------------------------------------------------------------------------------

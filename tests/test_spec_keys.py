@@ -19,7 +19,6 @@ from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, T
 from raybench.spec import cells, document, json_schema, keys, load, sections, values
 from raybench.spec.cells import Group
 from raybench.spec.sections import options
-from raybench.store import identity
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "sweep-file.md").read_text(encoding="utf-8")
@@ -191,14 +190,6 @@ def test_bad_text(text, where, says):
     assert "ruamel" not in str(caught.value)
     assert len(str(caught.value)) < 500
     assert str(caught.value).count("\n") < 4
-
-
-def test_a_saved_sweep_is_read_as_a_sweep_file_is():
-    text = "name: no\nproblem: {a: 1_000, b: 0o17, c: 2^0..2^3}\n"
-    problem = {"a": "1_000", "b": 15, "c": "2^0..2^3"}
-    saved = identity.parse(text)
-    assert saved == yaml.parse(text) == {"name": "no", "problem": problem}
-    assert identity.parse(identity.dump(saved)) == saved
 
 
 @settings(max_examples=150, deadline=None)
