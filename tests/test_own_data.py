@@ -327,7 +327,7 @@ def test_data_is_not_written_through_a_link(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(280)
-def test_workers_of_ray_find_the_data(tmp_path, one_ray):
+def test_workers_of_ray_find_the_data(tmp_path):
     """Two batches on two workers, each with a test set of its own: what they record is what one process does."""
     given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}
     asked = {
@@ -337,7 +337,7 @@ def test_workers_of_ray_find_the_data(tmp_path, one_ray):
     }
     more = {"data": given, "sets": ["resources.workers=2"]}
     one = raybench.sweep(asked, tmp_path / "one", inline=True, **more)
-    two = raybench.sweep(asked, tmp_path / "two", address=one_ray, **more)
+    two = raybench.sweep(asked, tmp_path / "two", address="local", **more)
     assert one.counts["ok"] == two.counts["ok"] == 2
     here, there = raybench.load(tmp_path / "one"), raybench.load(tmp_path / "two")
     assert set(there["cell"]) == set(here["cell"])
