@@ -1,18 +1,14 @@
-"""Clusters that are there, real heads: joined with and without a token from homes with and without one; a job."""
+"""Clusters that are there, real heads: joined with and without a token from homes with and without one."""
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 from cli_kit import call
-from cluster_kit import free_port, head, without_token, write_token
-
-from raybench import store
+from cluster_kit import head, without_token, write_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 JOIN = """
@@ -73,54 +69,3 @@ def test_a_cluster_that_asks_for_a_token_says_what_is_missing(tmp_path, homes):
 def test_where_nobody_listens_it_is_said_at_once(tmp_path):
     said = join("127.0.0.1:1", tmp_path, tmp_path / "a")
     assert said.startswith("refused: --address: no Ray cluster answers at 127.0.0.1:1")
-
-
-# A job of a cluster that is there ---------------------------------------------------------------
-
-SWEEP = """\
-name: near
-problem: {name: quadratic, dim: 12, clients: 4}
-algorithm: [gd, ef21]
-compressor: {name: top_k, k: 2}
-step_size: {theory: [1, 2]}
-rounds: 30
-"""
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(
-    importlib.util.find_spec("aiohttp_cors") is None, reason="needs raybench[cluster]"
-)
-def test_a_job_of_a_cluster_that_is_there(tmp_path: Path) -> None:
-    """The sweep runs there, its results lie in the shared folder, and the cluster stays."""
-    token, port = write_token(tmp_path / "token"), free_port()
-    shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    flags = [
-        f"--dashboard-port={port}",
-        "--dashboard-host=127.0.0.1",
-        "--node-ip-address=127.0.0.1",
-    ]
-    with head(*flags, **shown):
-        check_jobs(f"http://127.0.0.1:{port}", shown, tmp_path)
-
-
-def check_jobs(url: str, shown: dict[str, str], tmp_path: Path) -> None:
-    """Call Ray's own command, as docs/cluster.md has it."""
-    folder, out = tmp_path / "folder", tmp_path / "shared"
-    folder.mkdir()
-    (folder / "near.yaml").write_text(SWEEP)
-    sweep = f"python -m raybench sweep near.yaml --address auto --out file://{out}"
-    ray = (sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", url)
-    command = (
-        *ray,
-        "--working-dir",
-        folder,
-        "--",
-        *sweep.replace("python", sys.executable).split(),
-    )
-    done = call(*command, env=without_token(**shown), timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    cells = store.cells(str(out))
-    assert set(cells["status"]) == {"ok"}
-    assert len(cells) == 4
-    urllib.request.urlopen(f"{url}/api/gcs_healthz", timeout=5)  # it is there still

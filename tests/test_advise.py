@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from raybench.clock.links import parse
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.measure.advise import CATALOGUE, STEPS, baseline, chosen, gradients, on_gpu, replay
+from raybench.measure.advise import CATALOGUE, baseline, chosen, gradients, on_gpu, replay
 from raybench.measure.payoff import GPU_FORMAT, Codecs, Compute, step_of
 from raybench.measure.study import measure
 from raybench.problems.networks.build import CAUSAL_LM
@@ -71,19 +68,6 @@ def test_what_takes_too_long_or_does_not_fit_is_left_out_with_the_reason():
     long = gaussian(1 << 17, dtype=torch.float32)
     (slow,) = replay([of("int8")], Layout.vector(1 << 17), [long], limit=1e-9)
     assert "takes about" in slow.left_out
-
-
-@pytest.mark.thorough
-def test_gradients_of_a_model_are_those_along_sgd():
-    result = gradients("mlp", batch=8)
-    assert result.steps == STEPS
-    assert [v.shape for v in result.vectors] == [(4810,)] * len(STEPS)
-    assert "of digits" in result.about
-    assert not torch.equal(result.vectors[0], result.vectors[1])
-    again = gradients("mlp", batch=8)
-    assert all(map(torch.equal, result.vectors, again.vectors))
-    assert result.forward > 0
-    assert result.backward > 0
 
 
 @pytest.mark.thorough
@@ -193,18 +177,12 @@ def test_recorded_gradients_are_replayed(tmp_path):
     [
         (("mlq",), "did you mean mlp?"),
         (("no/such/folder",), "raybench.torch.record"),
-        ((".",), "record.json"),
         (("no_such_module:function",), "cannot import"),
-        (("mlp", "--gpus", "0"), "--gpus"),
         (("mlp", "--gpus", "1"), "nothing to exchange"),
-        (("mlp", "--gpus", "2,x"), "--gpus"),
-        (("mlp", "--link", "1Gbyte"), "--link"),
         (("mlp", "--link", "10Gbitt"), "10Gbit"),
         (("mlp", "--compressor", "top_j:k=1%"), "top_k"),
-        (("mlp", "--compressor", "top_k"), "k"),
         (("mlp", "--compressor", "int8:collective=all_to_all"), "unknown key"),
         (("mlp", "--backward", "0"), "--backward"),
-        (("mlp", "--forward", "nan"), "--forward"),
         (("mlp", "--batch", "0"), "--batch"),
         (("mlp", "--dataset", "digit"), "digits"),
     ],
@@ -245,73 +223,33 @@ def test_local_steps_exchange_once_in_so_many_and_say_no_error():
     assert [row.every for row in rows] == [30, 30, 30, 1]
 
 
-def test_the_baseline_is_no_candidate_but_can_be_asked_for():
-    assert "bf16" not in {one.name for one in CATALOGUE}
-    (one,) = chosen(["bf16"])
-    assert one.overlaps
-    assert chosen(["identity"])[0].name == "float32"
-    assert [c.name for c in chosen(["top_k:k=1%", "top_k:k=1%"])] == ["top_k:k=1%"]
-
-
-# benchmarks/gpu.py on the CPU with small sizes, and what advise makes of its file -----------------
-
-
-ROOT = Path(__file__).parent.parent
-PARTS = ("operations", "methods", "codecs", "collectives", "training", "tests")
-FEW_KERNELS = ("--gpus", "2", "--link", "1Gbit")
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpu")
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--small", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"written: {folder / 'gpu.json'}" in done.stdout
-    return folder
+# Times of a GPU, as benchmarks/gpu.py writes them ---------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_every_part_has_figures_and_no_error(out):
-    found = json.loads((out / "gpu.json").read_text())
-    assert {"device", "torch", "python", "cuda", "driver"} <= found["machine"].keys()
-    assert tuple(found["parts"]) == PARTS
-    for part in found["parts"].values():
-        assert part["error"] == ""
-        assert part["rows"]
-        assert part["seconds"] >= 0
-    rows = {name: part["rows"] for name, part in found["parts"].items()}
-    assert {row["method"] for row in rows["methods"]} == set(registry.names("algorithm"))
-    assert all(row.get("equal", True) for name in ("operations", "methods") for row in rows[name])
-    assert all(row["encode"] > 0 for row in rows["codecs"] if "said" not in row)
-    assert {row["network"] for row in rows["training"]} == {"resnet18", "transformer"}
-    page = (out / "gpu.md").read_text()
-    assert all(f"## {name}" in page for name in PARTS)
-
-
-@pytest.mark.thorough
-def test_advise_takes_the_times_of_the_file(out):
-    file = out / "gpu.json"
-    wide, twice = json.loads(file.read_text()), file.with_name("twice.json")
-    for row in wide["parts"]["codecs"]["rows"]:
-        row |= {"encode": 1.0, "decode": 2.0, "feedback": 4.0, "numbers": 10}
-    wide["parts"]["codecs"]["rows"] = [
-        row for row in wide["parts"]["codecs"]["rows"] if row["compressor"] != "mxfp4"
-    ]
-    wide["machine"]["device"] = "Made Up 1"
-    twice.write_text(json.dumps(wide))
-    said = cli("advise", "mlp", *FEW_KERNELS, "--json", "--gpu", str(twice))
+def test_advise_takes_the_times_of_the_file(tmp_path):
+    names = ("qsgd:s=7", "nf4", "int8", "top_k:k=1%")
+    times = {"encode": 1.0, "decode": 2.0, "feedback": 4.0, "numbers": 10}
+    rows = [{"compressor": name, **times} for name in names]
+    made = {
+        "format": GPU_FORMAT,
+        "machine": {"device": "Made Up 1"},
+        "parts": {"codecs": {"rows": rows}},
+    }
+    (tmp_path / "gpu.json").write_text(json.dumps(made))
+    few = ("advise", "mlp", "--gpus", "2", "--link", "1Gbit")
+    said = cli(*few, "--json", "--gpu", tmp_path / "gpu.json")
     assert said.code == 0, said.err
-    found = json.loads(said.out)
-    rows = {row["name"]: row for row in found["operators"]}
-    assert rows["qsgd:s=7"]["encode"] == pytest.approx(481)
-    assert rows["nf4"]["encode"] == pytest.approx(5 * 481)
-    assert "no times" in rows["mxfp4"]["left_out"]
-    assert "Made Up 1" in found["codecs"]
-    said = cli("advise", "mlp", *FEW_KERNELS, "--gpu", str(file))
+    result = json.loads(said.out)
+    operators = {row["name"]: row for row in result["operators"]}
+    assert operators["qsgd:s=7"]["encode"] == pytest.approx(481)
+    assert operators["nf4"]["encode"] == pytest.approx(5 * 481)
+    assert "no times" in operators["mxfp4"]["left_out"]
+    assert "Made Up 1" in result["codecs"]
+    said = cli(*few, "--gpu", tmp_path / "gpu.json")
     assert said.code == 0, said.err
     assert "times of a CPU" not in said.out
-    assert "times of a CPU" in cli("advise", "mlp", *FEW_KERNELS, "--compressor", "int8").out
+    assert "times of a CPU" in cli(*few, "--compressor", "int8").out
 
 
 def test_times_between_two_sizes_follow_a_power():
@@ -340,12 +278,8 @@ START = {"format": GPU_FORMAT, "machine": {"device": "x"}}
         (None, "No such file"),
         ("{", "is not read"),
         ("[" * 100_000, "is not read"),
-        ("[]", "is not read"),
-        ("{}", "'format' is missing"),
         (json.dumps({"format": "another"}), "its format is not"),
         (json.dumps(START), "'parts' is missing"),
-        (json.dumps({**START, "parts": {}}), "'codecs' is missing"),
-        (json.dumps({**START, "parts": {"codecs": {"rows": [3]}}}), "is not read"),
         (json.dumps({**START, "parts": {"codecs": {"rows": [ROW]}}}), "a time of int8"),
         (json.dumps({**START, "parts": {"codecs": {"rows": []}}}), "no times"),
     ],

@@ -9,12 +9,11 @@ import fake_store
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
 from raybench.analysis import (
-    annotate,
     bands,
     curves,
     describe,
@@ -97,22 +96,6 @@ def test_describe_names_what_differs():
     assert result["step"].tolist() == ["x1"] * 5
 
 
-@pytest.mark.parametrize(
-    ("name", "k", "series", "method"),
-    [
-        ("top_k", 5, "EF21 Top-5", "EF21 Top-K"),
-        ("pos_neg_top_k", 5, "EF21 Pos neg top-5", "EF21 Pos neg top-K"),
-        ("dgc", 7, "EF21 dgc K=7", "EF21 dgc"),
-        ("terngrad", None, "EF21 TernGrad", "EF21 TernGrad"),
-        ("scaled_sign", None, "EF21 scaled sign", "EF21 scaled sign"),
-        (None, None, "EF21", "EF21"),
-    ],
-)
-def test_names_of_operators(name, k, series, method):
-    (row,) = describe(make([{"g": [1], "compressor": name, "k": k}])[1]).to_dict("records")
-    assert (row["series"], row["method"]) == (series, method)
-
-
 def test_bands_are_step_functions():
     curves, _ = make(
         [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
@@ -125,29 +108,6 @@ def test_bands_are_step_functions():
     assert result["grad_norm_sq"].tolist() == [7.0, 5.0, 2.5]
     by_round = bands(curves, x="round")
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
-    st.integers(2, 10),
-)
-def test_bands_hold_their_median(values, points):
-    curves, _ = make([{"g": v, "seed": i} for i, v in enumerate(values)])
-    result = bands(curves, points=points)
-    assert len(result) <= points
-    assert result["bits_up"].is_monotonic_increasing
-    assert (result["low"] <= result["grad_norm_sq"]).all()
-    assert (result["grad_norm_sq"] <= result["high"]).all()
-    assert result["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
-
-
-def test_bands_of_cells_without_a_label():
-    """A key that is not known makes a group like any other: no cell is left out in silence."""
-    curves, _ = make([{"g": [4, 2]}, {"g": [8, 6], "k": 2}])
-    curves["k"] = curves["k"].where(curves["k"] == 2)
-    result = bands(curves, by=("k",))
-    assert result["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
 
 
 def test_final_vs_step():
@@ -177,13 +137,6 @@ def test_final_vs_step():
     assert by_size["at"].tolist() == pytest.approx([0.1, 0.2])
 
 
-def test_annotate_drops_curves_without_a_cell():
-    curves, cells = make([{"g": [1, 2]}, {"g": [3]}])
-    result = annotate(curves, describe(cells[:1]))
-    assert result["cell"].unique().tolist() == ["cell0"]
-    assert result.columns.is_unique
-
-
 def test_steps_of_two_theories_are_two_candidates():
     """x1 of the paper's step and x1 of ours are different step sizes: never averaged."""
     runs = [{"g": [1.0, 0.5], "seed": s, "multiple": m} for m in (1.0, 2.0) for s in (0, 1)]
@@ -203,52 +156,17 @@ def test_steps_of_two_theories_are_two_candidates():
     assert list(result["cells"]) == [2, 2]
 
 
-def test_a_default_that_one_alone_has_is_not_named():
-    """Adam has parameters that SGD has not: the name of the optimizer says enough."""
-    local = [{"steps": 2}, {"steps": 2, "optimizer": "adamw", "step_size": 0.1}]
-    late = {"steps": 2, "optimizer": "adamw", "step_size": 0.1, "beta2": 0.9}
-    asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10}
-    cells_of = spec.load({**asked, "algorithm": "gd", "local": [*local, late]}).cells
-    cells = make([{"g": [1.0], "algorithm": "gd", "compressor": None, "k": None}] * 3)[1]
-    cells["config"] = [json.dumps(c.config()) for c in cells_of]
-    cells["group"] = [c.group for c in cells_of]
-    two, three = describe(cells.iloc[:2])["method"], describe(cells)["method"]
-    assert two.tolist() == ["GD (local.optimizer=sgd)", "GD (local.optimizer=adamw)"]
-    assert three.tolist()[1:] == [
-        f"GD (local.optimizer=adamw, local.beta2={b})" for b in (0.999, 0.9)
-    ]
-
-
-ROUNDS_OF = {  # what is asked for, and what the names of the four methods say
-    "steps": (
-        {
-            "algorithm": "ef21",
-            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
-        },
-        [f"(schedule={name}, warmup={n})" for name in ("constant", "sqrt") for n in (0, 20)],
-    ),
-    "parts": (
-        {
-            "algorithm": [
-                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
-                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
-            ],
-            "step_size": {"value": 0.1},
-        },
-        [
-            *[f"outer.optimizer={name}" for name in ("adam", "momentum")],
-            *[f"delay.rounds={n}" for n in (1, 2)],
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("asked", ROUNDS_OF)
-def test_what_changes_a_round_makes_methods_of_their_own(asked):
+def test_what_changes_a_round_makes_methods_of_their_own():
     """With the configurations that a sweep really stores; seeds of one method stay together."""
-    same = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
-    keys, told = ROUNDS_OF[asked]
-    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **keys}).cells
+    rules = {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}
+    parts = [
+        {"outer": {"optimizer": ["momentum", "adam"]}},
+        {"local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+    ]
+    dcgd = [{"name": "dcgd", "step_size": {"value": 0.1}, **part} for part in parts]
+    asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
+    asked |= {"algorithm": [{"name": "ef21", "step_size": rules}, *dcgd]}
+    cells_of = spec.load({**asked, "compressor": {"name": "top_k", "k": 1}}).cells
     runs = [
         {"g": [1.0, 0.5 / (1 + j)], "seed": c.seed, "algorithm": c.algorithm.name}
         for j, c in enumerate(cells_of)
@@ -257,18 +175,12 @@ def test_what_changes_a_round_makes_methods_of_their_own(asked):
     cells["config"] = [json.dumps(c.config()) for c in cells_of]
     cells["group"] = [c.group for c in cells_of]
     names = describe(cells)["method"].unique()
-    assert (len(cells), len(names)) == (8, 4)
-    assert all(sum(words in name for name in names) == 1 for words in told)
-    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 4
-
-
-def test_cells_without_a_config_are_told_apart_by_their_columns():
-    """As folders of the first schema hold them."""
-    cells = make([{"g": [1]}, {"g": [1], "dataset": "b"}])[1]
-    cells["config"] = "{}"
-    assert describe(cells)["facet"].tolist() == ["a", "b"]
-    cells["dataset"], cells["problem"] = "a", ["logistic", "least_squares"]
-    assert describe(cells)["facet"].tolist() == ["logistic", "least_squares"]
+    assert (len(cells), len(names)) == (16, 8)
+    told = [f"(schedule={name}, warmup={n})" for name in ("constant", "sqrt") for n in (0, 20)]
+    told += [f"outer.optimizer={name}" for name in ("adam", "momentum")]
+    told += [f"delay.rounds={n}" for n in (1, 2)]
+    assert all(sum(words in name for name in names) == 1 for words in told), names
+    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 8
 
 
 def test_a_plug_ins_title_travels_with_its_results():
@@ -328,21 +240,6 @@ def test_costs_are_what_loops_find(folder):
                 assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
 
 
-def test_every_source_gives_the_same(folder):
-    curves, cells = store.load(folder), store.cells(folder)
-    want = to_target(folder, [1e-2, 1e-3])
-    assert set(want["target"]) == {1e-2, 1e-3}
-    for source in (str(folder), frames(folder), (curves, cells)):
-        assert to_target(source, [1e-2, 1e-3]).equals(want)
-
-
-def test_the_default_target_is_that_of_the_table(folder):
-    own = frames(folder).tuned("method")["target"].iloc[0]
-    assert to_target(folder).equals(to_target(folder, own))
-    two = to_target(example(("a", "b")))
-    assert two.groupby("facet")["target"].nunique().tolist() == [1, 1]
-
-
 def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):
     read, names = [], []
     rows, plain = log.rows, type(open_folder(folder)).read
@@ -378,10 +275,3 @@ def test_bad_questions():
     ):
         with pytest.raises(InputError, match=said):
             to_target(runs, **asked)
-
-
-def test_no_cells_are_an_empty_table(folder):
-    result = to_target(folder, 1e-3, where={"algorithm": "none of them"})
-    assert len(result) == 0
-    assert "bits_up_low" in result
-    assert len(to_target(folder, where={"algorithm": "none of them"})) == 0

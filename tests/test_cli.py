@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -127,16 +126,6 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
     assert written <= {"plan/owner.json", "plan/lock"}
 
 
-def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(swept, here):
-    """A second copy could differ from the cells."""
-    shutil.copytree(swept[0] / "out", here / "out")
-    before = store.cells("out")
-    names = "attempts.json batches.json cells.json lock owner.json sweeps target.json"
-    assert {p.name for p in (here / "out/plan").iterdir()} == set(names.split())
-    shutil.rmtree(here / "out/plan")
-    assert store.cells("out").equals(before)
-
-
 SOMETIMES = """
 from pathlib import Path
 from raybench.plugins import *
@@ -236,19 +225,6 @@ def test_runs_on_one_problem_share_a_folder(here):
     assert "was there already" in cli("run", "--rounds", 30).out
 
 
-def test_run_prints_the_saved_cell(here):
-    said = cli(
-        *("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3"),
-        *("--rounds", 20, "--seed", 4, "--set", "accounting=paper:3pc", "--out", "mine"),
-    )
-    assert said.code == 0, said.err
-    (row,) = store.cells("mine").to_dict("records")
-    assert (row["seed"], row["rounds"], row["k"], row["clients"]) == (4, 20, 3, 3)
-    assert row["bits_up"] == 21 * 3 * 64  # no indices, the first message counted
-    assert f"{row['bits_up'] / 1000:.3g} kbit" in said.out
-    assert f"{row['grad_norm_sq']:.3g}" in said.out
-
-
 # Reading results -----------------------------------------------------------------------------------
 
 
@@ -275,14 +251,6 @@ def test_tables_book_bits_as_they_are_told_to(swept, here):
         refused("table", out, *wrong, says=["did you mean"])
 
 
-def test_plot(swept, here):
-    out = swept[0] / "out"
-    place = here / "figures"
-    said = cli("plot", out, "--out", place, "--x", "bits_up", "--y", "grad_norm_sq")
-    assert (said.code, said.out) == (0, f"{place}/grad_norm_sq_vs_bits_up.{{png,pdf,csv}}\n")
-    assert len([path for path in place.iterdir() if path.stat().st_size > 0]) == 3
-
-
 def test_merge_and_report(swept, here):
     raybench.sweep(swept[0] / "s.yaml", "b", inline=True, sets=["seed=5", "algorithm=gd"])
     said = cli("report", "b", "--out", "r.html", "--accounting", "paper:3pc")
@@ -300,29 +268,6 @@ def test_reading_verbs_without_results(verb, here):
     (here / "file.txt").write_text("no results")
     for folder in ("missing", "empty", "file.txt"):
         refused(verb, folder, says=[folder], longest=2)
-
-
-@pytest.mark.thorough
-def test_all_sweeps_of_a_folder_are_kept_and_together_reproduce_it(here):
-    (here / "s.yaml").write_text(SWEEP)
-    for sets in ([], ["seed=5", "algorithm=gd"]):
-        raybench.sweep("s.yaml", "r", inline=True, sets=sets)
-    assert cli("sweep", "s.yaml", "--inline", "--out", "r").code == 0
-    folder = here / "r"
-    kept = sorted(p.name for p in (folder / "plan/sweeps").iterdir())
-    assert kept == ["001.yaml", "002.yaml"], "each sweep once, whatever ran after it"
-    page = (folder / "report.html").read_text()
-    files = [*(f"plan/sweeps/{name}" for name in kept if "gd" not in name), "sweep.yaml"]
-    shown = [file for file in files if f"raybench sweep r/{file} --out again" in page]
-    assert "sweep.yaml" in shown
-    for file in shown:
-        assert raybench.sweep(f"r/{file}", "again", inline=True).exit_code == 0
-    cells = [set(raybench.store.cells(here / name).cell) for name in ("r", "again")]
-    assert cells[0] == cells[1]
-    assert cli("merge", "r", "again", "--out", "both").code == 0
-    assert len(list((here / "both/plan/sweeps").iterdir())) == 1
-    raybench.sweep("s.yaml", "r", inline=True, fresh=True)
-    assert not (folder / "plan/sweeps").exists(), "of cells that are forgotten"
 
 
 def test_a_shipped_sweep_is_run_by_its_name(here):
@@ -395,48 +340,6 @@ def test_show_an_operator():
     assert ["flat", "0.99", "0", "0.99", "holds"] in drawn  # 1 - k/d, attained
 
 
-def test_show_an_unbiased_operator():
-    said = cli("show", "rand_k:k=5", "--d", 50)
-    tidy(said.out)
-    rows = [line.split() for line in said.out.splitlines()]
-    for row in (["ω", "9"], ["α", "–"], ["B1:", "α,", "β", "1,", "10"], ["B3:", "δ", "10"]):
-        assert row in rows
-    for row in (["of", "C", "times", "0.1"], ["bits", "320"], ["of", "dense", "10.000%"]):
-        assert row in rows
-    assert ["bytes", "40"] in rows
-    assert "unbiased" in said.out
-    heads = ["vector", "error", "±", "s.e.", "bound", "bias", "by", "chance"]
-    assert heads in rows
-    drawn = [row for row in rows if row[-1:] == ["holds"]]
-    assert len(drawn) == 7
-    (flat,) = [row for row in drawn if row[0] == "flat"]
-    assert flat[1:4] == ["9", "0", "9"]  # d/K - 1, whatever is drawn
-
-
-WRONG = """from raybench.plugins import Compressor, Dense, compressor
-
-@compressor("wrong")
-class Wrong(Compressor):
-    'C(x) = x/2, and says that it were unbiased.'
-    deterministic = True
-
-    def encode(self, x, stream):
-        return Dense(x / 2)
-
-    def omega(self, d):
-        return 1.0
-"""
-
-
-def test_show_says_where_a_claim_does_not_hold(here):
-    (here / "wrong.py").write_text(WRONG)
-    said = cli("show", "wrong", "--d", 30, "--plugin", here / "wrong.py")
-    assert said.code == 0, said.err
-    tidy(said.out)
-    assert said.out.count(" biased") == 7
-    assert "holds" not in said.out
-
-
 def test_show_an_algorithm_with_its_step():
     given = ("--problem", "least_squares:regularizer=nonconvex", "--dataset", "breast_cancer")
     said = cli("show", "ef21", *given, "--clients", 20, "--compressor", "top_k:k=5")
@@ -498,12 +401,3 @@ def test_doctor(here, monkeypatch):
     assert said.code == 1
     assert re.search(r"^problem  data +no folder", said.out, re.M)
     assert "make it, or correct RAYBENCH_DATA" in said.out
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_doctor_without_write_access(here):
-    here.chmod(0o500)
-    said = cli("doctor")
-    here.chmod(0o700)
-    assert said.code == 1
-    assert "a folder that you may write" in said.out

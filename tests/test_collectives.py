@@ -54,13 +54,6 @@ def test_it_stands_beside_the_parameters_of_an_operator():
     assert "collective=reduce" in Resolver().resolve(result[1]).label
 
 
-def test_cells_are_excluded_by_it():
-    every = {"name": "identity", "collective": ["gather", "reduce", "all_to_all"]}
-    for pattern in ({"collective": "gather"}, {"compressor.collective": "gather"}):
-        left = asked(every, exclude=[pattern])
-        assert [c.compressor.params["collective"] for c in left] == ["reduce", "all_to_all"]
-
-
 def test_the_schema_knows_it():
     check = jsonschema.Draft202012Validator(spec.json_schema())
     check.validate({"compressor": {"name": "natural", "collective": ["gather", "all_to_all"]}})
@@ -207,28 +200,6 @@ def test_two_compressions_by_hand():
     np.testing.assert_allclose(wire.up(message).mean()[0], want, rtol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["rand_k", "dithering"])
-def test_two_compressions_are_unbiased_with_the_stated_variance(name):
-    """E = a and E||two-shot - a||^2 <= omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2, a = mean x_i.
-
-    With equality for rand_k, whose variance is omega times a square, exactly.
-    """
-    n, d, draws = 4, 12, 20_000
-    params = {"k": 1} if name == "rand_k" else {"s": 1}
-    op = operator(name, "all_to_all", n=n, d=d, **params)
-    wire = wire_of("all_to_all", n=n, d=d, cells=draws)
-    x = gaussian(n, d, dtype=torch.float64)
-    got = wire.up(op(x.expand(draws, n, d).contiguous(), wire.stream("up"))).mean()
-    a, omega = x.mean(0), op.omega
-    bound = omega * a.square().sum() + (1 + omega) * omega / n * x.square().sum(-1).mean()
-    errors = (got - a).square().sum(-1)
-    noise = errors.std() / draws**0.5
-    assert ((got.mean(0) - a).abs() < 5 * got.std(0) / draws**0.5).all()
-    assert errors.mean() < bound + 5 * noise
-    if name == "rand_k":
-        assert (errors.mean() - bound).abs() < 5 * noise
-
-
 def test_parts_clients_and_stages_draw_apart():
     """Rand-1 of equal parts: as often the same coordinate (1 of 3) for any two of them as by chance."""
     n, d, draws = 4, 12, 3000
@@ -248,17 +219,6 @@ def test_parts_clients_and_stages_draw_apart():
     same = (drawn[:, :, None] == drawn[:, None]).double().mean(0)
     others = ~torch.eye(len(same), dtype=torch.bool)
     assert ((same[others] - 1 / 3).abs() < 6 * (2 / 9 / draws) ** 0.5).all()
-
-
-@pytest.mark.parametrize("collective", ["reduce", "all_to_all"])
-@pytest.mark.parametrize("name", ["ef21", "marina", "diana", "dcgd", "ef21_pp", "local_ef21"])
-def test_with_the_identity_all_collectives_agree(name, collective):
-    more = {"x0": {"normal": 1.0}}
-    runs = [
-        finished(Method(name, {}, op, QUADRATIC, step=0.05, rounds=15, more=more).batch())
-        for op in ({"name": "identity"}, {"name": "identity", "collective": collective})
-    ]
-    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -351,47 +311,33 @@ def test_methods_conform(method):
 
 # Time and memory -----------------------------------------------------------------------------------
 
-OPERATORS = [
-    {"name": "top_k", "k": "5%"},
-    {"name": "natural", "collective": "all_to_all"},
-    {"name": "identity", "collective": "reduce"},
-]
 
-
-def times_are_split(folder, mode):
-    """Assert that seconds of all three kinds are there, and no more than there are in all."""
-    curves, ended = raybench.load(folder), cells(folder)
+def test_times_of_a_network_are_split(tmp_path):
+    """Seconds of all three kinds are there, and no more than there are in all."""
+    operators = [
+        {"name": "top_k", "k": "5%"},
+        {"name": "natural", "collective": "all_to_all"},
+        {"name": "identity", "collective": "reduce"},
+    ]
+    entries = [{"name": "dcgd", "compressor": operator} for operator in operators]
+    sweep = {
+        "name": "timed",
+        "problem": {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits"}
+        | {"clients": 4, "rows": 80, "batch": 8},
+        "algorithm": [*entries, {"name": "power_sgd", "rank": 2}],
+        "step_size": {"value": 0.05},
+        "rounds": 6,
+        "allow_unproven": True,
+    }
+    raybench.sweep(sweep, tmp_path / "out", inline=True)
+    curves, ended = raybench.load(tmp_path / "out"), cells(tmp_path / "out")
     parts = ["seconds_gradient", "seconds_compress", "seconds_communicate"]
     last = curves[curves["round"] == curves["round"].max()]
     assert len(last) == len(ended) == 4
     assert (last[parts] > 0).all(axis=None)
     assert (last[parts].sum(axis=1) <= last["seconds"]).all()
     assert curves[[*parts, "seconds"]].notna().all(axis=None)
-    assert set(ended["mode"]) == {mode}
     assert (ended["peak_memory"] > 1e6).all()
-
-
-def timed(folder, **more):
-    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 4}
-    problem |= {"rows": 80, "batch": 8}
-    dcgd = [{"name": "dcgd", "compressor": operator} for operator in OPERATORS]
-    entries = [*dcgd, {"name": "power_sgd", "rank": 2}]
-    sweep = {"problem": problem, "algorithm": entries, "step_size": {"value": 0.05}, "rounds": 6}
-    raybench.sweep(
-        {**sweep, "name": "timed", "allow_unproven": True, **more}, folder, inline=not more
-    )
-    return folder
-
-
-def test_times_of_a_network_are_split(tmp_path):
-    times_are_split(timed(tmp_path / "simulate"), "simulate")
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_times_on_workers_are_split(tmp_path):
-    train = {"resources": {"mode": "train", "workers": 2}}
-    times_are_split(timed(tmp_path / "train", **train), "train")
 
 
 # Virtual ranks and real processes over gloo give what one process gives ---------------------------
@@ -404,21 +350,6 @@ def test_clients_are_dealt_evenly(size, n):
     lengths = [len(share) for share in shares]
     assert max(lengths) - min(lengths) <= 1
     assert lengths == sorted(lengths, reverse=True)  # rank 0 has most: the padding relies on it
-
-
-@pytest.mark.parametrize(("size", "n"), [(2, 5), (3, 7), (4, 4)])
-def test_rows_are_gathered_in_client_order(size, n):
-    x = torch.arange(2 * n * 3, dtype=torch.float64).view(2, n, 3)
-
-    def work(transport):
-        here = share_of(transport.rank, size, n)
-        rows, rank = transport.gather_rows(x[:, here.start : here.stop], n), transport.rank
-        return rows, transport.agree(rank), transport.everyone(rank)
-
-    for got, zero, ranks in on_virtual_ranks(size, work):
-        assert torch.equal(got, x)
-        assert zero == 0
-        assert ranks == list(range(size))
 
 
 def test_an_error_on_one_rank_is_raised_and_nobody_waits():

@@ -24,11 +24,7 @@ DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])
 REAL = {
     "mushrooms": (8124, 112, {1: 3916, 2: 4208}),
     "a9a": (32561, 123, {-1: 24720, 1: 7841}),
-    "a9a.t": (16281, 123, None),
     "w8a": (49749, 300, {-1: 48270, 1: 1479}),
-    "w7a": (24692, 300, None),
-    "w1a": (2477, 300, None),
-    "a1a": (1605, 123, None),
 }
 
 
@@ -145,13 +141,6 @@ def test_more_labels_need_positive():
         assert "problem.positive" in complaint(signs, raw, tuple(wrong))
 
 
-def test_embedded_sets():
-    assert data.load("breast_cancer").shape == (569, 30)
-    digits = data.load("digits")
-    assert digits.shape == (1797, 64)
-    assert np.array_equal(digits.classes, np.arange(10))
-
-
 def test_bytes_of_images_by_hand(tmp_path):
     """MNIST's format has big-endian lengths, and CIFAR-100's a coarse label before the one that is meant."""
     path, rows = tmp_path / "x", np.arange(2 * 3074, dtype=np.uint8).reshape(2, 3074)
@@ -235,10 +224,3 @@ def test_download_by_name(site, tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "get", None)  # a second load must not ask the network
     again = data.load("tiny")
     assert np.array_equal(again.features.toarray(), result.features.toarray())
-
-
-def test_download_that_is_not_there(site, monkeypatch):
-    monkeypatch.setitem(
-        catalogue.LIBSVM_SETS, "gone", catalogue.LibsvmSet(4, 3, site.replace("tiny", "gone"))
-    )
-    assert "put the file gone.bz2" in complaint(data.load, "gone")

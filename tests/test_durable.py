@@ -70,21 +70,6 @@ def mine(whole, tmp_path):
 # Retries -------------------------------------------------------------------------------------------
 
 
-def test_cells_that_failed_and_run_again_have_one_row_each(tmp_path, whole):
-    folder = tmp_path / "out"
-    sweep(folder, {**SWEEP, "timeout": 1e-9})
-    cells = pd.read_parquet(folder / "cells")
-    assert (cells["status"] == "failed").all()
-    sweep(folder, retry_failed=True)
-    cells, curves = raw(folder)
-    assert cells["cell"].is_unique
-    assert len(cells) == CELLS_OF_SWEEP
-    assert (cells["status"] == "ok").all()
-    assert not curves.duplicated(["cell", "round"]).any()
-    assert (cells["attempts"] == 2).all()
-    same_results(folder, whole)
-
-
 def test_a_retry_replaces_failed_rows_one_by_one(tmp_path):
     """Between any two writes other readers see each cell at most once."""
     store = Store(tmp_path / "r")
@@ -116,15 +101,6 @@ def test_doubles_are_set_aside(tmp_path):
     assert store.repair() == []
 
 
-@pytest.mark.parametrize("pair", list(zip(log.STATUS_RANK, log.STATUS_RANK[1:])))
-def test_of_two_rows_of_a_cell_the_better_counts(tmp_path, pair):
-    store = Store(tmp_path / "r")
-    for shard, status in zip("xy", pair, strict=True):
-        store.commit(shard, None, to_table({"cell": ["a"], "status": status}, CELLS))
-    assert store.done() == {"a": pair[0]}
-    assert raybench.store.cells(tmp_path / "r")["status"].tolist() == [pair[0]]
-
-
 # Damage --------------------------------------------------------------------------------------------
 
 
@@ -147,17 +123,10 @@ def test_every_flipped_bit_is_found(mine, kind, monkeypatch):
     load(mine)
 
 
-def of_numbers(table):
-    """Curves whose ids are numbers, and so no texts that could be joined with those of other files."""
-    at = table.column_names.index("cell")
-    return table.set_column(at, "cell", pa.array(range(len(table))))
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (None, "it is not a readable Parquet file"),
-        (of_numbers, "its column cell is of type int64"),
         (lambda table: table.drop_columns(["round"]), "its pages cannot be read"),
     ],
 )
@@ -229,13 +198,6 @@ def test_files_of_others_do_not_count(mine, whole, tmp_path):
     outcome = sweep(mine)
     assert (mine / "cells/table.parquet").exists()  # not ours to move
     assert outcome is not None
-
-
-def test_a_saved_sweep_that_is_no_text(mine):
-    (mine / "sweep.yaml").write_bytes(b"name: \xff\xfe")
-    with pytest.raises(InputError, match="not UTF-8"):
-        sweep(mine)
-    assert "not UTF-8" in " ".join(cli("verify", mine).out.split())
 
 
 # Links and pipes -----------------------------------------------------------------------------------
@@ -365,13 +327,3 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     assert all(tried[cell] == 2 for cell in first)
     assert sorted(tried.unique()) == [1, 2]
     assert json.loads((folder / log.ATTEMPTS).read_text()) == {}
-
-
-@pytest.mark.parametrize("text", ["7", "[1]", '"x"', "null", "{", '{"folder": 1}', "{}"])
-def test_an_owner_file_that_was_changed_names_no_owner(tmp_path, text):
-    """Results can be read without it: it says only which shards are the folder's own."""
-    store = Store(tmp_path / "r")
-    store.own()
-    (tmp_path / "r" / "plan" / "owner.json").write_text(text)
-    assert log.owner_of(store.files) == {}
-    assert store.done() == {}

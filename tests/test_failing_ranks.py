@@ -47,7 +47,7 @@ def executed(who: list[int]) -> tuple[str, dict[str, Any]]:
 
     transport.FAILURE_WAIT = 3
     batches = make_plan(spec.load(SWEEP)).batches
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=20))
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=8))
     try:
         for _ in execute(batches, Options(), commit, transport=transport.Distributed(group)):
             pass

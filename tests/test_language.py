@@ -14,7 +14,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import raybench
-from raybench import spec
 from raybench.core.errors import InputError
 from raybench.data import text
 from raybench.problems import build
@@ -66,30 +65,12 @@ def test_pairs_of_bytes_are_joined_and_give_the_text_back(said, tmp_path):
     np.testing.assert_array_equal(again.train.inputs, pair.train.inputs)
 
 
-def test_ids_hold_the_content_of_a_tokenizer(said, tmp_path):
-    def ids():
-        problem = section(said, tokenizer=str(tmp_path / "t.json"))
-        return [c.id for c in spec.load({"problem": problem, "algorithm": "sgd"}).cells]
-
-    (tmp_path / "t.json").write_text("{}")
-    before = ids()
-    (tmp_path / "t.json").write_text("{ }")
-    assert ids() != before
-
-
 def test_without_the_library_the_extra_is_named(said, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match="raybench\\[text\\]"):
         text(said, 8, {"bpe": 301})
     with pytest.raises(InputError, match="unknown level"):
         text(said, 8, {"bpf": 300})
-
-
-def test_a_file_that_is_no_tokenizer_is_told(said, tmp_path):
-    pytest.importorskip("tokenizers", reason="needs the extra raybench[text]")
-    (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(InputError, match=r"problem\.tokenizer: cannot read"):
-        text(said, 8, tokenizer=str(tmp_path / "t.json"))
 
 
 def test_perplexity_and_tokens_are_of_the_next_token(said):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_kit import CLOUD, cli, cluster, refused
+from cluster_kit import CLOUD, cli, cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,20 +51,6 @@ ROOT = Path(__file__).parent.parent
 def test_wrong_keys_are_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         cluster(tmp_path, **changes)
-
-
-NO_CLUSTER_FILES = {
-    **{"empty": "", "list": "[1, 2]", "cut": "a: [", "zero": "\x00"},
-    "deep": "a: " + "[" * 20_000 + "]" * 20_000,
-    "two": "kind: RayJob\n---\nkind: RayJob\n",
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("text", NO_CLUSTER_FILES.values(), ids=NO_CLUSTER_FILES)
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
-    """What is no cluster file is refused in a few lines, and nothing is written."""
-    refused(tmp_path, text, "--cluster", "c.yaml", "--yes")
 
 
 # -- price -------------------------------------------------------------------------------------

@@ -224,23 +224,6 @@ def attached(launch: Launch) -> Any:
     return cli("attach", str(launch.results))
 
 
-@pytest.mark.thorough
-def test_down_from_every_state(world: World) -> None:
-    """``down`` ends what is up, whatever was reached before, and says it again when asked again."""
-    for most in range(4):
-        home = world.home / str(most)
-        home.mkdir()
-        launch = ordered(home)
-        one = Steps(launch)
-        for step in (one.up, one.submit, one.follow)[:most]:
-            step()
-        sure = Steps(launch).down()
-        assert not world.alive
-        assert launch.state == "down"
-        assert Steps(launch).down() == sure
-        assert not (launch.folder / "stage/token").exists()
-
-
 def fail(*a: Any) -> None:
     """Fail as Ray's launcher does."""
     raise RuntimeError("no such image")

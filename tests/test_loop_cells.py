@@ -1,18 +1,14 @@
-"""Loops on two real ranks end where the cells of sweeps do, and go on after ranks were killed."""
+"""Loops on two real ranks end where the cells of sweeps do."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from gloo_kit import on_ranks, run
-from loop_kit import far, network, sgd, steps
+from gloo_kit import on_ranks
+from loop_kit import far
 from torch import Tensor
-from torch.distributed import get_rank as rank
 
 import raybench.torch as rt
 from raybench import spec
@@ -79,49 +75,8 @@ def looped(cell: dict[str, Any], step: float) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("batch", ["full", 8])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize(("name", "batch"), [*((name, 8) for name in CELLS), ("ef21", "full")])
 @on_ranks(2)
 def test_a_loop_ends_where_the_same_cell_of_a_sweep_does(name, batch):
     cell = config(*CELLS[name], batch)
     assert far(looped(cell, STEP), swept(cell, STEP)) < 1e-9
-
-
-# Killed ranks ---------------------------------------------------------------------------------------
-
-STEPS, LAST = 30, 12
-
-
-def train(folder: Path, name: str, dies: bool = False) -> list[float]:
-    """Train from where a file is, saving after every step; return all losses."""
-    model, file = network(), folder / f"{name}.{rank()}.pt"
-    optimizer = sgd(model)
-    optimizer.param_groups[0]["momentum"] = 0.9
-    opt = rt.CompressedOptimizer(optimizer, "rand_k:k=10%", "diana")
-    losses: list[float] = []
-    if file.exists():
-        kept = torch.load(file, weights_only=True)
-        model.load_state_dict(kept["model"])
-        opt.load_state_dict(kept["opt"])
-        losses = kept["losses"]
-    for t in range(len(losses), STEPS):
-        losses += steps(model, opt, rank(), [t])
-        kept = {"model": model.state_dict(), "opt": opt.state_dict(), "losses": losses}
-        torch.save(kept, file.with_suffix(".new"))
-        dist.barrier()  # a step is saved by all ranks or by none
-        os.replace(file.with_suffix(".new"), file)
-        dist.barrier()
-        if dies and t == LAST:
-            os.kill(os.getpid(), 9)
-    return losses
-
-
-def test_a_killed_loop_goes_on_with_the_same_losses(tmp_path):
-    """Ranks are killed after a step, and started again: losses as undisturbed, bit for bit."""
-    with pytest.raises(AssertionError, match="ended with -9"):
-        run(2, train, folder=tmp_path, name="killed", dies=True)
-    kept = torch.load(tmp_path / "killed.0.pt", weights_only=True)
-    assert len(kept["losses"]) == LAST + 1
-    resumed = run(2, train, folder=tmp_path, name="killed")
-    assert resumed == run(2, train, folder=tmp_path, name="undisturbed")
-    assert len(resumed[0]) == STEPS

@@ -1,15 +1,21 @@
-"""The examples of loops train, each by the command in its head: two real processes."""
+"""The examples of loops train on real processes: one by the command in its head, others on ranks that are forked."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import gloo_kit
 import pandas as pd
 import pytest
+import torch.distributed as dist
+from cluster_kit import free_port
 
 pytestmark = pytest.mark.thorough
 
@@ -60,35 +66,6 @@ def cut(hook, folder, *name):
 frameworks.write, sys.argv = cut, [{file!r}]
 runpy.run_path({file!r}, run_name="__main__")
 """
-# Lightning writes on rank 0 what it has gathered from all: process 0 is killed in the middle of the third file.
-KILLED_ON_RANK_0 = """
-import io, os, runpy, signal, sys
-from pathlib import Path
-import lightning.fabric.plugins.io.torch_io as torch_io
-import torch
-
-save, count = torch_io._atomic_save, []
-def cut(checkpoint, path):
-    count.append(path)
-    if len(count) == 3:
-        torch.save(checkpoint, whole := io.BytesIO())
-        Path(path).write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(checkpoint, path)
-
-torch_io._atomic_save, sys.argv = cut, [{file!r}]
-runpy.run_path({file!r}, run_name="__main__")
-"""
-KILLS = {  # how each dies, what it was writing and how that is refused, and the checkpoint before
-    "accelerate": (KILLED, "accelerate/epoch-2", "InputError", "accelerate/epoch-1"),
-    "lightning": (KILLED_ON_RANK_0, "lightning/epoch=2.ckpt", "Error", "lightning/epoch=1.ckpt"),
-    "transformers": (
-        KILLED,
-        "transformers/checkpoint-87",
-        "InputError",
-        "transformers/checkpoint-58",
-    ),
-}
 # What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.
 AFTER_THE_FIT = """
 import lightning, torch
@@ -124,13 +101,12 @@ except InputError as error:
 """
 
 
-def run(name: str | Path, folder: Path, *args: str, fails: bool = False, ranks: int = 2) -> str:
+def run(name: str | Path, folder: Path, *args: str, fails: bool = False) -> str:
     """Run an example, or a file of one's own, from another folder; return what it says. fails: whether it is to."""
     file = EXAMPLES / f"loop_{name}.py" if isinstance(name, str) else name
     start = [sys.executable]
     if name not in ALONE:
-        launch = ["-m", "torch.distributed.run", "--standalone"]
-        start += [*launch, "--nproc_per_node", str(ranks)]
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     paths = [str(EXAMPLES.parent), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -159,23 +135,34 @@ def losses_of(said: str) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["torchrun", "ddp", "diloco"])
-def test_an_example_trains(name, tmp_path):
-    losses = losses_of(run(name, tmp_path))
+def test_an_example_trains_by_torchrun(tmp_path):
+    losses = losses_of(run("torchrun", tmp_path))
     assert len(losses) == 4
     assert losses[-1] < min(0.9, losses[0])
-    if name == "torchrun":
-        table = pd.read_parquet(tmp_path / "loop_torchrun.parquet")
-        assert len(table) == 200
-        assert table.bytes_up.max() < 4810 * 4 / 10
+    table = pd.read_parquet(tmp_path / "loop_torchrun.parquet")
+    assert len(table) == 200
+    assert table.bytes_up.max() < 4810 * 4 / 10
 
 
-@pytest.mark.timeout(300)
-def test_the_example_of_nodes_trains_and_draws_its_timeline(tmp_path):
-    losses = losses_of(run("nodes", tmp_path, ranks=4))
+def played(name: str, folder: Path, port: int) -> str:
+    """Run an example on this rank, with what torchrun would tell it; return what it prints."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    os.environ.update(meeting | ranks)
+    dist.destroy_process_group()
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(str(EXAMPLES / f"loop_{name}.py"), run_name="__main__")
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("ddp", 2), ("diloco", 2), ("nodes", 4)])
+def test_an_example_trains(name, ranks, tmp_path):
+    first, *_ = gloo_kit.run(ranks, played, name=name, folder=tmp_path, port=free_port())
+    losses = losses_of(first)
     assert len(losses) == 4
     assert losses[-1] < min(0.9, losses[0])
-    assert (tmp_path / "loop_nodes.png").stat().st_size > 1000
+    assert (tmp_path / "loop_nodes.png").exists() == (name == "nodes")
 
 
 @pytest.mark.slow
@@ -207,18 +194,17 @@ def test_a_framework_trains_and_goes_on_from_its_checkpoint(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", KILLS)
-def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(name, tmp_path):
+def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(tmp_path):
+    name, broken = "accelerate", "accelerate/epoch-2"
     pytest.importorskip(name, reason="it comes with raybench[train]")
-    script, broken, error, before = KILLS[name]
     file = tmp_path / "killed.py"
     (tmp_path / "whole").mkdir()
     whole = losses_of(run(name, tmp_path / "whole"))
-    file.write_text(script.format(file=str(EXAMPLES / f"loop_{name}.py")))
+    file.write_text(KILLED.format(file=str(EXAMPLES / f"loop_{name}.py")))
     run(file, tmp_path, fails=True)
     assert (tmp_path / broken).exists()
-    assert error in run(name, tmp_path, broken, fails=True)
-    resumed = losses_of(run(name, tmp_path, before))
+    assert "InputError" in run(name, tmp_path, broken, fails=True)
+    resumed = losses_of(run(name, tmp_path, "accelerate/epoch-1"))
     assert resumed
     assert resumed == whole[-len(resumed) :]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_kit import everyone, on_ranks
+from gloo_kit import on_ranks
 from loop_kit import (
     TOP,
     data,
@@ -88,31 +88,6 @@ def test_messages_of_varying_length_arrive():
     sizes = opt.report().rows["bytes_up"]
     assert spread(model) == 0
     assert sizes.min() < sizes.max()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@on_ranks(2)
-def test_gradients_of_16_bits_have_memories_of_32(dtype):
-    model = network(dtype)
-    opt = rt.CompressedOptimizer(sgd(model, 0.05), TOP, "ef14:memory=gradient")
-    losses = steps(model, opt, rank(), [0] * 30, dtype)
-    assert spread(model) == 0
-    assert memory(opt, "e").dtype == SINGLE
-    assert losses[-1] < losses[0]
-    parallel = DistributedDataParallel(network(dtype))
-    rt.attach(parallel, "ef21", TOP)
-    steps(parallel, sgd(parallel), rank(), range(5), dtype)
-    assert spread(parallel) == 0
-
-
-@pytest.mark.thorough
-@on_ranks(2)
-def test_a_compiled_model_trains_as_one_that_is_not():
-    model = network()
-    opt = rt.CompressedOptimizer(sgd(model), TOP)
-    steps(torch.compile(model, backend="aot_eager"), opt, rank(), range(5))
-    assert far(vector(model), vector(trained(count=5)[0])) < 1e-12
 
 
 # A GradScaler ---------------------------------------------------------------------------------------
@@ -243,27 +218,6 @@ def test_a_nan_on_one_rank_is_as_if_the_step_had_not_been(way):
     assert far(*ends) == 0
 
 
-@on_ranks(2)
-def test_local_steps_that_are_not_finite():
-    """One is left out on its rank alone; a NaN in parameters sends all ranks back to the shared point."""
-    model = network()
-    spoilt = Spoilt(model)
-    opt = rt.CompressedOptimizer(adam(model), None, "diloco", local={"steps": 3})
-    for t in range(6):
-        spoilt.on = t == 4 and rank() == 1
-        steps(model, opt, rank(), [t])
-    assert spread(model) == 0
-    assert everyone(opt.report().skipped) == [0, 1]
-    before = vector(model)
-    steps(model, opt, rank(), [6, 7])
-    if rank() == 1:
-        model[0].bias.data[0] = torch.nan
-    opt.zero_grad()
-    opt.step()
-    assert far(before, vector(model)) == 0
-    assert everyone(opt.report().skipped) == [1, 2]
-
-
 # Closures -------------------------------------------------------------------------------------------
 
 
@@ -340,27 +294,3 @@ def test_a_line_search_decides_alike_on_all_ranks():
         opt.step(closing(model, opt, 0))
     assert spread(model) == 0
     assert float(both(model).detach()) < before / 2
-
-
-@on_ranks(2)
-def test_a_line_search_that_meets_a_nan_goes_back():
-    """At a trial point of one rank: all go back to where the step began, and go on later."""
-    model = network()
-    opt = rt.CompressedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), None, "gd")
-    opt.step(closing(model, opt, 0))
-    before, calls = vector(model), [0]
-
-    def closure() -> Any:
-        f = closing(model, opt, 0)()
-        calls[0] += 1
-        if calls[0] == 2 and rank() == 1:
-            model[0].weight.grad[0, 0] = torch.nan
-        return f
-
-    opt.step(closure)
-    assert far(before, vector(model)) == 0
-    assert [opt.report().skipped, calls[0]] == [1, 2]
-    f = float(both(model).detach())
-    opt.step(closing(model, opt, 0))
-    assert float(both(model).detach()) < f
-    assert spread(model) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -22,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
-from raybench.torch.saved import opened, parts_of
+from raybench.torch.saved import opened
 
 STEPS = 12
 H = {"steps": 3}
@@ -192,21 +190,6 @@ def test_other_nodes_go_on_from_what_all_have_saved():
 
 @pytest.mark.thorough
 @on_ranks(4)
-def test_a_shard_goes_on_from_those_of_its_place():
-    _, opt = run("fsdp", TOP)
-    states = everyone(opt.state_dict())
-    state = rt.whole(states)
-    for place in range(2):
-        taken = parts_of(state, "ef14", 0, 3, place)
-        assert [(part["rank"], part["place"]) for part in taken] == [(0, place), (1, place)]
-    with pytest.raises(InputError, match="no part of shard 2"):
-        parts_of(state, "ef14", 0, 3, 2)
-    with pytest.raises(InputError, match=r"parts of ranks \[0\] of 2"):
-        rt.whole(states[:3])
-
-
-@pytest.mark.thorough
-@on_ranks(4)
 def test_settings_of_nodes_that_do_not_fit_are_refused_on_all_ranks():
     model, node = wrapped("ddp")
     with pytest.raises(InputError, match="node: without local steps"):
@@ -270,25 +253,6 @@ def test_fragments_hold_the_same_tensors_on_every_rank_of_a_node():
     nothing = fully_shard(nn.Linear(60, 1), mesh=mesh)
     with pytest.raises(InputError, match="no parameter has a part on every rank"):
         rt.CompressedOptimizer(sgd(nothing), TOP, local=H, **more)
-
-
-def test_nodes_and_late_exchanges_keep_no_process_group_alive(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/a", rank=0, world_size=1)
-    model, node = network(), dist.new_group([0])
-    local = {**H, "late": 1}
-    opts = [
-        rt.CompressedOptimizer(sgd(model), TOP, "ef14", local=local, **more)
-        for more in ({}, {"node": node})
-    ]
-    for opt in opts:
-        steps(model, opt, rank(), range(5))
-    groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
-    assert len(groups) == 4  # all ranks, the node, and one for the exchanges of each
-    del node
-    dist.destroy_process_group()
-    gc.collect()
-    assert [group() for group in groups] == [None] * 4
-    assert len(opts) == 2  # they live on
 
 
 # Methods across the replicas of a model that FSDP2 shards -----------------------------------------
@@ -417,16 +381,3 @@ def test_what_differs_is_said_on_all_ranks():
     assert seeds[1].startswith("seed: rank 0 has 1, rank 1 3")
     assert starts[0].startswith("group: ranks that hold other shards differ")
     assert starts[1].startswith("start_after: rank 0 has 0, rank 1 1")
-
-
-@pytest.mark.thorough
-@on_ranks(4)
-def test_one_method_at_a_time_across_ranks_that_are_said():
-    model, replicas = sharded()
-    with pytest.raises(InputError, match=r"mesh\['replicate'\].get_group\(\)"):
-        rt.attach(model, "ef21", TOP)
-    first = rt.attach(model, "gd", None, group=replicas)
-    with pytest.raises(InputError, match=r"detach\(\) that one first"):
-        rt.attach(model, "ef21", TOP, group=replicas)
-    first.detach()
-    rt.attach(model, "ef21", TOP, group=replicas)

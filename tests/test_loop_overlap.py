@@ -14,7 +14,6 @@ import torch.distributed as dist
 from gloo_kit import on_ranks
 from loop_kit import TOP, far, loss, network, sgd, steps, vector
 from matplotlib.image import imread
-from torch import nn
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
 
@@ -156,9 +155,3 @@ def test_seconds_of_parts_add_up_and_are_drawn(tmp_path: Path):
     colors = {tuple(color) for color in np.unique(image.reshape(-1, 3), axis=0).tolist()}
     red = np.array([0xD6, 0x27, 0x28]) / 255
     assert any(np.allclose(color, red, atol=1e-3) for color in colors)
-
-
-def test_a_model_without_parallel_ranks_has_nothing_to_hide():
-    model = nn.Linear(4, 2)
-    opt = rt.CompressedOptimizer(sgd(model), TOP, "ef14", local=H)
-    assert (opt.report().computed, opt.report().exchanged) == (0.0, 0.0)

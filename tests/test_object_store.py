@@ -190,12 +190,11 @@ def test_a_lease_whose_answer_was_lost_is_ours(store: FaultyProxy, url: str) -> 
 # A failing store -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_a_store_that_fails_now_and_then(
-    store: FaultyProxy, url: str, expected: pd.DataFrame, seed: int
+    store: FaultyProxy, url: str, expected: pd.DataFrame
 ) -> None:
     """A fifth of the requests fails in one of six ways; the results are those of an undisturbed sweep."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
 
     def now_and_then(method: str, path: str) -> Fault:
         if chance.random() > 0.2:
@@ -211,7 +210,7 @@ def test_a_store_that_fails_now_and_then(
     check_sound(url, expected)
 
 
-@pytest.mark.parametrize("what", ["curves/", "cells/", "attempts.json"])
+@pytest.mark.parametrize("what", ["cells/", "attempts.json"])
 def test_a_store_that_fails_for_good(
     store: FaultyProxy, url: str, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -286,7 +285,7 @@ def test_out_of_reach_is_a_short_message_and_exit_2(
         store.rule = lambda method, path: 403
     else:
         store.rule = lambda method, path: 503
-    monkeypatch.setenv(remote.VARIABLE, "0.5")
+    monkeypatch.setenv(remote.VARIABLE, "0.1")
     before = tree(tmp_path)
     for verb in VERBS:
         said = cli(*(url if part == "URL" else part for part in verb))

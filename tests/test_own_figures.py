@@ -19,13 +19,12 @@ from raybench.analysis.frames import framed
 from raybench.analysis.methods import k_words
 from raybench.core.errors import InputError
 from raybench.report import figures, html, plots, render, words
-from raybench.report.content import all_methods, build
+from raybench.report.content import build
 from raybench.report.custom import figure
 from raybench.report.heatmap import draw, heatmaps
 from raybench.report.interactive import panels as drawn_panels
-from raybench.report.page import MOST_ROWS
 from raybench.report.tables import growth_notes
-from raybench.store import CELLS, CURVES, Store, to_table
+from raybench.store import Store
 from raybench.store.reader import configs
 
 
@@ -73,22 +72,6 @@ def test_names_of_ones_own_and_their_order(swept):
     assert [name for name, _, _ in steps][-2:] == ["EF21 (ours) Rand-K", "EF21 (ours) Top-K"]
     assert all(step.endswith("× theory") for _, _, step in steps)
     assert shown[0].startswith("MARINA")
-
-
-@pytest.mark.thorough
-def test_a_method_looks_the_same_in_all_figures(swept):
-    result = frames(swept)
-    looks: dict[str, set[str]] = {}
-    few = figure(result, methods=["ef21", "gd"])
-    for made in (figure(result, kind="k"), figure(result), few, *build(result)):
-        if made.name.endswith("_by_k"):
-            continue  # there colours tell K
-        heads = result.cells.drop_duplicates("series").set_index("series")["method"]
-        for name, look in made.looks.items():
-            looks.setdefault(heads.get(name, name), set()).add(look.colour)
-    assert len(looks) > 2
-    assert all(len(colours) == 1 for colours in looks.values()), looks
-    assert "GD" not in all_methods(result)
 
 
 def test_curves_are_those_of_the_tuned_cells_whatever_the_source(swept):
@@ -197,24 +180,11 @@ def test_a_point_without_neighbours_has_a_marker():
     ]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("wide", [1, 3, 12])
-@pytest.mark.parametrize("kind", ["trials", "k"])
-def test_an_axis_has_ticks_however_narrow_it_is(kind, wide):
-    runs = [*reaching(1.0, 20, 21), *reaching(2.0, 20 * wide, 21 * wide, k=2)]
-    canvas = plot(make([{**run, "g": [*run["g"], 0.01]} for run in runs]), kind=kind, target=0.1)
-    canvas.canvas.draw()
-    low, high = canvas.axes[0].get_ylim()
-    assert 2 <= sum(low <= tick <= high for tick in canvas.axes[0].get_yticks()) <= 8
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ([0.5, 2, 8, 128], ["0.5×", "2×", "8×", "128×"]),
-        ([2**j for j in range(0, 15, 4)], ["2^0", "2^4", "2^8", "2^12"]),
         ([2**-10, 1, 4], ["2^-10", "2^0", "2^2"]),
-        ([1, 10, 1000, 10000], ["1×", "10×", "1,000×", "10,000×"]),
         ([1e-5, 0.25, 3e7], ["1e-5×", "0.25×", "3e7×"]),
         ([1.0001, 1.0002], ["1.0001×", "1.0002×"]),
         ([0, 4096], ["0×", "4,096×"]),
@@ -287,11 +257,6 @@ def test_it_is_drawn_by_plot(folder, tmp_path, monkeypatch):
         assert frame.get_width() == 1
 
 
-def test_no_map_without_such_a_grid(tmp_path):
-    fake_store.fill(Store(tmp_path), fake_store.METHODS[:3], rounds=20, seeds=1)
-    assert heatmaps(frames(tmp_path)) == []  # MARINA's p has one value per K
-
-
 def page_of(tmp_path, **kw):
     store = Store(tmp_path / "results")
     fake_store.fill(store, **{"rounds": 60, "multiples": (1.0, 8.0, 64.0), "seeds": 2, **kw})
@@ -317,17 +282,6 @@ def test_every_cell_has_a_row_and_those_that_did_not_end_well_come_first(tmp_pat
     }
 
 
-@pytest.mark.thorough
-def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("raybench.report.page.MOST_ROWS", 5)
-    assert MOST_ROWS > 500
-    text = page_of(tmp_path)
-    rows = table_rows(text, "cell-table")
-    assert len(rows) == 5
-    assert rows[0]["ending"] == "failed"
-    assert f"first 5 of {len(frames(tmp_path / 'results').cells)} cells" in text
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -345,35 +299,6 @@ def test_growth_of_f_is_told(values, said):
     result = framed(*make([{"g": values}]))
     assert result.growth.tolist() == [said]
     assert bool(growth_notes(result)) == bool(said)
-
-
-def test_growth_is_that_of_cells_that_ended_ok_and_of_their_own_start():
-    """Seeds that start elsewhere, and cells of one seed that do, as a nonsmooth part's weight can make them."""
-    runs = [{"g": [1, 9], "status": s} for s in ("ok", "diverged", "pruned")]
-    assert framed(*make(runs)).growth.tolist() == ["f grew 9×", "", ""]
-    runs = [{"g": [1, 5], "seed": 0}, {"g": [100, 5], "seed": 1}, {"g": [4, 5], "seed": 0, "k": 2}]
-    assert framed(*make(runs)).growth.tolist() == ["f grew 5×", "", ""]
-
-
-@pytest.mark.thorough
-def test_growth_is_marked_in_tables_and_in_the_page(tmp_path):
-    curves, cells = make([{"g": [0.7, 454016]}, {"g": [0.7, 0.1], "algorithm": "gd"}])
-    store = Store(tmp_path / "results")
-    store.claim({"name": "grows", "problem": {"name": "logistic"}})
-    tables = [
-        to_table(t.drop(columns="extra", errors="ignore").to_dict("list"), s)
-        for t, s in ((curves, CURVES), (cells, CELLS))
-    ]
-    store.commit("one", *tables)
-    for form in ("plain", "markdown"):
-        said = " ".join(render(store.folder, form).split())
-        assert "EF21 Top-K: f grew 650,000× in 1 cell that ended ok (steps 1×)" in said
-        assert "▲ f ended at twice its value" in said
-        assert said.count("▲") == 2  # the note, and one row
-    text = html(store.folder).read_text("utf-8")
-    first = table_rows(text, "cell-table")[0]
-    assert (first["Status"], first["What happened"]) == ("ok", "f grew 650,000×")
-    assert "<b>1</b> ok, but f grew" in text
 
 
 def shares():
@@ -403,23 +328,6 @@ def test_a_share_is_one_k_on_all_problems():
     assert "10% (30)" in said
 
 
-@pytest.mark.parametrize(
-    ("asked", "k", "said"),
-    [
-        ("5 %", 6, "5%"),
-        (0.05, 6, "5%"),
-        (6, 6, "6"),
-        (6, None, "6"),
-        ("auto", 3, "3"),
-        (None, None, ""),
-    ],
-)
-def test_k_is_spelled_as_it_was_asked_for(asked, k, said):
-    config = json.dumps({"compressor": {"name": "top_k", "params": {"k": asked}}})
-    cells = pd.DataFrame({"config": [config, None], "k": [k, k]})
-    assert k_words(cells).tolist() == [said, "" if k is None else str(k)]
-
-
 @pytest.mark.thorough
 def test_the_page_draws_what_the_figures_hold(tmp_path):
     """The lines and bands of ``plot``, which are those of the analysis, to the digits that a page keeps."""
@@ -435,16 +343,3 @@ def test_the_page_draws_what_the_figures_hold(tmp_path):
             for trace, column in ((line, "y"), (low, "low"), (high, "high")):
                 np.testing.assert_allclose(trace["x"], rows["x"] / one.x_unit, rtol=1e-4)
                 np.testing.assert_allclose(trace["y"], rows[column], rtol=1e-4)
-
-
-@pytest.mark.thorough
-def test_a_page_of_500_cells_is_below_3_megabytes(tmp_path):
-    """All of them drawn: one step, 32 seeds of 4 methods at several K, 1,000 rows each, with seconds."""
-    methods = tuple(
-        fake_store.Method(m.algorithm, m.compressor, (1, 3, 5, 11)) for m in fake_store.METHODS[1:]
-    )
-    text = page_of(
-        tmp_path, methods=methods, seeds=32, rounds=1000, multiples=(1.0,), failed=3, skipped=3
-    )
-    assert text.count("<tr class=") >= 512
-    assert len(text.encode()) < 3e6

@@ -12,8 +12,6 @@ from raybench.analysis import frames, opened
 from raybench.analysis.frames import framed
 from raybench.report.content import build
 from raybench.report.custom import figure
-from raybench.store import Store, to_table
-from raybench.store.schema import CURVES
 
 SWEEP = """
 name: own
@@ -46,29 +44,6 @@ def test_rows_of_a_folder_have_the_metric_that_is_asked_for(folder):
     some = list(part.cells["cell"])
     assert part.held.extras(some) == ["extra.iterate_norm", "extra.sparsity"]
     assert set(part.rows(some, ["extra.sparsity"])["cell"]) == set(some) < set(cells)
-
-
-def test_shards_that_lack_a_metric_have_none_of_it(tmp_path):
-    store = Store(tmp_path / "run")
-    store.claim({"name": "two"})
-    curves, cells = make([{"g": [1, 0.5]}, {"g": [1, 0.25], "seed": 1}])
-    for i, (_, part) in enumerate(curves.groupby("cell")):
-        table = part.drop(columns="extra").to_dict("list")
-        extra = {"extra": {"own": [1.0, 2.0]}} if i else {}
-        row = cells[cells["cell"] == part["cell"].iloc[0]]
-        store.commit(f"s{i}", to_table({**table, **extra}, CURVES), to_cells(row))
-    result = frames(store.folder)
-    rows = result.rows(list(result.cells["cell"]), ["extra.own"])
-    assert rows.loc[rows["cell"] == "cell0", "extra.own"].isna().all()
-    assert rows.loc[rows["cell"] == "cell1", "extra.own"].tolist() == [1.0, 2.0]
-
-
-def to_cells(row):
-    """Return a row of cells as a table."""
-    from raybench.store.schema import CELLS
-
-    known = row.dropna(axis=1, how="all").to_dict("list")
-    return to_table({k: v for k, v in known.items() if k in CELLS.names}, CELLS)
 
 
 def test_the_page_draws_them(folder):

@@ -18,11 +18,7 @@ from raybench.core.errors import InputError
 from raybench.execution import costs as estimates
 from raybench.execution import run as engine
 from raybench.execution.batch import (
-    MOST_BYTES_PER_TENSOR,
     MOST_CELLS_PER_BATCH,
-    MOST_ROWS_PER_BATCH,
-    batches_of,
-    most_cells,
 )
 from raybench.execution.checks import SkipCode, counted, grouped
 from raybench.execution.execute import hosted
@@ -30,7 +26,6 @@ from raybench.execution.plan import make_plan
 from raybench.execution.resolve import problem_of
 from raybench.execution.run import Run
 from raybench.runtime.ray_backend import options_of
-from raybench.spec.model import canonical
 from raybench.wire.transport import Transport
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}
@@ -76,16 +71,6 @@ def test_a_merged_cell_that_is_done_is_kept():
     assert [c.id for c in make_plan(asked).cells] == [first.id]
 
 
-def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
-    one = plan().cells[0].step_size
-    same = plan(step_size=[{"theory": 1}, {"value": one}, {"value": 2 * one}])
-    assert sorted(c.step_size for c in same.cells) == [one, 2 * one]
-    steps = [{"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}, {"value": one}]
-    result = plan(step_size=steps)
-    run = [(c.cell.step.schedule, c.cell.step.warmup) for c in result.cells]
-    assert sorted(run) == [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
-
-
 # Steps ---------------------------------------------------------------------------------------
 
 
@@ -111,13 +96,10 @@ def test_rules_and_other_methods_steps():
     ("keys", "reason", "code"),
     [
         ({"algorithm": "marina"}, "unbiased", "operator"),
-        ({"algorithm": "diana", "compressor": "scaled_sign"}, "unbiased", "operator"),
         ({"compressor": "zero"}, "contractive", "operator"),
         ({"algorithm": "dcgd"}, "theoretical", "no_step"),
-        ({"algorithm": "power_sgd"}, "theoretical", "no_step"),
         ({"algorithm": "gd", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical", "no_step"),
         ({"algorithm": "ef14"}, "every f_i is bounded below", "no_step"),
-        ({"algorithm": "dcgd", "compressor": RAND}, "every f_i is bounded below", "no_step"),
         (
             {"algorithm": "dcgd", "compressor": RAND, "step_size": {"theory": 1, "rule": "pl"}},
             "every f_i is convex",
@@ -148,7 +130,6 @@ def test_rules_and_other_methods_steps():
             {"algorithm": {"name": "three_pc_v2", "first": "top_k:k=2"}, **VALUE},
             "algorithm.first", "own_operator",
         ),
-        ({"algorithm": "diana", "compressor": TOP, **VALUE}, "unbiased", "operator"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
@@ -178,34 +159,6 @@ def test_unproven_pairs_run_where_they_are_wanted():
     assert not result.skipped
     assert plan(algorithm="dcgd", **VALUE, allow_unproven=True).cells
     assert plan(compressor="zero", **VALUE, allow_unproven=True).cells
-
-
-# Errors --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "where", "says"),
-    [
-        ({"compressor": {"name": "top_k", "k": 51}}, "compressor.k", "50"),
-        ({"compressor": [TOP, {"name": "rand_k", "k": 1000}]}, "compressor.k", "1000"),
-        ({"algorithm": "ef21_bc", "downlink": {"name": "top_k", "k": 51}}, "downlink.k", "50"),
-        ({"problem": {**CANCER, "clients": 61}}, "clients", "61"),
-        ({"problem": {**CANCER, "name": "vertical_least_squares", "clients": 31}, "algorithm": "vertical_marina", "compressor": RAND}, "clients", "31"),
-    ],
-)  # fmt: skip
-def test_numbers_that_do_not_fit_the_data(keys, where, says):
-    with pytest.raises(InputError) as caught:
-        plan(**keys)
-    text = str(caught.value)
-    assert where in text
-    assert says in text
-    assert len(text.splitlines()) <= 8
-
-
-def test_every_complaint_is_told_once():
-    with pytest.raises(InputError) as caught:
-        plan(compressor=[{"name": "top_k", "k": k} for k in (60, 70)], seed="0..9")
-    assert len(caught.value.complaints) == 2
 
 
 # Batches -------------------------------------------------------------------------------------
@@ -259,33 +212,6 @@ def test_what_is_done_is_left_alone():
 def test_exclusive_timing_runs_one_cell_at_a_time():
     result = plan(seed="0..5", resources={"timing": "exclusive"})
     assert [len(b.cells) for b in result.batches] == [1] * 6
-
-
-@given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
-def test_most_cells_fits_in_memory(clients, d, itemsize, rows):
-    most = most_cells(clients, d, itemsize, rows)
-    assert 1 <= most <= MOST_CELLS_PER_BATCH
-    if most > 1:
-        assert most * clients * d * itemsize <= MOST_BYTES_PER_TENSOR
-        assert most * rows <= MOST_ROWS_PER_BATCH
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-@settings(max_examples=30, deadline=None)
-def test_parts_of_a_group_are_even(count, most):
-    cell = plan().cells[0]
-    cells = [replace(cell, cell=replace(cell.cell, id=f"{j:016x}", seed=j)) for j in range(count)]
-    problem = canonical(cell.cell.problem.config())
-    batches = batches_of(cells, {problem: most}, {problem: {}})
-    sizes = [len(b.cells) for b in batches]
-    assert sum(sizes) == count
-    assert max(sizes) <= most
-    assert max(sizes) - min(sizes) <= 1
-    assert len(sizes) == math.ceil(count / most)
-    if sizes[0] > 1:
-        first, second = batches[0].halves()
-        assert first.cells + second.cells == batches[0].cells
-        assert min(len(first.cells), len(second.cells)) > 0
 
 
 @pytest.mark.parametrize(("content", "says"), [(np.zeros(7), "holds 7 numbers"), (None, "cannot")])

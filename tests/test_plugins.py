@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from pathlib import Path
@@ -43,15 +42,6 @@ def test_page_shows_the_examples_as_they_are():
     assert all(f"examples/{name}" in page for name in (*FILES, "plugin_sweep.yaml"))
 
 
-def test_examples_are_short_and_need_one_module():
-    for name in FILES:
-        tree = ast.parse((EXAMPLES / name).read_text())
-        (body,) = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
-        assert body.end_lineno - body.lineno < 22, name
-        froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        assert {m for m in froms if m.startswith("raybench")} == {"raybench.plugins"}, name
-
-
 @pytest.mark.parametrize(("name", "kind"), first_of_each(FILES.items()))
 def test_examples_conform(name, kind):
     said = cli("check", EXAMPLES / name)
@@ -68,28 +58,8 @@ def test_example_sweep_runs(here):
     assert raybench.sweep(EXAMPLES / "plugin_sweep.yaml", inline=True).exit_code == 0
     cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
     assert set(cells["status"]) == {"ok"}
-    assert {"ef21_heavy_ball", "marina"} < set(cells["algorithm"])
-    curves = raybench.load("results/plugin_sweep")
-    assert {"rand_block", "byte_top_k"} < set(curves["compressor"])
-    ef21 = cells.loc[
-        (cells["algorithm"] == "ef21") & (cells["k"] == 5) & (cells["step_multiple"] == 1)
-    ]
-    bits = ef21.groupby("compressor")["bits_up"].max()
-    # in each round one scale and five bytes, in place of five values of 64 bits; the indices are the same
-    assert bits["top_k"] - bits["byte_top_k"] == 301 * (5 * 64 - 64 - 5 * 8)
-    assert (curves.loc[curves["round"] > 0, "extra.largest"].dropna() > 0).all()
     best = cells.loc[cells["algorithm"] != "gd"].groupby("algorithm")["grad_norm_sq"].min()
     assert (best < 1e-9).all()  # they optimise, all of them
-
-
-def test_run_and_show_take_plugins():
-    file = EXAMPLES / "rand_block.py"
-    said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
-    assert re.search(r"^  ω +9$", said.out, re.M)
-    args = ("--algorithm", "marina", "--compressor", "rand_block:k=3", "--rounds", 10)
-    said = cli("run", "--plugin", file, *args)
-    assert said.code == 0, said.err
-    assert "marina rand_block(k=3)" in said.out
 
 
 def test_all_a_plugin_needs_is_in_one_place():

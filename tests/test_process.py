@@ -104,11 +104,10 @@ def test_verbs_that_compute_tune_the_process(verb, tuned, monkeypatch):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("loaded_before", [True, False])
-def test_sessions_start_whoever_loaded_ray_first(loaded_before):
+def test_sessions_start_whoever_loaded_ray_first():
     """Ray remembers how it authenticates from when it was loaded; two sessions, one after the other."""
-    code = "import ray\n" if loaded_before else ""
-    code += (
+    code = (
+        "import ray\n"
         "from raybench.runtime.session import ray_session\n"
         "for _ in range(2):\n"
         "    with ray_session('local') as ray:\n"

@@ -21,10 +21,10 @@ from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan
 from raybench.execution.recorder import Recorder
 from raybench.execution.run import Options, Run
-from raybench.execution.search import JUDGED_BY, Halving, cuts_of, rounds_of, together
+from raybench.execution.search import JUDGED_BY, Halving, cuts_of, together
 from raybench.spec.model import Prune, Record
 from raybench.store import Store, log
-from raybench.wire.transport import Transport, on_virtual_ranks
+from raybench.wire.transport import Transport
 
 pytestmark = pytest.mark.thorough
 
@@ -56,27 +56,6 @@ def test_cuts_by_hand():
     assert cuts_of(Prune("halving", least=5), 8, 1000) == [(500, 5)]
     assert cuts_of(Prune("halving", 3, 1 / 27, 1), 27, 1000) == [(38, 9), (112, 3), (334, 1)]
     assert cuts_of(Prune("none"), 8, 1000) == []
-
-
-@given(
-    st.integers(1, 70),
-    st.integers(1, 10**9),
-    st.integers(2, 9),
-    st.floats(1e-6, 1, exclude_min=True),
-    st.integers(1, 9),
-)
-def test_cuts_are_late_enough_and_leave_some(steps, rounds, eta, first, least):
-    if first * eta > 1 + 1e-9:
-        with pytest.raises(InputError, match="first"):
-            Prune("halving", eta, first)
-        return
-    cuts = cuts_of(Prune("halving", eta, first, least), steps, rounds)
-    at, left = [a for a, _ in cuts], [n for _, n in cuts]
-    assert at == sorted(at)
-    assert all(rounds * first * (1 - 1e-9) <= a <= math.ceil(rounds / eta) for a in at)
-    assert left == sorted(left, reverse=True)
-    assert all(least <= n < steps for n in left)
-    assert bool(cuts) == (steps > least)
 
 
 def test_forms_of_the_key():
@@ -206,15 +185,6 @@ def test_steps_that_are_compared_share_a_batch(shape, most, random):
             assert all(len({c.step_size for c in part}) == 1 for part in own)
 
 
-def test_what_has_run_before_changes_no_batch():
-    asked = spec.load({**CONFIG, "prune": "halving"})
-    batches = make_plan(asked).batches
-    first = {c.id: "ok" for c in batches[0].cells[:5]}
-    left = make_plan(asked, first).batches
-    assert left[0].cells == batches[0].cells[5:]
-    assert [b.name for b in left[1:]] == [b.name for b in batches[1:]]
-
-
 # Runs --------------------------------------------------------------------------------------------
 
 
@@ -267,32 +237,6 @@ def test_a_saved_run_goes_on_to_the_same_decisions(before):
     assert second.recorder.rounds == once.recorder.rounds
 
 
-def test_ranks_agree_on_who_ends():
-    batch = batch_of()
-
-    def work(transport):
-        run = run_of(batch, transport)
-        run.advance(160)
-        return list(run.status)
-
-    one = work(Transport())
-    assert on_virtual_ranks(2, work) == [one, one]
-    assert one.count("pruned") > 20
-
-
-def test_the_rounds_of_a_plan_are_those_that_are_run():
-    batch = batch_of()
-    run = run_of(batch)
-    run.advance(160)
-    rounds = run.tables({})[1]["rounds"].to_numpy().sum()
-    assert rounds <= rounds_of(batch, HALVE)
-    good = batch_of(step_size={"theory": "2^-5..2^0"})  # none of these diverges
-    run = run_of(good)
-    run.advance(160)
-    assert run.tables({})[1]["rounds"].to_numpy().sum() == rounds_of(good, HALVE)
-    assert rounds_of(good, Prune()) == 160 * len(good.cells)
-
-
 # Sweeps ------------------------------------------------------------------------------------------
 
 
@@ -327,21 +271,3 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert not log.verified(Store(out).files).harm
     want, result = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
     pd.testing.assert_frame_equal(result[heads], want[heads])
-
-
-def test_forgotten_cells_leave_the_others_as_they_were(tmp_path):
-    raybench.sweep({**CONFIG, "prune": "halving"}, tmp_path, inline=True)
-    store = Store(tmp_path)
-    store.own()
-    before = raybench.load(tmp_path)
-    status = store.done()
-    gone = {c for c, s in status.items() if s == "pruned"}
-    store.forget(frozenset())
-    store.forget(gone)
-    assert store.done() == {c: s for c, s in status.items() if c not in gone}
-    left = before[~before["cell"].isin(gone)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(raybench.load(tmp_path), left)
-    assert store.repair() == []
-    store.forget(set(status))
-    assert store.done() == {}
-    assert not list((tmp_path / "curves").iterdir())

@@ -18,7 +18,6 @@ from raybench.analysis.rankings import ENOUGH
 from raybench.analysis.statistics import holm, paired
 from raybench.analysis.to_target import seen_late
 from raybench.clock.links import parse
-from raybench.report.content import final_by_step, looks
 from raybench.report.formats import latex
 from raybench.report.rankings import after_trials, comparison, headline, ranking
 from raybench.report.tables import closing
@@ -49,17 +48,6 @@ def test_a_table_paid_in_rounds_says_rounds():
     assert sorted(results.tuned("method")["cost"]) == [50.0, 300.0], "in bits, as before"
 
 
-def test_what_is_paid_on_a_clock_is_told_in_seconds():
-    runs = [*reaching(1.0, 20, 30), *reaching(1.0, 5, 6, k=2)]
-    results = replace(framed(*on_a_clock(runs)), asked=0.1)
-    assert "Cost: simulated seconds to" in notes(ranking(results, x="clock"))
-    table = after_trials(results, 1, x="clock")
-    assert " s" in table.fields[table.head.index("Simulated seconds after 1 trial")].texts[0]
-    timed = replace(results, paid=CLOCK)
-    sheet = comparison(timed, timed)
-    assert sheet.fields[sheet.head.index("Seconds in A")].texts == ["5.5 s", "25 s"]
-
-
 def with_failures(count):
     runs = reaching(1.0, 10, 20, 30, 40, 50)
     return [{**run, "status": "failed"} if i < count else run for i, run in enumerate(runs)]
@@ -80,14 +68,6 @@ def test_a_failed_seed_has_not_come_down_to_the_target():
     assert headline(most) == ["no method reaches its target."]
 
 
-def test_a_failed_seed_takes_infinitely_long_at_every_bandwidth():
-    results = framed(*make(with_failures(2)))
-    curves = results.curves.assign(bytes_up=1.0, bytes_down=1.0, clients=2)
-    row = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e9]).iloc[0]
-    assert (row["seeds"], row["high"]) == (5, math.inf)
-    assert math.isfinite(row["seconds"])
-
-
 def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
     results = framed(*make([*reaching(1.0, 10, 11, 12), *reaching(2.0, 4, 5, 60)]))
     curves = results.curves
@@ -95,14 +75,6 @@ def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
     rows = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e6, 1e12])
     assert rows["step"].tolist() == ["x1", "x1"]
     assert np.isfinite(rows["high"]).all()
-
-
-def test_no_target_follows_from_a_step_at_which_a_seed_diverged():
-    runs = [{"g": [1, 0.01], "k": k, "seed": s} for k in (1, 2, 3) for s in (0, 1)]
-    for k in (2, 3):
-        runs.append({"g": [1, 1e-9], "multiple": 8.0, "k": k})
-        runs.append({"g": [1, 9e9], "multiple": 8.0, "k": k, "seed": 1, "status": "diverged"})
-    assert default_target(*make(runs)) == 0.01
 
 
 def test_half_of_the_methods_reach_the_target_of_two_seeds():
@@ -139,15 +111,6 @@ def test_ranks_say_which_methods_did_not_run_everywhere():
     assert "Run with fewer seeds, its median standing for the others: GD" in said
     assert "Seeds of a problem count as instances of their own" in said
     assert "GD" not in notes(ranking(results_of(runs[:4])))
-
-
-def test_a_figure_of_steps_says_what_was_pruned():
-    runs = [*reaching(1.0, 20), *reaching(2.0, 10), *reaching(4.0, 5, status="pruned")]
-    results = results_of(runs)
-    best = results.tuned("series")
-    figure = final_by_step(results, best, looks(best), [""], "grad_norm_sq")
-    assert figure is not None
-    assert figure.band.endswith("1 pruned cell not drawn")
 
 
 def test_a_table_says_where_rows_are_so_far_apart_that_costs_may_be_less():

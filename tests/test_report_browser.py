@@ -7,11 +7,9 @@ import json
 
 import fake_store
 import pytest
-from fake_runs import make
 from page_kit import ABSENT, CHROMIUM, DARK, visit
 
 from raybench.analysis import frames
-from raybench.analysis.frames import framed
 from raybench.report import html
 from raybench.store import CELLS, Store, to_table
 
@@ -66,21 +64,6 @@ def test_the_figure_that_is_chosen_is_drawn(page):
     assert second[0] == ["loss_vs_round-0", "loss_vs_round-1"]
     assert second[1][0] == "Communication round"
     assert second[1][1].replace("\u200b", "") == "f(xt)"
-
-
-def test_a_metric_of_ones_own_is_drawn_and_its_name_no_markup(tmp_path):
-    curves, cells = make([{"g": [1, 0.5, 0.1]}, {"g": [1, 0.9, 0.8], "algorithm": "diana"}])
-    result = framed(curves.assign(**{f"extra.{EVIL}": curves["round"] + 2.0}), cells)
-    script = f"""
-    choose("figure", {json.dumps(f"extra.{EVIL}_vs_round")});
-    const plot = [...document.querySelectorAll(".plot")].find((p) => p.id.startsWith("extra.") && p.offsetHeight);
-    return [plot.data.filter((t) => t.name).map((t) => t.y), plot.querySelector(".ytitle").textContent,
-      document.querySelectorAll("body img").length];
-    """.replace("</script>", "<\\/script>")
-    lines, title, images = visit(html(result, tmp_path / "page.html"), CHOOSE + script)
-    assert lines == [[2, 3, 4], [2, 3, 4]]
-    assert title == EVIL
-    assert images == 0
 
 
 def test_cells_are_filtered(page, folder):

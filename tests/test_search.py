@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from cli_kit import cli, tree
 from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_kit import python
 
 import raybench
 from raybench import spec
@@ -158,18 +156,6 @@ def test_steps_are_judged_as_the_closing_table_judges_them():
     assert best_steps(curves[:0], cells[:0]) == {}
 
 
-def test_a_judge_looks_at_the_cells_it_is_asked_about(tmp_path):
-    raybench.sweep({**LOGISTIC, "algorithm": "gd"}, tmp_path, inline=True)
-    cells = pd.read_parquet(tmp_path / "cells").sort_values("step_size")
-    status = dict(zip(cells["cell"], cells["status"], strict=True))
-    best = BestSteps(tmp_path)
-    (group,) = set(cells["group"])
-    small = dict(list(status.items())[:3])
-    assert best(small) == {group: (cells["step_size"].iloc[2],)}
-    assert best(status)[group][0] > cells["step_size"].iloc[2]
-    assert best(small) == {group: (cells["step_size"].iloc[2],)}
-
-
 # Sweeps ------------------------------------------------------------------------------------------
 
 CHOSEN = ["method", "k", "step_multiple", "step_size", "edge", "target", "bits_to_target", "seeds"]
@@ -212,30 +198,6 @@ def test_steps_that_all_diverge_or_fail_end_the_search(tmp_path):
     assert outcome.exit_code == 0
 
 
-def test_failed_cells_are_tried_again_when_asked_for(tmp_path):
-    config = {**QUADRATIC, **REFINE, "algorithm": "gd", "rounds": 30}
-    failed = raybench.sweep({**config, "timeout": 1e-9}, tmp_path / "a", inline=True)
-    assert failed.exit_code == 1
-    assert failed.counts["failed"] > 0
-    assert "ok" not in failed.counts  # a cell that diverges at once needs no time
-    assert raybench.sweep(config, tmp_path / "a", inline=True).counts == failed.counts
-    retried = raybench.sweep(config, tmp_path / "a", inline=True, retry_failed=True)
-    fresh = raybench.sweep(config, tmp_path / "b", inline=True)
-    assert retried.counts == fresh.counts
-    assert {c.id for c in retried.plan.cells} == {c.id for c in fresh.plan.cells}
-
-
-def test_a_search_needs_a_judge_where_there_is_something_to_judge():
-    asked = spec.load({**LOGISTIC, **REFINE})
-    first = make_plan(asked)
-    with pytest.raises(TypeError, match="judges steps"):
-        make_plan(asked, {c.id: "ok" for c in first.cells})
-    few = make_plan(asked, {c.id: "ok" for c in first.cells}, best=lambda cells: {})
-    assert (few.missing, len(few.cells)) == (0, 20)
-    short = spec.load({**LOGISTIC, **REFINE, "step_size": {"theory": [1, 2, 4]}})
-    assert make_plan(short, {c.id: "ok" for c in make_plan(short).cells}).missing == 0
-
-
 def test_a_price_counts_the_stages_to_come():
     asked = spec.load({**LOGISTIC, **REFINE})
     assert make_plan(asked).ahead == 44 / 20  # up to 44 cells, 20 at first
@@ -275,48 +237,10 @@ def test_a_stop_between_two_stages_is_no_end(tmp_path):
     assert drive(config, tmp_path, inline=True, best=best).plan.missing == 0
 
 
-# Kills itself when it has committed so many shards.
-DRIVER = """
-import os, signal, sys
-from raybench import spec
-from raybench.analysis import BestSteps
-from raybench.runtime.driver import drive
-from raybench.store import Store
-
-sweep, out, left, commit = *sys.argv[1:3], int(sys.argv[3]), Store.commit
-
-def committed(self, *shard):
-    global left
-    commit(self, *shard)
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Store.commit = committed
-drive(spec.load(sweep), out, inline=True, best=BestSteps(out))
-"""
-
-
 def alike(out: Path, other: Path, columns: list[str]) -> None:
     """Assert that two folders hold the same in these columns of their cells."""
     tables = (pd.read_parquet(folder / "cells")[columns] for folder in (out, other))
     pd.testing.assert_frame_equal(*(t.sort_values("cell", ignore_index=True) for t in tables))
-
-
-def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
-    config = {**LOGISTIC, **REFINE, "prune": "halving"}
-    (tmp_path / "driver.py").write_text(DRIVER)
-    (tmp_path / "sweep.yaml").write_text(spec.load(config).text)
-    out = tmp_path / "out"
-    for count, shards in ((2, 2), (4, 6)):  # the first stage has four shards
-        driver = python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out, count)
-        driver.communicate()
-        assert driver.returncode == -signal.SIGKILL
-        assert len(list((out / "cells").glob("*.parquet"))) == shards
-    raybench.sweep(config, out, inline=True)
-    raybench.sweep(config, tmp_path / "once", inline=True)
-    same = ["cell", "status", "rounds", "grad_norm_sq", "bits_up", "batch"]
-    alike(out, tmp_path / "once", same)
 
 
 @pytest.mark.ray

@@ -289,17 +289,3 @@ def test_make_names_tests_that_exist() -> None:
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     (names,) = re.findall(r"^INVARIANTS := \$\(addprefix tests/test_,(.*)\)$", text, re.MULTILINE)
     assert not [n for n in names.split() if not (ROOT / "tests" / f"test_{n}").is_file()]
-
-
-def test_make_refuses_an_old_python_in_one_line(tmp_path: Path) -> None:
-    old = tmp_path / "python-old"
-    old.write_text("#!/bin/sh\n[ \"$1\" = -V ] && echo 'Python 3.9.1' && exit 0\nexit 1\n")
-    old.chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    done = call("make", f"PYTHON={old}", "demo", cwd=tmp_path)
-    said = done.stderr.splitlines()
-    assert done.returncode != 0
-    assert said[0].startswith("error: raybench needs Python 3.11")
-    assert "Python 3.9.1" in said[0]
-    assert not (tmp_path / ".venv").exists()

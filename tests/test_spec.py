@@ -9,10 +9,8 @@ import pytest
 from spec_kit import BASE, wrong
 
 from raybench.core import registry
-from raybench.execution.build import mixing
 from raybench.spec import Step, json_schema, load, sections
 from raybench.spec.cells import STOP_PARAMS
-from raybench.spec.sections import GRAPHS
 from raybench.store.schema import CURVES
 
 # ------------------------------------------------------------------ grids
@@ -37,19 +35,6 @@ seed: [0, 4..6]
     ks = {c.compressor.params["k"] for c in sweep.cells if c.compressor.name == "top_k"}
     assert ks == {1, 5, "10%"}
     assert {c.algorithm.params.get("p") for c in sweep.cells} == {None, "auto", 0.5}
-
-
-def test_defaults():
-    sweep = load(BASE)
-    (cell,) = sweep.cells
-    assert (cell.seed, cell.rounds, cell.x0, cell.stop) == (0, 1000, "zeros", {})
-    assert cell.step == Step("theory", 1.0, "nonconvex", None, "constant")
-    assert (cell.downlink, cell.graph, cell.prox, cell.participation) == (None, None, None, 1.0)
-    assert (sweep.name, sweep.notes, sweep.excluded, sweep.plugins) == ("sweep", (), 0, ())
-    assert (sweep.record.every, sweep.record.points) == (None, None)
-    assert sweep.resources.mode == "auto"
-    assert sweep.accounting.value_bits == "dtype"
-    assert load("problem: tridiagonal\nalgorithm: gd\n").cells[0].x0 == "problem"
 
 
 def test_overrides_in_an_algorithm_entry():
@@ -225,31 +210,6 @@ rounds: 10
     assert {c.step.number for c in load(text, sets=["step_size=0.2"]).cells} == {0.2}
 
 
-def test_run_settings():
-    sweep = load(
-        BASE
-        + """
-name: a.b-c_1
-record: {points: 400}
-accounting: paper:ef21
-resources: {mode: train, workers: 2, gpus_per_worker: 0.5, timing: exclusive}
-evaluate: {metrics: [iterate_norm]}
-timeout: 60
-attempts: 3.0
-allow_unproven: true
-f_star: 0.25
-participation: 50%
-prox: none
-"""
-    )
-    assert sweep.record.points == 400
-    assert (sweep.accounting.value_bits, sweep.accounting.index_bits) == (32, "none")
-    assert (sweep.resources.workers, sweep.resources.gpus_per_worker) == (2, 0.5)
-    assert (sweep.timeout, sweep.attempts, sweep.allow_unproven) == (60.0, 3, True)
-    assert [c.prox for c in sweep.cells] == [None]
-    assert (sweep.cells[0].f_star, sweep.cells[0].participation) == (0.25, 0.5)
-
-
 def test_sources(tmp_path: Path, monkeypatch):
     file = tmp_path / "my sweep.yaml"
     file.write_text(BASE)
@@ -261,9 +221,7 @@ def test_sources(tmp_path: Path, monkeypatch):
         "problem": {"name": "logistic", "dataset": "mushrooms", "clients": np.int64(20)},
         "algorithm": ("ef21",),
         "compressor": {"name": "top_k", "k": range(1, 3)},
-        "seed": np.arange(2),
     }
-    assert len(load(mapping).cells) == 4
     assert load(mapping).cells[0] == load(file).cells[0]
     # paths are found beside the file, whatever the working directory
     file.write_text(BASE.replace("mushrooms", "data/x.txt"))
@@ -274,9 +232,6 @@ def test_sources(tmp_path: Path, monkeypatch):
     (tmp_path / "mine.py").write_text(code)
     file.write_text(BASE + "plugins: mine.py\n")
     assert load(file).plugins == (str(tmp_path / "mine.py"),)
-    (tmp_path / "t.parquet").touch()
-    file.write_text(BASE + "clock: {compute: {trace: t.parquet}}\n")
-    assert load(file).cells[0].clock["compute"] == {"trace": str(tmp_path / "t.parquet")}
     assert str(tmp_path / "missing.yaml") in wrong(tmp_path / "missing.yaml")
     assert str(tmp_path) in wrong(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")
@@ -352,28 +307,18 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     for bad in ({"sed": 1}, {"seed": "x"}, {"compressor": {"name": "rand_k", "k": 0}}):
         assert list(check.iter_errors({**good, **bad}))
     assert list(check.iter_errors({**good, "cases": [{"sed": 1}]}))
-    assert schema["properties"]["rounds"]["default"] == 1000
-    assert schema["properties"]["resources"]["properties"]["mode"]["default"] == "auto"
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
     rand_k = next(e for e in entry if e.get("properties", {}).get("name") == {"const": "rand_k"})
     assert rand_k["properties"]["mask"]["default"] == "independent"
     for way in schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]:  # all but bare names
         assert "local" in way["properties"]
         assert "participation" not in way["properties"], "no entry may set it for itself"
-    case = schema["properties"]["cases"]["items"]["properties"]
-    assert {"local", "participation", "exclude"} <= set(case)
-    assert not {"checkpoint", "name", "cases"} & set(case)
 
 
 def test_stopping_rules_are_columns_of_the_curves():
     assert {f"{name}_seconds" if name == "clock" else name for name in STOP_PARAMS} <= set(
         CURVES.names
     )
-
-
-def test_every_graph_can_be_made():
-    for name in GRAPHS:
-        assert mixing(name, 6).W.shape == (6, 6)
 
 
 # ------------------------------------------------------------------ what is said about wrong ones
@@ -384,42 +329,26 @@ def test_every_graph_can_be_made():
     [
         ("exlude: []", "exlude", ["unknown key", "did you mean exclude?"]),
         ("rounds: 0", "rounds", ["0 is out of range", ">= 1"]),
-        ("rounds: 1e18", "rounds", ["1000000000000000000 is out of range"]),
         ("seed: []", "seed", ["an empty list leaves no cells"]),
-        ("seed: 3..1", "seed", ["is empty", "a..b"]),
         ("seed: 0..1000000000000", "seed", ["more than 100,000 values"]),
-        ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
         ('plugins: "\\0"', "plug-in \0", ["no such file"]),
         ("name: a/b", "name", ["cannot name a folder"]),
-        ("step_size: theory", "step_size", ["write {theory: 1}"]),
         ("step_size: {theory: 1, value: 2}", "step_size", ["theory and value"]),
-        ("step_size: {rule: plus}", "step_size.rule", ["unknown value 'plus'"]),
         ("step_size: {of: ef22}", "step_size.of", ["unknown algorithm", "did you mean ef21?"]),
         ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
         ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
-        ("x0: normal", "x0", ["did you mean {normal: 1.0}?"]),
         ("x0: nope.npy", "x0", ["no file nope.npy"]),
-        ("graph: rnig", "graph", ["did you mean ring?"]),
         ("prox: {l1: 0.1}", "prox", ["regularizer: l1"]),
         ("record: {every: 1, points: 2}", "record", ["give one of every, points and clock"]),
-        ("record: {every: [1, 2]}", "record.every", ["no axis"]),
-        ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
         ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
-        ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
         ("graph: {name: ring, weigths: x}", "graph.weigths", ["did you mean weights?"]),
         ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["allowed: iterate_norm"]),
         ("local: {setps: 2}", "local.setps", ["did you mean steps?"]),
-        ("local: 3", "local", ["keys: steps, optimizer"]),
         ("participation: -1", "participation", ["a number > 0"]),
-        ("prune: halvin", "prune.rule", ["did you mean halving?"]),
         ("exclude: [{k: 1, sed: 2}]", "exclude[0].sed", ["unknown key", "did you mean seed?"]),
         ("exclude: [{algorithm: ef22}]", "exclude[0].algorithm", ["did you mean ef21?"]),
-        ("exclude: [5]", "exclude[0]", ["expected a mapping"]),
-        ("cases: 5", "cases", ["expected a list"]),
         ("cases: [{name: x}]", "cases[0].name", ["move it to the top level"]),
-        ("cases: [{prune: halving}]", "cases[0].prune", ["move it to the top level"]),
         ("cases: [{seed: 1}, {compressor: {k: 0}}]", "cases[1].compressor.k", ["0 is out of"]),
-        ("cases: [{exclude: [{q: 1}]}]", "cases[0].exclude[0].q", ["unknown key"]),
     ],
 )  # fmt: skip
 def test_wrong_lines(line, where, says):
@@ -434,13 +363,9 @@ def test_wrong_lines(line, where, says):
     [
         ("logistc", "problem", "did you mean logistic?"),
         ("{nam: logistic}", "problem.name", "required / allowed: least_squares, logistic"),
-        ("5", "problem", "expected a problem by name"),
         ("logistic", "problem.dataset", "required"),
-        ("none", "problem", "a problem is needed"),
-        ("{name: quadratic, dim: 1e3, shape: [3, 4]}", "problem.shape", "write shape: [[3, 4]]"),
         ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
         ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
-        ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
         (
             "{name: logistic, dataset: a, split: {dirichlet: 1, holdout_mix: 1}}",
             "problem.split",
@@ -486,30 +411,16 @@ def test_every_error_at_once():
     result = wrong(
         """
 problem: {name: logistic, datset: a9a, clients: x}
-algorithm: [ef21, {name: marnia}, {name: marina, p: 2, step_size: {theory: -1}}]
-compressor: [{name: top_k, k: 0}, {name: rand_k, mask: comon}]
+algorithm: [ef21, {name: marnia}, {name: marina, step_size: {theory: -1}}]
+compressor: [{name: top_k, k: 0}, natural]
 sed: 1
-resources: {workers: 0}
-seed: no
 cases: [{rounds: 0}, {step_size: x, foo: 1}]
 """
     )
-    assert set(result) == {
-        "problem.datset",
-        "problem.clients",
-        "algorithm[1].name",
-        "algorithm[2].p",
-        "algorithm[2].step_size.theory",
-        "compressor[0].k",
-        "compressor[1].k",
-        "compressor[1].mask",
-        "sed",
-        "resources.workers",
-        "seed",
-        "cases[0].rounds",
-        "cases[1].step_size",
-        "cases[1].foo",
-    }
+    problem = {"problem.datset", "problem.clients"}
+    algorithm = {"algorithm[1].name", "algorithm[2].step_size.theory"}
+    cases = {"cases[0].rounds", "cases[1].step_size", "cases[1].foo"}
+    assert set(result) == {*problem, *algorithm, "compressor[0].k", "sed", *cases}
 
 
 @pytest.mark.parametrize(
@@ -517,16 +428,12 @@ cases: [{rounds: 0}, {step_size: x, foo: 1}]
     [
         ("problme.clients=3", "--set problme.clients=3", "did you mean problem?"),
         ("problem.clinets=3", "problem.clinets", "did you mean clients?"),
-        ("=3", "--set =3", "expected key=value"),
         ("compressor[1].k=3", "--set 'compressor[1].k=3'", "no entry [1]"),
         ("algorithm.p=3", "--set algorithm.p=3", "name the entry, for example algorithm[0].p"),
         ("seed.x=3", "--set seed.x=3", "seed is 1, not a mapping"),
         ("seed=[1", "--set 'seed=[1', line 1, column 3", "not valid YAML"),
         ("compressor.k=-1", "compressor.k", "an integer >= 1, or a share of the message dimension"),
         ("compressor.k=0%", "compressor.k", "'0%' is not a share"),
-        ("compressor.k=1.5", "compressor.k", "expected an integer, not 1.5"),
-        ("compressor.k=null", "compressor.k", "no value"),
-        ("compressor.k={a: 1}", "compressor.k", "a mapping is not allowed"),
     ],
 )
 def test_set_typos(option, where, says):

@@ -1,21 +1,16 @@
-"""Content ids: what changes them and what does not; and sweep files made up at random."""
+"""Content ids: what changes them and what does not."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
-import pickle
-import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import document, load
+from raybench.spec import load
 from raybench.spec.sections import default
 
 CONFIG = {
@@ -97,19 +92,6 @@ def test_how_it_runs_does_not_change_an_id(change):
     assert load(CONFIG, sets=[change]).cells[0].id == only(CONFIG).id
 
 
-def test_ignored_sections_do_not_change_an_id():
-    one = only({**CONFIG, "algorithm": "sign_sgd"})
-    for sections in ({"compressor": "natural", "downlink": "natural"}, {"compressor": None}):
-        assert only({**CONFIG, "algorithm": "sign_sgd", **sections}).id == one.id
-
-
-def test_ids_are_sixteen_digits_and_survive_pickle():
-    """That other processes have the same ones, those of shipped sweeps show (test_spec_keys)."""
-    cell = only(CONFIG)
-    assert re.fullmatch("[0-9a-f]{16}", cell.id)
-    assert pickle.loads(pickle.dumps(cell)) == cell
-
-
 def with_data(path):
     return {**CONFIG, "problem": {**CONFIG["problem"], "dataset": str(path)}}
 
@@ -164,130 +146,3 @@ def test_a_new_parameter_with_a_default_keeps_old_ids(monkeypatch):
     cell = only(CONFIG)
     assert cell.compressor.params["wrap"] is False
     assert cell.id == base.id
-
-
-# Made up at random --------------------------------------------------------------------------------
-
-
-def axis(*values):
-    """A scalar, or a list of some of them: what a key that may be an axis may hold."""
-    one = st.sampled_from(values)
-    return one | st.lists(one, min_size=1, max_size=3)
-
-
-def mapping(must=(), **may):
-    """A mapping with these keys, of which some are always there."""
-    return st.fixed_dictionaries(dict(must), optional=may)
-
-
-NEEDED = {
-    "problem": st.just("quadratic")
-    | mapping({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)})
-    | mapping(
-        {"name": st.just("logistic"), "dataset": axis("a9a", "w8a")},
-        split=axis("shuffled", {"dirichlet": [1, 2]}),
-    ),
-    "algorithm": st.lists(
-        st.sampled_from(["gd", "ef21", "diana", "prox_lead"])
-        | mapping(
-            {"name": st.just("marina")},
-            p=axis("auto", 0.5),
-            compressor=st.just("natural"),
-            step_size=st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
-            rounds=axis(5, 6),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    "compressor": axis("natural", "scaled_sign")
-    | mapping(
-        {"name": axis("rand_k", "top_k"), "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2")},
-        mask=axis("common", "independent", "commom"),
-    ),
-}
-CELL = NEEDED | {
-    "step_size": axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]})
-    | mapping(theory=axis(1, 2), rule=axis("pl", "paper")),
-    "seed": axis(0, "0..2", 5),
-    "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
-    "rounds": axis(3, 1e2, "2^0..2^2"),
-    "stop": mapping(bits_up=axis(1e9, 5), loss=axis(0, -1)),
-    "graph": axis("ring", "star", {"name": ["path", "complete"]}),
-    "local": mapping(steps=axis(1, "2..3"), optimizer=axis("sgd", "adamw")),
-    "participation": axis(1, "50%", 0.5),
-    "exclude": st.lists(
-        mapping(
-            {"seed": axis(0, "1..2")},
-            algorithm=axis("gd", "ef21"),
-            k=axis(1, "10%", "1..3"),
-            step=axis(1, 0.1),
-        ),
-        max_size=2,
-    ),
-}
-OTHERS = {key: values for key, values in CELL.items() if key not in NEEDED}
-SWEEPS = mapping(NEEDED, cases=st.lists(mapping(**CELL), max_size=2), **OTHERS)
-FUZZED = settings(max_examples=300, suppress_health_check=list(HealthCheck))
-
-
-@pytest.mark.thorough
-@FUZZED
-@given(SWEEPS)
-def test_plausible_sweeps_load_or_say_why(given):
-    try:
-        sweep = load(given)
-    except InputError as error:
-        roots = {c.where.split(".")[0].split("[")[0] for c in error.complaints}
-        assert roots <= {*CELL, "cases", ""}
-        return
-    ids = [cell.id for cell in sweep.cells]
-    assert len(set(ids)) == len(ids) > 0
-    configs = {json.dumps(cell.config(), sort_keys=True) for cell in sweep.cells}
-    assert len(configs) == len(ids)  # what differs has different ids, and the other way round
-    groups = {
-        json.dumps(
-            {k: v for k, v in c.config().items() if k not in ("seed", "step_size")}, sort_keys=True
-        )
-        for c in sweep.cells
-    }
-    assert len(groups) == len({cell.group for cell in sweep.cells})
-    assert load(sweep.text).cells == sweep.cells
-    for cell in sweep.cells:
-        assert (cell.compressor is None) == (cell.algorithm.name == "gd")
-        assert (cell.graph is None) == (cell.algorithm.name != "prox_lead")
-
-
-WORDS = st.sampled_from(
-    [*document.EVERY_KEY, "name", "theory", "dataset", "k", "p", "ef21", "top_k", "logistic"]
-    + ["2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "x.npy", "x.y", "[0]", ""]
-)
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | WORDS
-    | st.text(max_size=6)
-    | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@pytest.mark.thorough
-@FUZZED
-@given(
-    st.just({}) | SWEEPS,
-    st.dictionaries(WORDS, VALUES, max_size=3),
-    st.lists(st.tuples(WORDS, st.text(max_size=8)).map("=".join), max_size=2),
-)
-def test_garbage_never_raises_anything_but_an_input_error(sweep, garbage, sets):
-    try:
-        result = load({**sweep, **garbage}, sets=sets)
-    except InputError as error:
-        messages = {c.what for c in error.complaints}
-        assert messages
-        assert "" not in messages
-        return
-    assert result.cells
-    assert load(result.text).cells == result.cells

