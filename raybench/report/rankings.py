@@ -255,12 +255,12 @@ def _steps(row: Row) -> str:
 
 
 def _ratio(row: Row) -> str:
-    ratio = row["ratio"]
-    if not words.known(ratio) or not (row["reached_a"] or row["reached_b"]):
+    if not words.known(row["ratio"]) or not (row["reached_a"] or row["reached_b"]):
         return "–"
-    if ratio == 0 or math.isinf(ratio):
-        return "B alone" if ratio == 0 else "A alone"  # reaches the target
-    return f"{words.number(ratio, 3)}×"
+    misses = [math.isinf(row[cost]) for cost in ("cost_a", "cost_b")]
+    if misses[0] != misses[1]:
+        return "B alone" if misses[0] else "A alone"  # reaches the target, by the medians beside it
+    return f"{words.number(row['ratio'], 3)}×"
 
 
 def _verdict(said: str) -> str:
