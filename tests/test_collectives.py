@@ -17,7 +17,7 @@ from tiers import first_of_each
 import raybench
 from raybench import spec
 from raybench.compressors import Dense
-from raybench.compressors.per_tensor import PerPart
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
@@ -91,7 +91,6 @@ def test_a_wrong_one_is_told(keys, says):
         ({"name": "rand_k", "k": 2, "collective": "reduce"}, "mask: common"),
         ({"name": "bf16", "scale": "max", "collective": "reduce"}, "do not add up"),
         ({"name": "top_k", "k": 2, "granularity": "tensor", "collective": "reduce"}, "do not add up"),
-        ({"name": "natural", "granularity": "tensor", "collective": "all_to_all"}, "across tensors"),
         ({"name": "top_k", "k": 5, "collective": "all_to_all"}, "5 of 4 coordinates"),
     ],
 )  # fmt: skip
@@ -157,6 +156,8 @@ MESSAGES = {
             "rand_k": {"k": 2}, "random_sparsification": {"p": 0.5}, "dithering": {"s": 3},
         }.items()
     },
+    "tensors": ("all_to_all", lambda w, x: PerPart(PerTensor("natural", groups=(("b", "identity"),))).bind(
+        12, 5, Layout((("a", (3, 2)), ("b", (5,)), ("c", (1,)))))(x, w.stream("up"))),
     "some parts": ("all_to_all", lambda w, x: operator("top_k", "all_to_all", k=2)(
         x, w.stream("up")).masked(w.stream("who").bits(1)[..., 0] > 0)),
     "cases of parts": ("all_to_all", lambda w, x: CasesMessage(12, x.dtype, [torch.tensor([1]), torch.tensor([0])], [

@@ -92,7 +92,8 @@ class Compressor:
     holds without the first. zero_to_zero:
     C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink compressor the
     server passes on the sum of what it receives, and clients step themselves. additive: the clients'
-    messages add up to one of the same kind and size, so that one all-reduce exchanges them.
+    messages add up to one of the same kind and size, so that one all-reduce exchanges them. by_tensor: it
+    acts on the tensors of a layout, not on the vector that they make.
     """
 
     deterministic: bool = False
@@ -101,6 +102,7 @@ class Compressor:
     zero_to_zero: bool = True
     relay: bool = False
     additive: bool = False
+    by_tensor: bool = False
     counted: ClassVar[
         tuple[str, ...]
     ] = ()  # parameters that are a number of the d coordinates, or a share
@@ -299,7 +301,7 @@ def named(name: str) -> Iterator[None]:
 class Composed(Compressor):
     """What compressors made of others share; ``made_of`` names the fields that hold them.
 
-    Deterministic where all of them are, correlated where one is, 0 at 0 where all are.
+    Deterministic where all of them are, correlated where one is, 0 at 0 where all are, by tensor where one is.
     """
 
     made_of: ClassVar[tuple[str, ...]] = ()
@@ -328,6 +330,10 @@ class Composed(Compressor):
     @property
     def correlated(self) -> bool:
         return any(op.correlated for op in self.parts)
+
+    @property
+    def by_tensor(self) -> bool:  # type: ignore[override]
+        return any(op.by_tensor for op in self.parts)
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         return replace(self, **{name: self._fitted(name, d, n, layout) for name in self.made_of})  # type: ignore[type-var]

@@ -98,7 +98,7 @@ def _by_parts(m: PartsMessage, n: int, transport: Transport, clock: Clock) -> Me
     means = got.sum_clients().div_(n)
     with clock.on("compress"):
         again = m.again(means, m.source.fold("mean"))
-    return MeansMessage(m.d, m.dtype, transport.gather(again, n))
+    return MeansMessage(m.d, m.dtype, transport.gather(again, n), m.sizes)
 
 
 def of_everyone(message: Message, n: int, transport: Transport) -> Message:
