@@ -315,6 +315,28 @@ def test_what_is_booked_of_the_identity():
     assert counts(ledger.up) == counts(ledger.down) == {"values": 3, "bytes": 24, "messages": 1}
 
 
+def test_the_wire_tells_what_became_of_messages(tmp_path):
+    """Whatever was asked for: all PowerSGD sends is averaged on the way, and a method that does two things gathers."""
+    parts = {"name": "natural", "collective": "all_to_all"}
+    methods = {
+        "power_sgd": ("reduce", {"rank": 1}),
+        "dion": ("reduce", {"rank": 1}),
+        "ef21": ("gather", {"compressor": {"name": "top_k", "k": 3}}),
+        "one_bit_adam": ("gather", {"warmup_rounds": 2}),
+        "marina": ("all_to_all", {"compressor": parts, "p": 0.3}),
+        "choco_sgd": ("mix", {"compressor": {"name": "top_k", "k": 3}}),
+        "async_sgd": ("server", {}),
+    }
+    algorithms = [{"name": name, **more} for name, (_, more) in methods.items()]
+    sweep = {**SWEEP, "algorithm": algorithms, "step_size": 0.01, "clock": {"compute": 1.0}}
+    raybench.sweep({**sweep, "allow_unproven": True}, tmp_path, inline=True)
+    rows = cells(tmp_path).set_index("algorithm")
+    assert rows["exchange"].to_dict() == {name: how for name, (how, _) in methods.items()}
+    assert rows["on_clock"].all()
+    assert not rows["baseline"].any()
+    assert set(rows["value_bits"]) == {64}
+
+
 def test_the_model_is_not_broadcast_where_everyone_has_the_mean():
     method = Method("dcgd", {}, {**COMMON, "collective": "reduce"}, QUADRATIC, step=0.01, rounds=7)
     ledger = finished(method.batch()).net.ledger

@@ -19,7 +19,7 @@ from raybench.analysis.curves import ordered
 from raybench.analysis.frames import Frames, frames
 from raybench.analysis.tuned import candidates
 from raybench.core.errors import InputError
-from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse, rebook
+from raybench.store.accounting import INDEX_BITS, Accounting, parse, rebook
 
 FACTORS = ("values", "indices", "first", "side", "steps")
 """Columns of ``Audit.readings`` that say what a reading is."""
@@ -27,7 +27,17 @@ FACTORS = ("values", "indices", "first", "side", "steps")
 STEPS = ("tuned", "theory", "lowest end")
 OF_CELLS = [
     *("cell", "status", "facet", "method", "series", "step", "group", "algorithm", "compressor"),
-    *("k", "step_size", "step_multiple", "loss", "accuracy", "bits_up", "seconds", "rounds"),
+    *(
+        "baseline",
+        "k",
+        "step_size",
+        "step_multiple",
+        "loss",
+        "accuracy",
+        "bits_up",
+        "seconds",
+        "rounds",
+    ),
 ]
 """Columns that ``candidates`` needs: others, such as whole configurations, are not copied for each reading."""
 PAIRS = [
@@ -77,7 +87,7 @@ def _readings(results: Frames) -> Iterator[pd.DataFrame]:
     curves = results.curves.reset_index(drop=True)
     narrow = _telling(curves, curves["facet"].map(by_facet), y)
     ran = results.cells["cell"].isin(curves["cell"])
-    stored = set(results.cells["config"][ran].map(dtype_bits))
+    stored = set(results.cells["value_bits"][ran].dropna().astype(int))
     if stored == {declared.value_bits}:  # by another name
         declared = replace(declared, value_bits="dtype")
     widths = dict.fromkeys(["dtype", *[32] * (max(stored) > 32), declared.value_bits])

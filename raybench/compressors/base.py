@@ -86,14 +86,12 @@ def sizes_of(value: object, where: str) -> tuple[int, ...] | str:
 class Compressor:
     """Base of all compressors. A subclass defines ``encode`` and the constants of its class.
 
-    deterministic: the message is a function of x alone. correlated: the clients of a cell draw
-    common random numbers, so that averaging over them does not reduce the variance by n. selection:
-    the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2; projection: that
-    holds without the first. zero_to_zero:
-    C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink compressor the
-    server passes on the sum of what it receives, and clients step themselves. additive: the clients'
-    messages add up to one of the same kind and size, so that one all-reduce exchanges them. by_tensor: it
-    acts on the tensors of a layout, not on the vector that they make.
+    deterministic: the message is a function of x alone. correlated: the clients of a cell draw common random numbers,
+    so that averaging over them does not reduce the variance by n. selection: the message is some of x's coordinates as
+    they are, so that <C(x), x> = ||C(x)||^2; projection: that holds without the first. zero_to_zero: C(0) = 0; false
+    for a bare sign, which has no symbol for it. relay: as a downlink compressor the server passes on the sum of what it
+    receives, and clients step themselves. additive: the clients' messages add up to one of the same kind and size, so
+    that one all-reduce exchanges them. by_tensor: it acts on the tensors of a layout, not on the vector they make.
     """
 
     deterministic: bool = False
@@ -103,9 +101,8 @@ class Compressor:
     relay: bool = False
     additive: bool = False
     by_tensor: bool = False
-    counted: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that are a number of the d coordinates, or a share
+    # parameters that are a number of the d coordinates, or a share
+    counted: ClassVar[tuple[str, ...]] = ()
 
     @property
     def correlated(self) -> bool:

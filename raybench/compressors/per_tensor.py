@@ -201,9 +201,8 @@ def _only_vectors(layout: Layout) -> bool:
 class PerPart(Composed, Delegated):
     """C(x_1), .., C(x_n), of which message j goes to client j; ``of`` compresses their means again.
 
-    The parts are of ceil(d/n) coordinates, the last ones padded with zeros. Where ``of`` acts on tensors, each of them
-    is cut into n pieces, one for each part, so that all parts have the same tensors. Constants are those of ``of`` for
-    a part, and of the first compression alone. The result of both is, for ``of`` unbiased with
+    A part has ceil(d/n) coordinates, padded with zeros; where ``of`` acts on tensors it has so many of each, so that
+    all parts have the same tensors. Constants are those of ``of`` for a part, and of the first compression alone. The result of both is, for ``of`` unbiased with
     omega and independent between clients, unbiased, and with a = mean x_i its variance is at most
     omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2. clients: n; sizes: of what is cut, once it is fitted to them.
     """
@@ -222,10 +221,6 @@ class PerPart(Composed, Delegated):
         part = Layout(tuple((name, (*[1] * (len(s) - 1), w)) for (name, s), w in pieces))
         return replace(self, clients=n, sizes=layout.sizes, of=op.fit(part.dim, n, part))
 
-    def width(self, d: int) -> int:
-        """Return the coordinates of a part of a vector of length d."""
-        return sum(widths(self.sizes or (d,), self.clients))
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, n = x.shape[-1], self.clients
         if stream.ids is None:  # a vector of no client: it is the first one's
@@ -239,4 +234,4 @@ class PerPart(Composed, Delegated):
         return PartsMessage(d, x.dtype, inner, sizes, stream, op.encode)
 
     def _other(self, d: int) -> tuple[Compressor, int]:
-        return self.part("of"), self.width(d)
+        return self.part("of"), sum(widths(self.sizes or (d,), self.clients))

@@ -15,6 +15,7 @@ from raybench.algorithms.base import HOOKS, Estimator
 from raybench.algorithms.events import Asynchronous
 from raybench.clock.clients import Clients
 from raybench.core import registry
+from raybench.core.counts import GATHER, REDUCE
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import Robust
@@ -22,7 +23,6 @@ from raybench.execution.build import collective_of, relays, unbound, uplink
 from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures, Trained
 from raybench.problems.base import Constants, Fact, Problem
 from raybench.spec import Cell
-from raybench.wire.collectives import GATHER, REDUCE
 
 
 class SkipCode(StrEnum):

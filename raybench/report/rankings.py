@@ -22,7 +22,7 @@ from raybench.analysis import (
     trials,
 )
 from raybench.analysis.clocked import CLOCK
-from raybench.analysis.frames import axis, baselines
+from raybench.analysis.frames import axis
 from raybench.analysis.rankings import DRAWS, ENOUGH
 from raybench.analysis.readings import FACTORS, Audit
 from raybench.core.errors import InputError
@@ -366,7 +366,7 @@ def headline(results: Frames) -> list[str]:
         if not words.known(first["target"]) or not math.isfinite(cost):
             sentences.append(f"{where}no method reaches its target.")
             continue
-        share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
+        share, plain = first["ratio_to_gd"], part.loc[part["baseline"], "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
         doubt = unsure(part, results.paid_in)
