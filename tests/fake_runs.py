@@ -32,7 +32,9 @@ def make(runs):
     last = {"rounds": [t[-1] for t in rounds], "bits_up": [b[-1] for b in bits]}
     last |= {name: [values[-1] for values in g] for name in ("grad_norm_sq", "loss")}
     last |= {"value_bits": 64, "exchange": "gather", "on_clock": False}
-    last |= {"baseline": [run["algorithm"] == "gd" for run in runs]}
+    plain = [run["compressor"] in (None, "identity") for run in runs]
+    sums = [run["algorithm"] in ("gd", "sgd", "dcgd") for run in runs]
+    last |= {"baseline": np.logical_and(plain, sums)}
     last |= {"status": [run["status"] for run in runs], "config": [*map(_config, runs)]}
     tables = [
         to_table({**texts, **rows, "problem": "logistic"}, CURVES),
