@@ -376,7 +376,7 @@ class Ranks:
 
 def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     """Return the model's seconds of what was measured, without what software takes."""
-    from raybench.clock.links import Link, Network, seconds_of_round
+    from raybench.clock.links import Link, Network, travel
     from raybench.measure.link import expected
 
     link = Link(latency, bandwidth)
@@ -385,7 +385,7 @@ def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     if "computed" not in one:
         return float(expected(one["what"], link, one["n"], one["size"]))
     net = Network(link, "gather")
-    return one["computed"] + float(seconds_of_round(net, one["n"], up=one["size"], down=0))
+    return one["computed"] + float(travel(net, one["n"], up=one["size"], down=0))
 
 
 def compare(

@@ -31,6 +31,10 @@ def make(runs):
     rows = {"round": np.concatenate(rounds), "grad_norm_sq": every, "bits_up": spent, "loss": every}
     last = {"rounds": [t[-1] for t in rounds], "bits_up": [b[-1] for b in bits]}
     last |= {name: [values[-1] for values in g] for name in ("grad_norm_sq", "loss")}
+    last |= {"value_bits": 64, "exchange": "gather", "on_clock": False}
+    plain = [run["compressor"] in (None, "identity") for run in runs]
+    sums = [run["algorithm"] in ("gd", "sgd", "dcgd") for run in runs]
+    last |= {"baseline": np.logical_and(plain, sums)}
     last |= {"status": [run["status"] for run in runs], "config": [*map(_config, runs)]}
     tables = [
         to_table({**texts, **rows, "problem": "logistic"}, CURVES),

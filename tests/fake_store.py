@@ -206,7 +206,8 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
             **{"L": 2.6, "L_tilde": 2.9},
             "constants": json.dumps({"L": 2.6, "L_tilde": 2.9, "L_max": 3.4}),
             **{"workers": 1, "mode": "simulate", "device": "cpu", "host": "node-1"},
-            **{"batch": "b", "batch_cells": len(grid)},
+            **{"value_bits": 64, "exchange": "gather", "on_clock": False},
+            **{"baseline": method.algorithm == "gd", "batch": "b", "batch_cells": len(grid)},
             "config": [json.dumps(c) for c in configs],
             "attempts": 1,
             "raybench_version": "0.1.0",
@@ -226,6 +227,7 @@ def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
                 "config": [json.dumps(c) for c in configs],
                 **{"problem": "logistic", "dataset": dataset, "seed": list(seeds)},
                 **{"algorithm": compressed.algorithm, "compressor": compressed.compressor},
+                **{"on_clock": False, "baseline": False},
                 **more,
             },
             CELLS,
@@ -277,7 +279,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):
         CURVES,
     )
     columns = {**row, "cell": ids, "group": "g", "status": status, "rounds": rounds}
-    columns |= {"config": json.dumps({"problem": {"params": {"dtype": "float64"}}})}
+    columns |= {"value_bits": 64, "exchange": "gather", "on_clock": False, "baseline": False}
     return curves, to_table({**columns, "seed": np.arange(len(ids))}, CELLS)
 
 

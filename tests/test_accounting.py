@@ -38,8 +38,9 @@ from raybench.store import (
     rebook,
     to_table,
 )
-from raybench.store.accounting import INDEX_BITS, PRESETS, dtype_bits, parse
-from raybench.store.files import Disk, Local
+from raybench.store.accounting import INDEX_BITS, PRESETS, parse
+from raybench.store.files import Disk, Local, open_folder
+from raybench.store.older import SINCE_4
 from raybench.store.reader import accounting_of
 from raybench.store.remote import Remote
 from raybench.store.schema import SCHEMA_VERSION, version_of
@@ -157,7 +158,7 @@ def test_a_curve_without_its_first_row_has_no_initial_messages(store, tmp_path):
 def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     curves, table = batch(["a", "b"])
     frame = table.to_pandas()
-    frame.loc[0, "config"] = json.dumps({"problem": {"params": {"dtype": "float32"}}})
+    frame.loc[0, "value_bits"] = 32
     store.commit("s", curves, to_table(frame.to_dict("series"), CELLS))
     _, failed = batch(["c"], status="failed")
     store.commit("c", None, failed)
@@ -165,19 +166,6 @@ def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     assert result["a"] == 32 * 25 + 3
     assert result["b"] == 64 * 25 + 3
     assert math.isnan(result["c"])
-
-
-@pytest.mark.parametrize(
-    ("config", "width"),
-    [
-        *((nothing, 64) for nothing in (None, math.nan, "", "{}", '{"problem": null}')),
-        ('{"problem": {"params": {"dtype": "float64"}}}', 64),
-        ('{"problem": {"params": {"dtype": "float32"}}}', 32),
-        ('{"problem": {"dtype": "bfloat16"}}', 16),
-    ],
-)
-def test_the_width_of_a_value_in_a_cell(config, width):
-    assert dtype_bits(config) == width
 
 
 BOOKS = [
@@ -414,14 +402,16 @@ def whole(tmp_path_factory):
 
 
 def as_version(folder, version: int) -> None:
-    """Let all files of a folder say that they are of another version, with seals in order."""
+    """Let all files of a folder say that they are of another version, with its columns and with seals in order."""
+    later = list(SINCE_4) if version < 4 else []
     owner = json.loads((folder / "plan/owner.json").read_text())["folder"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raybench.store.schema.SCHEMA_VERSION", version)
         for file in sorted((folder / "cells").iterdir()):
             curves = folder / "curves" / file.name
             curves.write_bytes(encode(pq.read_table(curves)))
-            data = log.sealed(pq.read_table(file), file.stem, owner, curves.read_bytes())
+            table = pq.read_table(file).drop_columns(later)
+            data = log.sealed(table, file.stem, owner, curves.read_bytes())
             file.write_bytes(data)
 
 
@@ -446,6 +436,50 @@ def test_files_of_other_versions_are_refused_by_name(whole, tmp_path, version):
     assert "other version" in result.out
     written = {p: p.read_bytes() for p in before if p.parent.name in ("cells", "curves")}
     assert all(before[p] == data for p, data in written.items())
+
+
+WAYS = ("gather", "reduce", "all_to_all")
+KINDS = {
+    "problem": {"name": "quadratic", "dim": 12, "clients": 3, "dtype": ["float64", "float32"]},
+    "algorithm": [
+        *({"name": "dcgd", "compressor": {"name": "identity", "collective": how}} for how in WAYS),
+        *("gd", {"name": "choco_sgd", "compressor": {"name": "top_k", "k": 3}}),
+    ],
+    "clock": {"compute": 1.0},
+    "step_size": 0.01,
+    "rounds": 3,
+}
+
+
+def test_a_folder_of_schema_3_is_read_and_not_written_to(tmp_path):
+    """Its facts are those that were stored; what is made of it is of today's schema, and goes on."""
+    folder, file = tmp_path / "out", tmp_path / "s.yaml"
+    raybench.sweep(KINDS, folder, inline=True)
+    want, table = load(folder), cells(folder)
+    assert table["exchange"].value_counts().to_dict() == {
+        "gather": 4,
+        "reduce": 2,
+        "all_to_all": 2,
+        "mix": 2,
+    }
+    as_version(folder, 3)
+    pd.testing.assert_frame_equal(load(folder), want)
+    pd.testing.assert_frame_equal(cells(folder), table)
+    few = (
+        log.look(open_folder(folder), columns=["cell", "status", "value_bits"]).cells().to_pandas()
+    )
+    assert few["value_bits"].tolist() == table["value_bits"].tolist()
+    assert cli("verify", folder).code == 0
+    file.write_text(spec.load(KINDS).text)
+    for verb in ("sweep", "plan"):
+        said = cli(verb, file, "--out", folder, *["--inline"] * (verb == "sweep"))
+        assert said.code == 2
+        told = " ".join(said.err.split())
+        assert "has files of an older schema: this raybench reads them, and writes 4" in told
+        assert "raybench.store.compact(folder, new)" in told
+    compact(folder, tmp_path / "new")
+    pd.testing.assert_frame_equal(load(tmp_path / "new"), want, check_dtype=False)
+    assert "nothing was missing" in cli("sweep", file, "--out", tmp_path / "new", "--inline").out
 
 
 def test_every_file_that_is_written_describes_its_columns(whole, tmp_path):

@@ -216,7 +216,7 @@ class MisBooked(Faulty):
 
     def server(a, net, s, c, m):
         s.g = s.g + net.up(m).mean()
-        net.ledger.book_up(m)
+        net.ledger.book_up(m, "gather")
 
 
 class RemembersOnItself(Faulty):

@@ -45,7 +45,7 @@ def test_every_part_of_gpu_has_figures_on_a_cpu_too(tmp_path):
     done = call(*command, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
-    names = ("kernels", "methods", "codecs", "collectives", "training", "tests")
+    names = ("operations", "methods", "codecs", "collectives", "training", "tests")
     assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(names, "")
     assert all(part["rows"] for part in parts.values())
     assert all(row.get("equal", True) for name in names[:2] for row in parts[name]["rows"])

@@ -277,7 +277,7 @@ def curve(cell="a", rounds=(0, 1, 2), **columns):
         "clients": 4,
         "workers": 1.0,
         "d": 50,
-        "compressor_params": None,
+        "exchange": "gather",
         "bytes_up": 100 * t,
         "bytes_down": 400 * t,
         "bytes_up_max": 100 * t,
@@ -291,8 +291,8 @@ def curve(cell="a", rounds=(0, 1, 2), **columns):
     return pd.DataFrame({**plain, **columns})
 
 
-def seconds(*args, network=RING, cells=None, **columns):
-    return simulated(curve(*args, **columns), network, cells)[SECONDS].tolist()
+def seconds(*args, network=RING, **columns):
+    return simulated(curve(*args, **columns), network)[SECONDS].tolist()
 
 
 ROUND = 3 * (A + 100 / B)  # gathered on a ring of four
@@ -300,13 +300,15 @@ COMPUTE = (0.04 + 0.08) / 4  # four clients were computed here one after the oth
 
 
 T = np.arange(3.0)
-GRAPH = pd.DataFrame({"cell": ["a"], "config": [json.dumps({"graph": {"name": "ring"}})]})
 SERVER, GATHER = Network(RING.link, "server"), Network(RING.link, "gather")
 SERVED = 2 * A + 4 * 500 / B
 
 
 def by(how):
-    return {"compressor_params": json.dumps({"k": 1, "collective": how})}
+    """Return columns of messages that are exchanged so, of 100 bytes where they are in parts."""
+    parts = {"messages_up": 3 * T, "messages_down": 3 * T, "bytes_up_max": 75 * T}
+    parts |= {"bytes_up": 75 * T, "bytes_down": 300 * T}
+    return {"exchange": how, **(parts if how == "all_to_all" else {})}
 
 
 @pytest.mark.parametrize(
@@ -323,12 +325,14 @@ def by(how):
         ({}, by("gather"), ROUND, COMPUTE),
         *(({"network": SERVER}, by(how), SERVED, COMPUTE) for how in ("reduce", "all_to_all")),
         # on a graph each sends to its neighbours
-        ({"cells": GRAPH}, {"messages_up": 2 * T}, 2 * A + 100 / B, COMPUTE),
+        ({}, {**by("mix"), "messages_up": 2 * T}, 2 * A + 100 / B, COMPUTE),
+        # to a server whenever a client has a message
+        ({}, by("server"), SERVED, COMPUTE),
+        # what is unknown is gathered
+        ({}, {"exchange": None}, ROUND, COMPUTE),
         # silent clients do not shorten a round: messages are padded to the largest, 100 bytes
         ({}, {"messages_up": 0.25 * T, "bytes_up": 25 * T}, ROUND, COMPUTE),
         ({}, {"messages_up": 0 * T, "bytes_up": 0 * T, "bytes_up_max": 0 * T}, 0, COMPUTE),
-        # what is unknown is one message for a round
-        ({}, {"messages_up": math.nan, "bytes_up_max": math.nan}, ROUND, COMPUTE),
     ],
 )
 def test_rounds_by_hand(given, columns, travel, compute):
@@ -376,7 +380,7 @@ def method(name, step, cell, up, compute, rounds, status="ok", seed=0):
         grad_norm_sq=np.geomspace(1, 1e-6, rounds + 1),
     )
     head = {"cell": cell, "facet": "", "method": name, "series": name, "step": step, "k": 1.0}
-    return own, {**head, "group": name, "status": status, "seed": seed, "config": None}
+    return own, {**head, "group": name, "status": status, "seed": seed, "baseline": False}
 
 
 def test_the_fastest_method_changes_with_the_bandwidth():

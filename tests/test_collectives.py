@@ -17,7 +17,7 @@ from tiers import first_of_each
 import raybench
 from raybench import spec
 from raybench.compressors import Dense
-from raybench.compressors.per_tensor import PerPart
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
@@ -84,7 +84,6 @@ def test_a_wrong_one_is_told(keys, says):
         ({"name": "rand_k", "k": 2, "collective": "reduce"}, "mask: common"),
         ({"name": "bf16", "scale": "max", "collective": "reduce"}, "do not add up"),
         ({"name": "top_k", "k": 2, "granularity": "tensor", "collective": "reduce"}, "do not add up"),
-        ({"name": "natural", "granularity": "tensor", "collective": "all_to_all"}, "across tensors"),
         ({"name": "top_k", "k": 5, "collective": "all_to_all"}, "5 of 4 coordinates"),
     ],
 )  # fmt: skip
@@ -150,6 +149,8 @@ MESSAGES = {
             "rand_k": {"k": 2}, "random_sparsification": {"p": 0.5}, "dithering": {"s": 3},
         }.items()
     },
+    "tensors": ("all_to_all", lambda w, x: PerPart(PerTensor("natural", groups=(("b", "identity"),))).bind(
+        12, 5, Layout((("a", (3, 2)), ("b", (5,)), ("c", (1,)))))(x, w.stream("up"))),
     "some parts": ("all_to_all", lambda w, x: operator("top_k", "all_to_all", k=2)(
         x, w.stream("up")).masked(w.stream("who").bits(1)[..., 0] > 0)),
     "cases of parts": ("all_to_all", lambda w, x: CasesMessage(12, x.dtype, [torch.tensor([1]), torch.tensor([0])], [
@@ -272,6 +273,28 @@ def test_what_is_booked_of_the_identity():
     assert ledger.bytes_up_max[0] == 96
     _, ledger, _ = sent("common")
     assert counts(ledger.up) == counts(ledger.down) == {"values": 3, "bytes": 24, "messages": 1}
+
+
+def test_the_wire_tells_what_became_of_messages(tmp_path):
+    """Whatever was asked for: all PowerSGD sends is averaged on the way, and a method that does two things gathers."""
+    parts = {"name": "natural", "collective": "all_to_all"}
+    methods = {
+        "power_sgd": ("reduce", {"rank": 1}),
+        "dion": ("reduce", {"rank": 1}),
+        "ef21": ("gather", {"compressor": {"name": "top_k", "k": 3}}),
+        "one_bit_adam": ("gather", {"warmup_rounds": 2}),
+        "marina": ("all_to_all", {"compressor": parts, "p": 0.3}),
+        "choco_sgd": ("mix", {"compressor": {"name": "top_k", "k": 3}}),
+        "async_sgd": ("server", {}),
+    }
+    algorithms = [{"name": name, **more} for name, (_, more) in methods.items()]
+    sweep = {**SWEEP, "algorithm": algorithms, "step_size": 0.01, "clock": {"compute": 1.0}}
+    raybench.sweep({**sweep, "allow_unproven": True}, tmp_path, inline=True)
+    rows = cells(tmp_path).set_index("algorithm")
+    assert rows["exchange"].to_dict() == {name: how for name, (how, _) in methods.items()}
+    assert rows["on_clock"].all()
+    assert not rows["baseline"].any()
+    assert set(rows["value_bits"]) == {64}
 
 
 def test_the_model_is_not_broadcast_where_everyone_has_the_mean():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jsonschema
 import pytest
 import torch
 
 import raybench
 from raybench import spec
-from raybench.compressors.per_tensor import PerTensor
+from raybench.compressors.block_top_k import DCTTopK
+from raybench.compressors.composed import AsContractive
+from raybench.compressors.per_tensor import PerPart, PerTensor
+from raybench.compressors.selection import Masking
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.execution.resolve import Resolver
@@ -167,9 +172,45 @@ def test_groups_add_up_on_the_way_where_all_their_operators_do():
     (cell,) = grouped(text % "natural", "{name: identity, collective: reduce}").cells
     with pytest.raises(InputError, match=r"compressor\.collective[\s\S]*do not add up"):
         resolve(cell)
-    (cell,) = grouped(text % "natural", "{name: natural, collective: all_to_all}").cells
-    with pytest.raises(InputError, match="cut across tensors"):
-        resolve(cell)
+
+
+NAMED = PerTensor("scaled_sign", groups=(("*.bias", "identity"),))
+
+
+@pytest.mark.parametrize(
+    "op", [NAMED, AsContractive(PerTensor("scaled_sign")), Masking("50%"), DCTTopK("50%", 3)]
+)
+def test_clients_own_a_piece_of_every_tensor_and_compress_it_by_itself(op):
+    """By ``all_to_all`` as otherwise: groups and scales are of tensors, which parts of the vector would mix."""
+    n, x = 3, gaussian(2, 3, 28, dtype=torch.float64)
+    sent = PerPart(op).fit(28, n, LAYOUT).compress(x).decode()
+    for (name, shape), got, piece in zip(LAYOUT, LAYOUT.views(sent), LAYOUT.views(x), strict=True):
+        alone, size = Layout(((name, shape),)), got[0, 0].numel()
+        one = PerPart(replace(op, groups=()) if op is NAMED else op).fit(size, n, alone)
+        want = one.compress(piece.reshape(2, 3, size).contiguous()).decode().reshape(got.shape)
+        exact = op is NAMED and name.endswith("bias")
+        torch.testing.assert_close(got, piece if exact else want, rtol=1e-14, atol=0)
+
+
+def test_vectors_of_a_model_stay_vectors_where_their_pieces_are_owned():
+    x = gaussian(1, 3, 28)
+    op = PerPart(PerTensor("zero", vectors="dense")).fit(28, 3, LAYOUT)
+    for (_, shape), got, whole in zip(
+        LAYOUT, LAYOUT.views(op.compress(x).decode()), LAYOUT.views(x), strict=True
+    ):
+        assert torch.equal(got, whole if len(shape) == 1 else torch.zeros_like(whole))
+
+
+def test_groups_of_a_sweep_hold_by_all_to_all():
+    """Biases dense, the rest lost: the weights stay where they began, the biases go as by gradient descent."""
+    zero = {"name": "zero", "collective": "all_to_all"}
+    more = {"groups": [{"match": "*.bias", "compressor": "none"}]}
+    run = finished(Method("dcgd", {}, zero, PROBLEM, step=0.1, rounds=1, more=more).batch())
+    whole = finished(Method("gd", {}, None, PROBLEM, step=0.1, rounds=1).batch())
+    start, views = run.problem.start(), run.problem.layout.named
+    for name, got in views(run.s.x).items():
+        want = views(whole.s.x)[name] if name.endswith("bias") else views(start[None])[name]
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 def test_an_operator_of_one_s_own_in_a_group_is_part_of_the_id(tmp_path):

@@ -78,7 +78,7 @@ def test_what_is_booked_is_what_each_row_costs(name, weight):
     message = MESSAGES_OF_ALL_SORTS[name]
     ledger, rows = Ledger(CELLS), row_costs(message)
     times = np.ones(CLIENTS) if weight is None else weight.numpy()
-    ledger.book_up(message, weight)
+    ledger.book_up(message, "mix", weight)
     np.testing.assert_allclose(ledger.up, (rows * times).mean(-1), rtol=1e-15)
     assert np.array_equal(ledger.bytes_up_max, (rows[BYTES] * times).max(-1))
     assert not ledger.down.any()
@@ -150,7 +150,7 @@ def test_the_largest_client_of_a_round_is_the_largest_sum_of_its_messages():
 
     def send(*counts: int) -> np.ndarray:
         message = ragged([counts])
-        ledger.book_up(message)
+        ledger.book_up(message, "gather")
         return np.asarray(message.nbytes)[0]
 
     first = send(1, 9, 0, 2)  # round 0
@@ -160,7 +160,7 @@ def test_the_largest_client_of_a_round_is_the_largest_sum_of_its_messages():
     now = (second + third).max() + 1
     assert ledger.bytes_up_max.tolist() == [first.max() + now]
     assert now < second.max() + third.max()  # not the sum of the largest messages
-    ledger.book_up(dense(1))
+    ledger.book_up(dense(1), "gather")
     assert ledger.bytes_up_max.tolist() == [first.max() + now + size * D]
     ledger.begin()
     ledger.begin()  # an empty round adds nothing
@@ -186,7 +186,7 @@ def test_picking_cells_at_any_moment_changes_nothing_for_them(data):
         elif name == "charge":
             ledger.charge(3)
         else:
-            ledger.book_up(MESSAGES_OF_ALL_SORTS[name].select(torch.from_numpy(cells)))
+            ledger.book_up(MESSAGES_OF_ALL_SORTS[name].select(torch.from_numpy(cells)), "gather")
 
     whole = Ledger(CELLS)
     for name in before:
@@ -203,13 +203,13 @@ def test_a_ledger_that_was_saved_after_a_round_goes_on():
     whole = Ledger(CELLS)
     for name in MESSAGES_OF_ALL_SORTS:
         whole.begin()
-        whole.book_up(MESSAGES_OF_ALL_SORTS[name])
+        whole.book_up(MESSAGES_OF_ALL_SORTS[name], "gather")
         saved = whole.state()
         again = Ledger(0)
         again.load(saved)
         for ledger in (whole, again):
             ledger.begin()
-            ledger.book_up(MESSAGES_OF_ALL_SORTS["ragged"])
+            ledger.book_up(MESSAGES_OF_ALL_SORTS["ragged"], "gather")
             ledger.charge(1, down=True)
         assert np.array_equal(again.up, whole.up)
         assert np.array_equal(again.down, whole.down)

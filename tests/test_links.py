@@ -14,6 +14,7 @@ from hypothesis import given
 
 from raybench.clock import links
 from raybench.clock.links import Link, Network, parse, written
+from raybench.core import counts
 from raybench.core.errors import InputError
 from raybench.measure.link import EXCHANGES, SIZES, Timing, expected, fit
 
@@ -60,8 +61,8 @@ def test_one_machine_needs_no_network(network):
     assert links.all_reduce(network, 1, 1e9) == 0
     assert links.all_gather(network, 1, 1e9) == 0
     assert links.server(network, 1, 1e9, 1e9) == 0
-    assert links.two_shot(network, 1, 1e9) == 0
-    assert links.seconds_of_round(network, 1, up=1e9, down=1e9) == 0
+    for how in counts.EXCHANGES:
+        assert links.travel(network, 1, how, up=1e9, down=1e9) == 0
 
 
 def test_gloo_without_latency_is_a_ring_and_with_much_pays_for_each_pair_of_segments():
@@ -80,29 +81,40 @@ def test_copies_along_a_binomial_tree():
 
 def test_a_round_adds_up_what_it_is_told():
     ring = Network(LINK, "ring")
-    spent = links.seconds_of_round(ring, 4, up=1e4, down=1e9, up_max=2e4, messages_up=2)
+    spent = links.travel(ring, 4, up=1e4, down=1e9, up_max=2e4, messages_up=2)
     assert spent == pytest.approx(3 * (2 * A + 2e4 / B))  # padded; nothing comes down
-    summed = links.seconds_of_round(ring, 4, up=1e4, down=0.0, reduced=True)
-    assert summed == pytest.approx(6 * A + 1.5e4 / B)
+    for how, dense in (("reduce", False), ("gather", True), ("all_to_all", True)):
+        summed = links.travel(ring, 4, how, up=1e4, down=0.0, dense=dense)
+        assert summed == pytest.approx(6 * A + 1.5e4 / B)
+    own = Network(LINK, "gather")
+    gathered = links.travel(own, 4, up=1e4, down=0.0, dense=True)
+    assert gathered == links.all_gather(own, 4, 1e4), "raybench's own gathers dense ones too"
     star, direct = Network(LINK, "server"), Network(LINK, "two_shot")
-    served = links.seconds_of_round(star, 4, up=1e4, down=3e4, messages_up=1, messages_down=2)
-    assert served == pytest.approx(3 * A + 4 * 4e4 / B)
-    slowest = links.seconds_of_round(star, 4, up=1e4, down=0.0, up_max=8e4)
+    for net, how in ((star, "gather"), (ring, "server")):  # whatever the form
+        served = links.travel(net, 4, how, up=1e4, down=3e4, messages_up=1, messages_down=2)
+        assert served == pytest.approx(3 * A + 4 * 4e4 / B)
+    slowest = links.travel(star, 4, up=1e4, down=0.0, up_max=8e4)
     assert slowest == pytest.approx(2 * A + 8e4 / B)  # the largest client alone takes longer
-    shot = links.seconds_of_round(direct, 4, up=4e4, down=8e4)
+    shot = links.travel(direct, 4, up=4e4, down=8e4)
     assert shot == pytest.approx(6 * A + 3e4 / B + 6e4 / B)
-    assert links.seconds_of_round(ring, 4, up=0.0, down=0.0, messages_up=0) == 0
+    parts = {"up": 3e4, "down": 6e4, "messages_up": 3, "messages_down": 3}  # of four, one stays
+    assert links.travel(ring, 4, "all_to_all", **parts) == pytest.approx(shot)
+    assert links.travel(star, 4, "all_to_all", **parts) == pytest.approx(2 * A + 4 * 12e4 / B)
+    near = links.travel(direct, 4, "mix", up=1e4, down=0.0, up_max=2e4, messages_up=2)
+    assert near == pytest.approx(2 * A + 2e4 / B)
+    assert links.travel(ring, 4, up=0.0, down=0.0, messages_up=0) == 0
 
 
 @FORM
 def test_arrays_are_as_good_as_numbers(network):
     ups, ns = np.array([1e3, 1e5, 1e7]), np.array([1, 3, 8])
-    got = links.seconds_of_round(network, ns, up=ups, down=10.0)
-    one = [
-        links.seconds_of_round(network, int(n), up=u, down=10.0)
-        for n, u in zip(ns, ups, strict=True)
-    ]
-    np.testing.assert_allclose(got, one)
+    for how in counts.EXCHANGES:
+        got = links.travel(network, ns, how, up=ups, down=10.0)
+        one = [
+            links.travel(network, int(n), how, up=u, down=10.0)
+            for n, u in zip(ns, ups, strict=True)
+        ]
+        np.testing.assert_allclose(got, one)
     assert isinstance(links.all_reduce(network, 3, 1e3), float)
 
 

@@ -190,6 +190,14 @@ def test_tensors_have_operators_by_name():
     for each in (model, other):
         sent = [name for name, p in each.named_parameters() if bool(p.grad.any())]
         assert sent == ["0.weight", "0.bias"]
+    model = network()
+    opt = rt.CompressedOptimizer(
+        sgd(model), "zero", "dcgd", "tensor", collective="all_to_all",
+        named_parameters=list(model.named_parameters()), **settings
+    )  # fmt: skip
+    loss(model, 0, rank()).backward()
+    opt.step()
+    assert [name for name, p in model.named_parameters() if bool(p.grad.any())] == sent
     third = DistributedDataParallel(network())
     with pytest.raises(InputError, match="'x' names no tensor"):
         rt.attach(third, "dcgd", "zero", "tensor", groups=[("x", "zero")])

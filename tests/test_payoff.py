@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raybench.clock.links import Link, Network
+import raybench
+from raybench.analysis.simulated import SECONDS, simulated
+from raybench.clock.links import FORMS, Link, Network
+from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
 from raybench.measure.payoff import (
-    ALL_TO_ALL,
     BUCKETS,
-    GATHER,
     MOST_ERROR,
-    REDUCE,
     Compute,
     Exchange,
     break_even,
@@ -97,6 +97,46 @@ def test_within_a_node_the_inner_link_counts():
     said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, replace(FORMAT, error=0.01)])
     assert said.best() is None
     assert said.best(paying=False) is not None
+
+
+# Tables and advice ------------------------------------------------------------------------------------
+
+METHODS = {
+    GATHER: {"name": "dcgd", "compressor": {"name": "top_k", "k": 3}},
+    REDUCE: {"name": "dcgd", "compressor": {"name": "bf16", "collective": REDUCE}},
+    ALL_TO_ALL: {"name": "dcgd", "compressor": {"name": "int8", "collective": ALL_TO_ALL}},
+    "two all-reduces": {"name": "power_sgd", "rank": 2},
+}
+SIXTEEN = 16
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory):
+    """The rounds of a sweep, by exchange and method: computing took no time."""
+    folder = tmp_path_factory.mktemp("rounds") / "out"
+    problem = {"name": "quadratic", "shape": [[8, 6]], "clients": SIXTEEN}
+    methods = list(METHODS.values())
+    sweep = {"problem": problem, "algorithm": methods, "step_size": 0.01, "rounds": 2}
+    raybench.sweep(sweep, folder, inline=True)
+    return raybench.load(folder).assign(seconds_gradient=0.0, seconds_compress=0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_seconds_of_a_table_are_those_of_advise(rounds, form):
+    inner = Link(1e-6, 1e10) if form == "hierarchical" else None
+    net = Network(Link(1e-3, 1e6, start=1e-4), form, inner, 4 if inner else 1)
+    seen = []
+    for (how, method), rows in simulated(rounds, net).groupby(["exchange", "algorithm"]):
+        booked = rows.set_index("round")[["bytes_up", "bytes_down", "messages_up", SECONDS]]
+        up, down, messages, seconds = booked.loc[2] - booked.loc[1]
+        if how == ALL_TO_ALL:  # each keeps its own of so many parts
+            up, messages = up * SIXTEEN / (SIXTEEN - 1), messages / (SIXTEEN - 1)
+        x = Exchange(method, (how,), up, dense=down, parts=round(messages))
+        step = step_of(x, net, SIXTEEN, Compute(0.0, 0.0))
+        assert step.exchange == pytest.approx(seconds, rel=1e-9), (how, method)
+        seen.append((how, method, x.parts))
+    dcgd = [(how, "dcgd", 1) for how in (ALL_TO_ALL, GATHER, REDUCE)]
+    assert sorted(seen) == sorted([*dcgd, (REDUCE, "power_sgd", 2)])
 
 
 def judged(bandwidth: float, n: int = 8, of_top: float = 0.85):

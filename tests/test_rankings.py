@@ -357,6 +357,15 @@ def test_costs_and_pairs_by_hand():
     assert (lost["reached_b"], lost["ratio"], lost["verdict"]) == (0, math.inf, "dearer")
 
 
+def test_one_side_alone_arrives_where_the_costs_beside_it_say_so():
+    """Of two pairs one has a seed of A that misses the target, and A's median seed reaches it."""
+    late, early = reaching(1.0, 4, 4, 4), reaching(1.0, 3, 3)
+    late[0]["g"] = [1.0] * 60
+    for first, second, said in ((late, early, "0.375×"), (late[:1], early[:1], "B alone")):
+        sheet = comparison(*(replace(opened(make(runs)), asked=0.1) for runs in (first, second)))
+        assert sheet.fields[sheet.head.index("B ÷ A")].texts == [said]
+
+
 def test_what_all_cells_differ_in_does_not_keep_them_apart():
     a = make(
         [{"g": [1, 0.01], "params": {"p": 0.1}}, {"g": [1, 0.1], "k": 2, "params": {"p": 0.1}}]
@@ -565,6 +574,23 @@ def test_readings_are_those_of_the_table(swept, audited):
     assert part.to_dict() == want.dropna().to_dict()
 
 
+@pytest.mark.parametrize("how", ["value_bits=7,index_bits=none", "paper:3pc"])
+def test_costs_of_an_audit_are_those_of_the_table_under_the_same_accounting(
+    swept, how, monkeypatch
+):
+    """A width that is neither 32 nor the cells' own is a reading; one that is theirs by another name is none besides."""
+    monkeypatch.setattr("raybench.analysis.readings.INDEX_BITS", ("auto", "none"))
+    results = opened(frames(swept, how), {"algorithm": ["gd", "ef21"], "k": [math.nan, 3]})
+    said = audit(results)
+    want = closing_table(results).set_index("method")["bits_to_target"]
+    for row in said.pairs.itertuples():
+        assert row.cost_better == want[row.better] < want[row.worse] == row.cost_worse
+    assert len(said.pairs)
+    widths = {"dtype", "32", "7"} if how[0] == "v" else {"dtype", "32"}
+    assert set(said.readings["values"]) == widths
+    assert said.readings.groupby("own")["values"].nunique()[True] == 1
+
+
 def test_pairs_count_what_the_readings_say(audited):
     result = audited
     costs = result.readings.set_index([*FACTORS, "method"])["cost"].unstack()
@@ -598,12 +624,12 @@ def test_what_turns_an_order_round_is_found():
 
 @pytest.mark.thorough
 def test_it_is_told_and_drawn(swept, tmp_path):
-    said = cli("audit", swept, "--out", tmp_path / "figures")
+    said = cli("audit", swept, "--accounting", "paper:ef21", "--out", tmp_path / "figures")
     assert said.code == 0, said.err
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "audit.csv", "audit.pdf", "audit.png", "audit_pairs.csv"
     ]  # fmt: skip
-    result = audit(swept)
+    result = audit(frames(swept, "paper:ef21"))
     assert set(told(result)[:-1]) <= set(said.out.splitlines())
     moved = result.pairs[result.pairs["flipped"] > 0]
     assert sum(" unless " in line for line in told(result)) == min(12, len(moved))

@@ -138,7 +138,7 @@ def on_a_clock(runs):
     """Return the tables of runs on a clock, by which a round takes a second."""
     curves, cells = make(runs)
     configs = [{**json.loads(text), "clock": {"per": "call"}} for text in cells["config"]]
-    cells = cells.assign(config=[json.dumps(config) for config in configs])
+    cells = cells.assign(config=[json.dumps(config) for config in configs], on_clock=True)
     return curves.assign(**{CLOCK: curves["round"]}), cells
 
 
@@ -148,6 +148,12 @@ def test_the_time_to_a_target_is_that_of_the_seeds_that_are_reported():
     row = closing_table(choosing_on(results, [0])).iloc[0]
     assert math.isinf(row["bits_to_target"])
     assert math.isinf(row["clock_to_target"])
+
+
+def test_a_problem_without_a_target_has_no_time_to_it():
+    """Where no cell comes below its start."""
+    table = closing_table(framed(*on_a_clock([{"g": [1.0, 1.0]}, {"g": [1.0, 2.0], "k": 2}])))
+    assert table["clock_to_target"].isna().all()
 
 
 @pytest.mark.parametrize(("rows", "needed"), [(1, 6), (2, 7), (4, 8)])

@@ -127,7 +127,15 @@ def test_paired_is_scipys_wilcoxon(b):
     assert verdict.p_value == pytest.approx(stats.wilcoxon(change, method="exact").pvalue, abs=1e-9)
     up = stats.rankdata(np.abs(change))[change > 0].sum()
     assert verdict.effect == pytest.approx(4 * up / (len(b) * (len(b) + 1)) - 1)
-    assert verdict.ratio == pytest.approx(np.exp(np.median(change)))
+    assert verdict.ratio == pytest.approx(np.median(b))
+
+
+def test_the_ratio_is_the_median_of_ratios():
+    """Between two pairs it is their mean, and a pair of which one side misses does not make it 0."""
+    assert paired([1.0, 1.0], [1.0, 9.0]).ratio == 5.0
+    assert paired([math.inf, 4.0], [4.0, 4.0]).ratio == 0.5
+    assert paired([4.0, 4.0], [4.0, math.inf]).ratio == math.inf
+    assert unpaired([1.0, 3.0], [8.0, 8.0]).ratio == 4.0
 
 
 def test_unpaired_is_scipys_test():

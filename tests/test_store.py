@@ -35,7 +35,7 @@ CELL_COLUMNS = """
     cell group label status error reason problem dataset clients split algorithm compressor
     compressor_params downlink k step_size step_multiple theory_step seed rounds loss
     grad_norm_sq best_grad_norm_sq accuracy bits_up bits_down bytes_up bytes_down seconds d L
-    L_tilde L_pm mu f_star heterogeneity constants omega alpha workers mode device batch
+    L_tilde L_pm mu f_star heterogeneity constants omega alpha workers mode device value_bits exchange on_clock baseline batch
     batch_cells peak_memory config attempts started host raybench_version git_commit
     ray_version torch_version python_version
 """

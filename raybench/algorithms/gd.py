@@ -42,6 +42,7 @@ STEPS = theory.StepSizes(
 @algorithm(
     "gd",
     up=None,
+    baseline=True,
     proximal=True,
     robust=True,
     theory=STEPS,
@@ -97,6 +98,7 @@ SGD_STEPS = theory.StepSizes(
 @algorithm(
     "sgd",
     up=None,
+    baseline=True,
     proximal=True,
     robust=True,
     theory=SGD_STEPS,
@@ -223,6 +225,7 @@ COMPRESSED_STEPS = theory.StepSizes(
 @algorithm(
     "dcgd",
     up=Any_,
+    baseline=True,
     proximal=True,
     robust=True,
     theory=COMPRESSED_STEPS,

@@ -77,7 +77,7 @@ def _facet(
     reached = first_crossing(curves, target, "round", y, settled=True)
     rows = curves[curves["round"] <= curves["cell"].map(reached)]
     rows = rows[np.isfinite(rows["cell"].map(reached))].reset_index(drop=True)
-    done, names = work(rows, cells), pd.unique(rows["cell"])
+    done, names = work(rows), pd.unique(rows["cell"])
     thin = pd.unique(rows["cell"][(done["messages_up"] > 0) & ~done["dense"]])
     dense = ~cells["method"].isin(cells.loc[cells["cell"].isin(thin), "method"])
     cells = cells.assign(dense=dense)

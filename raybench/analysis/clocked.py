@@ -7,7 +7,7 @@ of a run with the clock in its sweep file, exactly. Where they do not follow, th
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 
 from raybench.clock.clients import Clients, Rounds
+from raybench.core.counts import MIX
 from raybench.core.errors import InputError
+from raybench.store.reader import flatten
 
 CLOCK = "clock_seconds"
 IN_SWEEP = "put the clock into the sweep file and run it again"
@@ -34,13 +36,13 @@ def with_clock(curves: pd.DataFrame, cells: pd.DataFrame, clock: Mapping[str, An
     that sit out or send messages of different length, rounds of different work, and rows of many rounds.
     """
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
-    configs = {
-        c: json.loads(t) for c, t in zip(cells["cell"], cells["config"]) if isinstance(t, str)
-    }
+    batches = np.array([_batch(text) for text in cells["config"]], float)
+    facts = cells.assign(batch=batches).set_index("cell")[["on_clock", "exchange", "batch"]]
+    told = facts.to_dict("index")
     groups: dict[tuple[int, float, bytes, bytes], list[tuple[Any, ...]]] = {}
     for cell, rows in curves.groupby("cell", sort=False):
         try:
-            counts, calls, up, down = _work(rows, configs.get(str(cell), {}), clock)
+            counts, calls, up, down = _work(rows, told[str(cell)], clock)
         except _Unclear as why:
             label = rows["label"].iloc[0]
             raise InputError.of("--clock", f"{label}: {why}", IN_SWEEP) from None
@@ -81,15 +83,15 @@ def _seconds(
 
 
 def _work(
-    rows: pd.DataFrame, config: Mapping[str, Any], clock: Mapping[str, Any]
+    rows: pd.DataFrame, facts: Mapping[str, Any], clock: Mapping[str, Any]
 ) -> tuple[tuple[np.ndarray, float], np.ndarray, np.ndarray, np.ndarray]:
     """Return (rounds, samples of a call), calls of a round, and bytes up and down of a round, per row (T,).
 
     Raises _Unclear.
     """
-    if config.get("clock") is not None:
+    if facts["on_clock"]:
         raise _Unclear("it ran on a clock of its own")
-    if config.get("graph") is not None:
+    if facts["exchange"] == MIX:
         raise _Unclear("its clients wait for their neighbours, which rows do not tell")
 
     def steps(name: str) -> np.ndarray:
@@ -107,7 +109,7 @@ def _work(
     begins = evals[0] > 0 or up[0] > 0 or down[0] > 0
     rounds[0] = float(begins)  # what is sent and computed before the first round counts as one
     per = np.maximum(rounds, 1.0)
-    size = _samples(rows, config, clock)
+    size = _samples(rows, facts["batch"], clock)
     calls, full = evals / per / size, _full(rows)
     begun = round(evals[0] / full)
     if size != full and begun > 0 and np.isclose(evals[0], begun * full, rtol=TOLERANCE):
@@ -146,12 +148,17 @@ def _full(rows: pd.DataFrame) -> float:
     return float(evaluated["grad_evals"].iloc[-1] / evaluated["epoch"].iloc[-1])
 
 
-def _samples(rows: pd.DataFrame, config: Mapping[str, Any], clock: Mapping[str, Any]) -> float:
+def _batch(config: str) -> float:
+    """Return the samples that a cell's config (JSON) names for a gradient, NaN where it takes all of them."""
+    flat = flatten(config)
+    batch = flat.get("resolved.algorithm.batch", flat.get("algorithm.batch"))
+    return float(batch) if isinstance(batch, int) else math.nan
+
+
+def _samples(rows: pd.DataFrame, batch: float, clock: Mapping[str, Any]) -> float:
     """Return the samples of a call of a gradient. Raises _Unclear where they differ between clients."""
-    resolved = config.get("resolved", {}).get("algorithm", {})
-    batch = resolved.get("batch", config.get("algorithm", {}).get("params", {}).get("batch"))
-    if isinstance(batch, int):
-        return float(batch)
+    if batch == batch:
+        return batch
     if clock["per"] == "sample":
         raise _Unclear(
             "it takes full gradients, and rows do not tell how many samples each client has"

@@ -59,6 +59,10 @@ def example(
                         "step_size": 0.1 * step,
                         "step_multiple": step,
                         "seed": seed,
+                        "value_bits": 64,
+                        "exchange": "gather",
+                        "on_clock": False,
+                        "baseline": name == "gd",
                         "config": json.dumps(config),
                     }
                 )

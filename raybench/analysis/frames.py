@@ -176,7 +176,7 @@ class Frames:
         if self.link is None:
             return self.absent
         lines = unmeasured(self.curves)
-        timed = int(self.cells["config"].str.contains(ON_A_CLOCK, regex=False).sum())
+        timed = int(self.cells["on_clock"].sum())
         if timed:
             head = f"{timed:,} of {len(self.cells):,} cells ran on a clock"
             lines.append(
@@ -289,7 +289,7 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     curves = annotate(curves, cells)
     network = more.get("link")
     if network is not None:
-        curves = simulated(curves, network, cells)
+        curves = simulated(curves, network)
         cells = with_final(cells, curves, SECONDS)
     metric = main_metric(curves)
     return Frames(InMemory(curves), with_final(cells, curves, metric), metric, **more)
@@ -447,23 +447,20 @@ COLUMNS = [
     *("facet", "method", "algorithm", "compressor", "k", "step_multiple", "step_size", "edge"),
     *("target", *PAID, "coverage", "ratio_to_gd", "seeds", "arrived", "grad_norm_sq", "loss"),
     *("test_loss", "accuracy", "bits_up", "rounds", "seconds"),
-    *("ok", "diverged", "failed", "skipped", "pruned"),
+    *("ok", "diverged", "failed", "skipped", "pruned", "baseline"),
 ]
 """Columns of ``closing_table``."""
 
 
-UNCOMPRESSED = ("gd", "sgd", "dcgd")
-"""Of these the first that ran without a compressor is the baseline."""
+def _baselines(table: pd.DataFrame) -> pd.Series:
+    """Return which rows are of the uncompressed baseline of their problem: of several the first by name.
 
-
-def baselines(table: pd.DataFrame) -> pd.Series:
-    """Return which rows are the uncompressed baseline of their problem: gd, else sgd, else dcgd with the identity.
-
-    table: with facet, algorithm and compressor.
+    Methods without a compressor come before those with the identity: gd, else sgd, else dcgd. table: with facet,
+    algorithm, compressor and baseline.
     """
-    plain = table["compressor"].isna() | (table["compressor"] == "identity")
-    place = table["algorithm"].where(plain).map({n: i for i, n in enumerate(UNCOMPRESSED)})
-    return place.notna() & (place == place.groupby(table["facet"]).transform("min"))
+    name = table["compressor"].notna().map({False: "", True: "with "}) + table["algorithm"]
+    name = name.where(table["baseline"].astype(bool))
+    return name.notna() & (name == name.groupby(table["facet"]).transform("min"))
 
 
 def closing_table(
@@ -474,7 +471,7 @@ def closing_table(
     source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are uplink bits per
     client; bits_to_target is the median over seeds, inf where the median seed does not reach the target; bits_low and
     bits_high are its ``interval`` (NaN for one seed), which holds the median of all seeds with the probability
-    ``coverage``. ratio_to_gd is bits_to_target over that of the uncompressed baseline (``baselines``): gd, where it
+    ``coverage``. ratio_to_gd is bits_to_target over that of the uncompressed ``baseline``: gd, where it
     ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the method.
     grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``, which
     sorts by K first. Of frames with a link the cost is in seconds simulated for it, seconds_to_target, seconds_low and
@@ -500,7 +497,8 @@ def closing_table(
     paid, low, high = names.values()
     best = best.rename(columns={"cost": paid, "cost_low": low, "cost_high": high})
     best.loc[~best["eligible"], [paid, low, high]] = math.nan
-    base = best.loc[baselines(best)].sort_values(paid, kind="stable").drop_duplicates("facet")
+    best["baseline"] = _baselines(best)
+    base = best.loc[best["baseline"]].sort_values(paid, kind="stable").drop_duplicates("facet")
     cost = best["facet"].map(base.set_index("facet")[paid]).replace(np.inf, np.nan)
     best["ratio_to_gd"] = best[paid] / cost
     counts = results.cells.groupby(["facet", kind])["status"].value_counts().unstack(fill_value=0)
@@ -521,17 +519,13 @@ def closing_table(
     return best[heads]
 
 
-ON_A_CLOCK = '"clock": {'
-"""Stands in the config of a cell that ran on a clock."""
-
-
 def clock_to_target(results: Frames, best: pd.DataFrame, by: str) -> np.ndarray | None:
     """Return the median seconds of the clock at which the cells behind rows reach the target; None without a clock.
 
     best: as the closing table has it by ``by``, paid in something else.
     """
     cells = results.cells
-    if results.cost == CLOCK or not cells["config"].str.contains(ON_A_CLOCK, regex=False).any():
+    if results.cost == CLOCK or not cells["on_clock"].any():
         return None
     rows = results.held.columns([CLOCK, results.metric])
     arrivals = {

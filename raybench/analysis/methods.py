@@ -132,7 +132,7 @@ def _differs(column: str, value: object) -> str:
 
 def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the curves with the columns ``describe`` added to the cells; unknown cells are dropped."""
-    table = cells.set_index("cell")[[*METHOD_KEYS, "group", "status"]]
+    table = cells.set_index("cell")[[*METHOD_KEYS, "group", "status", "exchange"]]
     at = table.index.get_indexer(curves["cell"])
     curves = curves.loc[at >= 0].drop(columns=[c for c in table if c in curves])
     joined = table.iloc[at[at >= 0]].set_index(curves.index)

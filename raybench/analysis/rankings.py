@@ -322,8 +322,9 @@ def compare(
     samples (``statistics.unpaired``).
 
     Columns: facet, method, k, step_a, step_b, target, cells_a, cells_b, pairs, identical (pairs that agree in cost and
-    in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (b over a, below 1 where b is
-    cheaper; 0 or inf where only b or only a reaches the target), effect (from -1, all of b cheaper, to 1), p_value,
+    in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (the median of b over a,
+    below 1 where b is cheaper; of a pair 0 or inf where only b or only a reaches the target, of samples that of their
+    medians), effect (from -1, all of b cheaper, to 1), p_value,
     p_adjusted (Holm, over all rows) and verdict: ``cheaper`` or ``dearer`` where p_adjusted is below 5 %, ``same``
     where all pairs are identical, ``not shown``, or ``only a``, ``only b`` for what the other folder lacks; apart: what
     the two sides of the row differ in, where it is not the same in all rows. Three pairs have no p-value below 25 %,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from raybench.analysis.curves import ordered
 from raybench.analysis.frames import Frames, frames
 from raybench.analysis.tuned import candidates
 from raybench.core.errors import InputError
-from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse, rebook
+from raybench.store.accounting import INDEX_BITS, Accounting, parse, rebook
 
 FACTORS = ("values", "indices", "first", "side", "steps")
 """Columns of ``Audit.readings`` that say what a reading is."""
@@ -27,7 +27,17 @@ FACTORS = ("values", "indices", "first", "side", "steps")
 STEPS = ("tuned", "theory", "lowest end")
 OF_CELLS = [
     *("cell", "status", "facet", "method", "series", "step", "group", "algorithm", "compressor"),
-    *("k", "step_size", "step_multiple", "loss", "accuracy", "bits_up", "seconds", "rounds"),
+    *(
+        "baseline",
+        "k",
+        "step_size",
+        "step_multiple",
+        "loss",
+        "accuracy",
+        "bits_up",
+        "seconds",
+        "rounds",
+    ),
 ]
 """Columns that ``candidates`` needs: others, such as whole configurations, are not copied for each reading."""
 PAIRS = [
@@ -58,8 +68,8 @@ class Audit:
 def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     """Return how the order of methods depends on how bits are booked and steps are chosen.
 
-    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits``. first: whether the
-    messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
+    values: ``dtype``, 32 where cells are wider, and the width of the folder's own accounting. indices: each code of
+    ``Accounting.index_bits``. first: whether the messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
     ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of
     them. Raises InputError where no cell ended ok.
     """
@@ -77,8 +87,10 @@ def _readings(results: Frames) -> Iterator[pd.DataFrame]:
     curves = results.curves.reset_index(drop=True)
     narrow = _telling(curves, curves["facet"].map(by_facet), y)
     ran = results.cells["cell"].isin(curves["cell"])
-    wide = (results.cells["config"][ran].map(dtype_bits) > 32).any()
-    widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
+    stored = set(results.cells["value_bits"][ran].dropna().astype(int))
+    if stored == {declared.value_bits}:  # by another name
+        declared = replace(declared, value_bits="dtype")
+    widths = dict.fromkeys(["dtype", *[32] * (max(stored) > 32), declared.value_bits])
     cells = results.cells[[c for c in results.cells if c in {*OF_CELLS, y}]]
     for values, code in itertools.product(widths, INDEX_BITS):
         # one table chooses for four readings: each has copies of all cells, whose names its number ends
@@ -133,10 +145,7 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for facet, part in readings.groupby("facet", sort=False):
         costs = part.set_index([*FACTORS, "own", "method"])["cost"].unstack()
-        stated = costs[costs.index.get_level_values("own")]
-        if stated.empty:  # such as a width that no reading has: then the first one stands for it
-            stated = costs.iloc[:1]
-        first = stated.iloc[0]
+        first = costs[costs.index.get_level_values("own")].iloc[0]
         order = first.dropna().sort_values(kind="stable").index
         for better, worse in itertools.combinations(order, 2):
             if not first[better] < first[worse]:

@@ -12,19 +12,16 @@ What was sent before the first round counts as a round. Packing, unpacking and t
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
-from raybench.clock.links import Network, seconds_of_round
+from raybench.clock import links
+from raybench.clock.links import Network
+from raybench.core.counts import GATHER
 
 SECONDS = "seconds_simulated"
 """The column that ``simulated`` adds."""
 
-GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"  # ``collective`` of a compressor
 COUNTS = ("bytes_up", "bytes_down", "bytes_up_max", "messages_up", "messages_down", "values_up")
 PARTS = ("seconds_gradient", "seconds_compress")
 
@@ -32,15 +29,13 @@ PARTS = ("seconds_gradient", "seconds_compress")
 SENT = ("up", "down", "up_max", "messages_up", "messages_down")
 
 
-def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFrame:
+def work(curves: pd.DataFrame) -> pd.DataFrame:
     """Return what happened between the rows of curves, which are sorted by cell and round.
 
-    curves: as ``raybench.load`` returns them. cells: as ``raybench.store.cells`` does, which tell which methods run on
-    a graph. Columns, counts and bytes being those of a mean round: cell, the number of the row's cell; clients; rounds,
-    how many; those of ``SENT``, as ``seconds_of_round`` takes them; dense, whether the messages are whole vectors,
-    which can be summed on their way; compute, the seconds of one client, all rounds together; how, the ``collective``
-    of the compressor, or ``gossip`` for methods on a graph. Unknown counts are filled: no message counts as one for a
-    round, the largest client as a mean one; unknown seconds as none (``unmeasured`` tells of which cells).
+    curves: as ``raybench.load`` returns them. Columns, counts and bytes being those of a mean round: cell, the number of
+    the row's cell; clients; rounds, how many; those of ``SENT`` and exchange, as ``links.travel`` takes them; dense,
+    whether the messages are whole vectors; compute, the seconds of one client, all rounds together. An unknown
+    exchange is taken for ``gather``, unknown seconds for none (``unmeasured`` tells of which cells).
     """
     cell = pd.factorize(curves["cell"])[0]
     first = np.ones(len(cell), bool)
@@ -53,10 +48,7 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFram
         return np.maximum(values - before, 0.0)
 
     rounds = np.maximum(steps("round"), 1.0)
-    up, down, most, sent, down_messages, values = (steps(name) for name in COUNTS)
-    unknown = np.isnan(_column(curves, "messages_up"))
-    sent = np.where(unknown, np.where(up > 0, rounds, 0.0), sent)
-    down_messages = np.where(unknown, np.where(down > 0, rounds, 0.0), down_messages)
+    up, down, most, sent, told, values = (steps(name) for name in COUNTS)
     width = _column(curves, "d")
     dense = (sent > 0) & (values >= width * sent * (1 - 1e-9))
     clients = np.maximum(_column(curves, "clients", 1.0), 1.0)
@@ -68,39 +60,22 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> pd.DataFram
         "up_max": np.maximum(most, up) / rounds,
         # a round in which some clients are silent waits for the others all the same
         "messages_up": np.where(sent > 0, np.maximum(sent / rounds, 1.0), 0.0),
-        "messages_down": np.where(down_messages > 0, np.maximum(down_messages / rounds, 1.0), 0.0),
+        "messages_down": np.where(told > 0, np.maximum(told / rounds, 1.0), 0.0),
     }
     columns |= {"cell": cell, "clients": clients, "rounds": rounds, "dense": dense}
-    return pd.DataFrame({**columns, "compute": compute, "how": _hows(curves, cells)})
+    exchange = curves["exchange"].fillna(GATHER).to_numpy(object)
+    return pd.DataFrame({**columns, "compute": compute, "exchange": exchange})
 
 
 def travel(done: pd.DataFrame, network: Network) -> np.ndarray:
-    """Return the seconds that the messages of each row of ``work`` travel.
-
-    Dense messages are summed on their way, as ``collective: reduce`` does with all; ``all_to_all`` is two-shot.
-    A server takes everything as it is. raybench's own ``gather`` gathers dense messages too. On a graph
-    every machine sends to its neighbours one after the other, whatever the form.
-    """
-
-    def seconds(rows: np.ndarray, form: str = network.form, reduced: bool = False) -> Any:
-        part = {name: done[name].to_numpy()[rows] for name in ("clients", *SENT)}
-        return seconds_of_round(
-            replace(network, form=form), part.pop("clients"), **part, reduced=reduced
-        )
-
-    served, how = network.form == "server", done["how"].to_numpy()
-    gossip, shot = how == "gossip", (how == ALL_TO_ALL) & (not served)
-    summed = (how == REDUCE) | (done["dense"].to_numpy() & (network.form != "gather"))
-    summed &= ~gossip & ~shot & (not served)
-    # dense vectors: the two-shot form is as long as the ring
-    ring = "ring" if network.form == "two_shot" else network.form
-    sent, most = done["messages_up"].to_numpy(), done["up_max"].to_numpy()
-    spent = sent * network.link.latency + most / network.link.bandwidth
-    spent[shot] = seconds(shot, "two_shot")
-    spent[summed] = seconds(summed, ring, True)
-    others = ~(gossip | shot | summed)
-    spent[others] = seconds(others)
-    return np.asarray(done["rounds"] * spent)
+    """Return the seconds that the messages of each row of ``work`` travel."""
+    spent = np.zeros(len(done))
+    for (exchange, dense), rows in done.groupby(["exchange", "dense"]).indices.items():
+        part = done.iloc[rows]
+        sent = {name: part[name].to_numpy() for name in SENT}
+        n = part["clients"].to_numpy()
+        spent[rows] = links.travel(network, n, exchange, dense=dense, **sent) * part["rounds"]
+    return spent
 
 
 def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndarray:
@@ -110,29 +85,13 @@ def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndar
     return np.where(np.isnan(results), default, results)
 
 
-def _hows(curves: pd.DataFrame, cells: pd.DataFrame | None) -> np.ndarray:
-    """Return per row the collective of its compressor, or ``gossip``."""
-    graphs: set[str] = set()
-    if cells is not None:
-        pairs = [(c, t) for c, t in zip(cells["cell"], cells["config"]) if isinstance(t, str)]
-        graphs = {cell for cell, text in pairs if json.loads(text).get("graph") is not None}
-    how = pd.Series(GATHER, index=curves.index, dtype=object)
-    if "compressor_params" in curves:
-        texts = curves["compressor_params"]
-        collectives = {t: json.loads(t).get("collective", GATHER) for t in texts.dropna().unique()}
-        how = texts.map(collectives).astype(object).where(texts.notna(), GATHER)
-    return how.mask(curves["cell"].isin(graphs), "gossip").to_numpy(object)
-
-
-def simulated(
-    curves: pd.DataFrame, network: Network, cells: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def simulated(curves: pd.DataFrame, network: Network) -> pd.DataFrame:
     """Return the curves, by cell and round, with the column ``seconds_simulated``: cumulative seconds on a network.
 
-    By the formula at the top of this module. curves, cells: as for ``work``. Unknown where the bytes are.
+    By the formula at the top of this module. curves: as for ``work``. Unknown where the bytes are.
     """
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
-    done = work(curves, cells)
+    done = work(curves)
     spent = done["compute"] + travel(done, network)
     total = spent.groupby(done["cell"]).cumsum()
     return curves.assign(**{SECONDS: total.where(curves["bytes_up"].notna())})

@@ -83,7 +83,7 @@ def clopper_pearson(hits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
 
 
 class Verdict(NamedTuple):
-    """How costs b compare with costs a. ratio: typical b / a; effect: from -1 (all b below a) to 1; p_value: two-sided."""
+    """How costs b compare with costs a. ratio: median b / a; effect: from -1 (all b below a) to 1; p_value: two-sided."""
 
     ratio: float
     effect: float
@@ -99,10 +99,10 @@ def paired(a: Values, b: Values) -> Verdict:
     """
     from scipy.stats import rankdata
 
-    change = _logs(a, b)
-    if len(change) == 0:
+    ratios = _ratios(a, b)
+    if len(ratios) == 0:
         return Verdict(math.nan, math.nan, math.nan)
-    ratio = float(np.exp(np.median(change)))
+    ratio, change = float(np.median(ratios)), _logs(a, b)
     change = change[change != 0]
     if len(change) == 0:
         return Verdict(ratio, 0.0, 1.0)
@@ -134,7 +134,7 @@ def unpaired(a: Values, b: Values) -> Verdict:
     a, b = np.asarray(a, float), np.asarray(b, float)
     if not len(a) or not len(b):
         return Verdict(math.nan, math.nan, math.nan)
-    ratio = float(np.exp(_logs([np.median(a)], [np.median(b)])[0]))
+    ratio = float(_ratios([np.median(a)], [np.median(b)])[0])
     both = np.concatenate([a, b])
     worst = 2 * max(both[np.isfinite(both)], default=1.0) + 1
     x, y = np.minimum(b, worst), np.minimum(a, worst)
@@ -155,6 +155,13 @@ def holm(p_values: Values) -> np.ndarray:
     adjusted = np.empty(len(p))
     adjusted[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
     return adjusted
+
+
+def _ratios(a: Values, b: Values) -> np.ndarray:
+    """Return b / a, 1 where they are equal, infinities among them."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(a == b, 1.0, b / a)
 
 
 def _logs(a: Values, b: Values) -> np.ndarray:

@@ -17,7 +17,10 @@ SQUARED_ROUNDING = 1e-24  # targets below it are reached by rounding errors, if 
 
 
 STATUSES = ("ok", "diverged", "pruned", "failed")
-SAME = ("facet", "method", "group", "algorithm", "compressor", "k", "step_size", "step_multiple")
+SAME = (
+    *("facet", "method", "group", "algorithm", "compressor", "baseline", "k"),
+    *("step_size", "step_multiple"),
+)
 """Columns of candidates that no seed changes."""
 METRICS = ("grad_norm_sq", "loss", "test_loss")
 
@@ -102,8 +105,8 @@ def candidates(
     all of its steps spent, then the series' firsts, seconds, ... by that at the largest budget that all of them spent.
     So a setting that fails a seed is chosen only where each does, and a series has the same order among others as
     alone. A setting with a diverged or pruned seed comes last and is not ``eligible``. Columns: facet, by, method,
-    series, step, group, algorithm, compressor, k, step_size, step_multiple, seeds (those that ended ok or failed), ok,
-    diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether the median seed does), tier,
+    series, step, group, algorithm, compressor, baseline, k, step_size, step_multiple, seeds (those that ended ok or
+    failed), ok, diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether the median seed does), tier,
     cost (the median over seeds, inf for one that misses the target or failed), cost_low, cost_high and coverage (its
     ``interval``), at_budget, and medians over seeds that ended ok of the final y, loss, accuracy, x, seconds, rounds.
     """
@@ -114,7 +117,7 @@ def candidates(
     rows = ordered(curves, [x, y])
     keys = list(dict.fromkeys(["facet", by, "series", "step"]))
     number = cells.groupby(keys, sort=False, dropna=False).ngroup().to_numpy()
-    heads = [*keys, "method", "group", "algorithm", "compressor", "k", "step_multiple"]
+    heads = [*keys, "method", "group", "algorithm", "compressor", "baseline", "k", "step_multiple"]
     table = cells.loc[np.unique(number, return_index=True)[1], list(dict.fromkeys(heads))]
     table = table.reset_index(drop=True)
     ok = (cells["status"] == "ok").to_numpy()

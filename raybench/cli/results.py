@@ -240,6 +240,7 @@ def _timeline(frames: Frames, size: str | None) -> tuple[Figure, pd.DataFrame]:
 def audit(
     folder: shared.Folder,
     out: shared.Figures = None,
+    accounting: shared.HowFlag = None,
     target: shared.Target = None,
     every: shared.All = False,
 ) -> None:
@@ -247,6 +248,7 @@ def audit(
 
     Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
     theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
+    Costs and orders are those of the folder's own accounting, or of the one that is given.
     """
     from raybench.analysis import frames, readings
     from raybench.report.charts import audit_figure
@@ -255,7 +257,7 @@ def audit(
     from raybench.report.plots import save, styled
     from raybench.report.rankings import audit_lines
 
-    read = frames(folder, target=shared.goal(target), every=every)
+    read = frames(folder, accounting, target=shared.goal(target), every=every)
     audited = readings.audit(read)
     print(*audit_lines(audited), *(f"\n{line}" for line in read.absent), sep="\n")
     place = place_of(folder, "figures", out)

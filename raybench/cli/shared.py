@@ -107,15 +107,19 @@ DownlinkFlag = Annotated[
 ]
 
 
+HowFlag = Annotated[
+    str | None,
+    Option(
+        "--accounting",
+        metavar="HOW",
+        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
+        "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
+    ),
+]
+
+
 def reading_options(
-    accounting: Annotated[
-        str | None,
-        Option(
-            metavar="HOW",
-            help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
-            "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
-        ),
-    ] = None,
+    accounting: HowFlag = None,
     link: Annotated[
         str | None,
         Option(

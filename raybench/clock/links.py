@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from raybench.core.counts import ALL_TO_ALL, GATHER, MIX, REDUCE, SERVER
 from raybench.core.errors import InputError, nearest
 
 Number = Any  # a float, or a numpy array of floats
@@ -385,59 +386,70 @@ def server(network: Network, n: Number, up: Number, down: Number) -> Number:
     return _alone(n, 2 * link.latency + n * moved / link.bandwidth + link.start)
 
 
-def two_shot(network: Network, n: Number, message: Number) -> Number:
-    """Return the seconds of two exchanges of all with all of ``message`` bytes in n parts: parts, then their means.
+def all_to_all(network: Network, n: Number, size: Number) -> Number:
+    """Return the seconds in which n machines send each other their n-th parts of ``size`` bytes: each n - 1 of them.
 
-    2 ((n - 1) a + (n - 1)/n message/B). A server takes and gives a message of each. Processes of one node exchange by
-    its inner link; of several nodes, those of a node share its link.
+    (n - 1) a + (n - 1)/n size/B. Processes of one node exchange by its inner link; of several nodes, those of a node
+    share its link.
     """
-    if network.form == "server":
-        return server(network, n, message, message)
-    spent = _exchange(network.link, n, np.asarray(message, float) * network.per_node)
+    n, size = np.asarray(n, float), np.asarray(size, float)
+
+    def exchanged(link: Link, moved: Number) -> Number:
+        spent = (n - 1) * link.latency + (n - 1) / n * moved / link.bandwidth
+        return _alone(n, spent + link.start)
+
+    spent = exchanged(network.link, size * network.per_node)
     if network.inner is not None:
-        spent = np.where(n <= network.per_node, _exchange(network.inner, n, message), spent)
-    return 2 * spent
+        spent = np.where(n <= network.per_node, exchanged(network.inner, size), spent)
+    return spent
 
 
-def _exchange(link: Link, n: Number, message: Number) -> Number:
-    n, message = np.asarray(n, float), np.asarray(message, float)
-    spent = (n - 1) * link.latency + (n - 1) / n * message / link.bandwidth
-    return _alone(n, spent + link.start)
-
-
-def seconds_of_round(
+def travel(
     network: Network,
     n: Number,
+    exchange: str = GATHER,
     *,
     up: Number,
     down: Number,
     up_max: Number | None = None,
     messages_up: Number = 1,
     messages_down: Number = 1,
-    reduced: bool = False,
+    dense: bool = False,
 ) -> Number:
-    """Return the seconds in which the messages of a round travel.
+    """Return the seconds in which the messages of a round travel, as the wire books them.
 
-    up, down: packed bytes of a mean client and of the broadcast; up_max: of the largest client; messages_up,
-    messages_down: in how many messages; reduced: whether they are dense vectors that are summed on the way.
+    exchange: what becomes of them, one of ``EXCHANGES``. up, down: packed bytes of a mean client and of the broadcast;
+    up_max: of the largest client; messages_up, messages_down: in how many messages; dense: whether they are whole
+    vectors, which can be summed on their way. A round without a message costs nothing.
 
-    ``server``: (messages_up + messages_down) a + (n up + n down)/B, and no less than the largest client's up_max/B
-    on its way. ``two_shot``: ``up`` in parts to their owners, ``down``, the means, to all. Other forms have no
-    server, each machine does its work, so ``down`` does not travel: messages_up all-gathers, or all-reduces of what is
-    ``reduced``, of up/messages_up bytes. A round without a message costs nothing.
+    ``reduce``: all-reduces, as many as messages. So are dense messages that are gathered, unless in the form ``gather``,
+    which is raybench's own and gathers them too. ``all_to_all``: of n parts n - 1 are sent up, and of the means n - 1
+    down. ``gather``: as many all-gathers as messages; every machine does the server's work, so ``down`` does not travel.
+    In the form ``two_shot`` these are parts and means as well. In the form ``server``, and whatever the form for what
+    clients send to a ``server``: (messages_up + messages_down) a + n (up + down)/B, and no less than the largest
+    client's up_max/B on its way. ``mix``: to one neighbour after the other, messages_up a + up_max/B.
     """
-    link, up, down = network.link, np.asarray(up, float), np.asarray(down, float)
+    link, n = network.link, np.asarray(n, float)
+    up, down, sent, told = (np.asarray(x, float) for x in (up, down, messages_up, messages_down))
     most = up if up_max is None else np.maximum(up, up_max)
-    sent, told = np.asarray(messages_up, float), np.asarray(messages_down, float)
+    if exchange == MIX:
+        return _alone(n, sent * link.latency + most / link.bandwidth)
+    in_parts = exchange == ALL_TO_ALL and not dense
+    if in_parts:  # in whole messages, of which each keeps a part
+        others = np.maximum(n - 1, 1)
+        up, most, down = (size * n / others for size in (up, most, down))
+        sent, told = sent / others, told / others
+    if exchange == SERVER or network.form == "server":
+        carried = np.maximum(n * up, most) + n * down
+        latency = (sent + told) * link.latency + sent * link.start
+        return _alone(n, latency + carried / link.bandwidth)
     per, back = (np.where(count > 0, count, 1.0) for count in (sent, told))
-    if network.form == "server":
-        there = sent * link.latency + np.maximum(n * up, most) / link.bandwidth
-        travel = there + told * link.latency + n * down / link.bandwidth + link.start
-        return _alone(n, travel)
-    if network.form == "two_shot":
-        return sent * _exchange(link, n, most / per) + told * _exchange(link, n, down / back)
-    if reduced:
+    summed = exchange == REDUCE or (dense and (exchange == ALL_TO_ALL or network.form != "gather"))
+    if summed:
         return sent * all_reduce(network, n, up / per)
+    if in_parts or network.form == "two_shot":
+        parts = sent * all_to_all(network, n, most / per)
+        return parts + told * all_to_all(network, n, down / back)
     return sent * all_gather(network, n, up / per, most / per)
 
 

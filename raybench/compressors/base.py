@@ -86,13 +86,12 @@ def sizes_of(value: object, where: str) -> tuple[int, ...] | str:
 class Compressor:
     """Base of all compressors. A subclass defines ``encode`` and the constants of its class.
 
-    deterministic: the message is a function of x alone. correlated: the clients of a cell draw
-    common random numbers, so that averaging over them does not reduce the variance by n. selection:
-    the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2; projection: that
-    holds without the first. zero_to_zero:
-    C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink compressor the
-    server passes on the sum of what it receives, and clients step themselves. additive: the clients'
-    messages add up to one of the same kind and size, so that one all-reduce exchanges them.
+    deterministic: the message is a function of x alone. correlated: the clients of a cell draw common random numbers,
+    so that averaging over them does not reduce the variance by n. selection: the message is some of x's coordinates as
+    they are, so that <C(x), x> = ||C(x)||^2; projection: that holds without the first. zero_to_zero: C(0) = 0; false
+    for a bare sign, which has no symbol for it. relay: as a downlink compressor the server passes on the sum of what it
+    receives, and clients step themselves. additive: the clients' messages add up to one of the same kind and size, so
+    that one all-reduce exchanges them. by_tensor: it acts on the tensors of a layout, not on the vector they make.
     """
 
     deterministic: bool = False
@@ -101,9 +100,9 @@ class Compressor:
     zero_to_zero: bool = True
     relay: bool = False
     additive: bool = False
-    counted: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that are a number of the d coordinates, or a share
+    by_tensor: bool = False
+    # parameters that are a number of the d coordinates, or a share
+    counted: ClassVar[tuple[str, ...]] = ()
 
     @property
     def correlated(self) -> bool:
@@ -299,7 +298,7 @@ def named(name: str) -> Iterator[None]:
 class Composed(Compressor):
     """What compressors made of others share; ``made_of`` names the fields that hold them.
 
-    Deterministic where all of them are, correlated where one is, 0 at 0 where all are.
+    Deterministic where all of them are, correlated where one is, 0 at 0 where all are, by tensor where one is.
     """
 
     made_of: ClassVar[tuple[str, ...]] = ()
@@ -328,6 +327,10 @@ class Composed(Compressor):
     @property
     def correlated(self) -> bool:
         return any(op.correlated for op in self.parts)
+
+    @property
+    def by_tensor(self) -> bool:  # type: ignore[override]
+        return any(op.by_tensor for op in self.parts)
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         return replace(self, **{name: self._fitted(name, d, n, layout) for name in self.made_of})  # type: ignore[type-var]

@@ -252,6 +252,7 @@ class DCTTopK(Compressor):
     fitted: Chunks = ()
     deterministic = True
     projection = True
+    by_tensor = True
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         fits = layout is not None and layout.dim == d

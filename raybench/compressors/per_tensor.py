@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from raybench.compressors.base import (
@@ -26,7 +25,7 @@ from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Integer, List, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message
-from raybench.wire.compound import PartsMessage
+from raybench.wire.compound import PartsMessage, cut, widths
 
 T = TypeVar("T")
 Groups: TypeAlias = tuple[tuple[str, Made], ...]
@@ -60,6 +59,7 @@ class PerTensor(Composed):
     groups: Groups = ()
     fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
     made_of = ("of",)
+    by_tensor = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,35 +201,37 @@ def _only_vectors(layout: Layout) -> bool:
 class PerPart(Composed, Delegated):
     """C(x_1), .., C(x_n), of which message j goes to client j; ``of`` compresses their means again.
 
-    The parts are of ceil(d/n) coordinates, the last ones padded with zeros. Constants are those of ``of``
-    in that dimension, and of the first compression alone. The result of both is, for ``of`` unbiased with
+    A part has ceil(d/n) coordinates, padded with zeros; where ``of`` acts on tensors it has so many of each, so that
+    all parts have the same tensors. Constants are those of ``of`` for a part, and of the first compression alone. The result of both is, for ``of`` unbiased with
     omega and independent between clients, unbiased, and with a = mean x_i its variance is at most
-    omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2. clients: n, once it is fitted to a problem.
+    omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2. clients: n; sizes: of what is cut, once it is fitted to them.
     """
 
     of: Made
     clients: int = 1
+    sizes: tuple[int, ...] = ()
     made_of = ("of",)
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        part = replace(self, clients=n)
-        return replace(part, of=self.part("of").fit(part.width(d), n))
-
-    def width(self, d: int) -> int:
-        """Return the coordinates of a part of a vector of length d."""
-        return -(-d // self.clients)
+        op = self.part("of")
+        if layout is None or layout.dim != d or not op.by_tensor:
+            return replace(self, clients=n, sizes=(d,), of=op.fit(-(-d // n), n))
+        pieces = zip(layout, widths(layout.sizes, n), strict=True)
+        # a piece of a matrix is a matrix of one row: what is done with vectors is not done with it
+        part = Layout(tuple((name, (*[1] * (len(s) - 1), w)) for (name, s), w in pieces))
+        return replace(self, clients=n, sizes=layout.sizes, of=op.fit(part.dim, n, part))
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        d, n, w = x.shape[-1], self.clients, self.width(x.shape[-1])
+        d, n = x.shape[-1], self.clients
         if stream.ids is None:  # a vector of no client: it is the first one's
             x, stream = x[..., None, :], stream.each([0])
-        padded = x if d == n * w else torch.nn.functional.pad(x, (0, n * w - d))
-        parts = padded.unflatten(-1, (n, w)).transpose(-3, -2).contiguous()
+        sizes = self.sizes or (d,)
+        parts = cut(x, sizes, n).transpose(-3, -2).contiguous()
         # clients come last, so that what they share is shared part by part
         roots = stream.shared().fold("part").each(range(n)).keys
         op = self.part("of")
         inner = op.encode(parts, Stream(roots, (), stream.ids))
-        return PartsMessage(d, x.dtype, inner, stream, op.encode)
+        return PartsMessage(d, x.dtype, inner, sizes, stream, op.encode)
 
     def _other(self, d: int) -> tuple[Compressor, int]:
-        return self.part("of"), self.width(d)
+        return self.part("of"), sum(widths(self.sizes or (d,), self.clients))

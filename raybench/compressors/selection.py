@@ -302,6 +302,7 @@ class Masking(Compressor):
     sizes: tuple[int, ...] = ()  # of the tensors, once it is fitted to them
     deterministic = True
     selection = True
+    by_tensor = True
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         count_of(self.k, d)  # raises where it does not fit

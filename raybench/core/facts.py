@@ -119,6 +119,10 @@ class AlgorithmFacts(Facts):
     dense: Annotated[
         bool, "it works without its uplink compressor as well: messages are then dense"
     ] = False
+    baseline: Annotated[
+        bool,
+        "its step is along the mean of the clients' gradients, so that without a compressor it is what others are compared with",
+    ] = False
     clock: Annotated[
         bool, "it depends on how fast clients are: a sweep needs a `clock`, and its seeds run apart"
     ] = False

@@ -20,7 +20,7 @@ from raybench.compressors.dense import Identity
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell
-from raybench.core.counts import Clock
+from raybench.core.counts import ALL_TO_ALL, GATHER, Clock
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.limits import need_memory
@@ -30,7 +30,6 @@ from raybench.execution.batch import Resolved
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 from raybench.spec.sections import GRAPHS, grained
-from raybench.wire.collectives import ALL_TO_ALL, GATHER
 from raybench.wire.neighbours import Mixing
 
 if TYPE_CHECKING:

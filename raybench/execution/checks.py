@@ -15,6 +15,7 @@ from raybench.algorithms.base import HOOKS, Estimator
 from raybench.algorithms.events import Asynchronous
 from raybench.clock.clients import Clients
 from raybench.core import registry
+from raybench.core.counts import GATHER, REDUCE
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import Robust
@@ -22,7 +23,6 @@ from raybench.execution.build import collective_of, relays, unbound, uplink
 from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures, Trained
 from raybench.problems.base import Constants, Fact, Problem
 from raybench.spec import Cell
-from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 
 
 class SkipCode(StrEnum):
@@ -267,13 +267,10 @@ def about_collective(cell: Cell, entry: Method, problem: Problem) -> Iterator[Re
             "compressor.collective: gather, and no downlink where messages are averaged on the way"
         )
         yield SkipCode.NO_COLLECTIVE, what, fix
-    at, whole = "compressor.collective", section.name == "per_tensor"
     if how == REDUCE and not unbound(section).additive:
         fix = "gather or all_to_all; those of identity, bf16, fp16 and rand_k with mask: common do"
-        yield at, f"{section.name}'s messages do not add up to one", "gather" if whole else fix
-    if how == ALL_TO_ALL and whole:
-        what = "the parts that clients add up are cut across tensors"
-        yield at, what, "granularity: global, or collective: gather"
+        what = f"{section.name}'s messages do not add up to one"
+        yield "compressor.collective", what, fix
 
 
 def about_start(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:

@@ -11,13 +11,13 @@ from torch import Tensor
 from raybench.clock.clients import Rounds, Timing
 from raybench.clock.events import BLOCK, Events
 from raybench.core.cells import PerCell
+from raybench.core.counts import GATHER, SERVER
 from raybench.core.errors import InputError
 from raybench.core.streams import Sample, Stream
 from raybench.execution.oracle import oracle_for
 from raybench.problems.abilities import Labelled, Trained
 from raybench.problems.base import Problem
 from raybench.wire import Message
-from raybench.wire.collectives import GATHER
 from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.neighbours import Mixing
@@ -163,6 +163,7 @@ class EventNet(Net):
         cost = self._model.cost
         up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
         self.events = Events(self._clients, calls, size, up, float(cost.bytes))
+        self.ledger.exchanged(SERVER)
         self._fixed = None if message.cost.varies else np.array(message.cost, float) / self.n
         self._model_cost = np.array(cost, float)[:, None] / self.n
 

@@ -42,6 +42,7 @@ COLUMNS_OF_COUNTS = (
     *(column(count, side) for side in SIDES for count in Counts._fields),
     "bytes_up_max",
 )
+EXCHANGE = "exchange"  # what the ledger has of that name: no column of a curve
 
 
 class Recorder:
@@ -49,7 +50,7 @@ class Recorder:
 
     def __init__(self, cells: int, rows: int) -> None:
         self.cells = cells
-        self.names: list[str] = [*COLUMNS_OF_MEASURES, *COLUMNS_OF_COUNTS]
+        self.names: list[str] = [*COLUMNS_OF_MEASURES, *COLUMNS_OF_COUNTS, EXCHANGE]
         self._data = np.full((min(rows, 256), len(self.names), cells), np.nan)
         self._live = np.zeros((min(rows, 256), cells), bool)
         self.rounds: list[int] = []
@@ -81,9 +82,9 @@ class Recorder:
 
     def add_counts(self, ledger: Ledger, index: np.ndarray) -> None:
         """Add the counts of a ledger of the cells ``index`` to the row just recorded."""
-        booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max))
+        booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max, ledger.exchange))
         first = len(COLUMNS_OF_MEASURES)
-        self._data[len(self.rounds) - 1, first : first + len(COLUMNS_OF_COUNTS), index] = booked.T
+        self._data[len(self.rounds) - 1, first : first + len(booked), index] = booked.T
 
     def state(self) -> dict[str, object]:
         """Return the rows recorded so far, copied."""
@@ -158,9 +159,7 @@ class Recorder:
         for side in SIDES:
             columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
         columns.update({n: self.column(n) for n in COLUMNS_OF_COUNTS if n not in EXTRA_COUNTS})
-        measures = [
-            n for n in self.names if n not in COLUMNS_OF_MEASURES and n not in COLUMNS_OF_COUNTS
-        ]
+        measures = self.names[self.names.index(EXCHANGE) + 1 :]
         extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *measures)}
         used = {n: v for n, v in extra.items() if n in measures or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)

@@ -13,6 +13,7 @@ from raybench.algorithms.build import Dims, own_operators
 from raybench.algorithms.robust import kappa
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
+from raybench.core.counts import ALL_TO_ALL
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import PARTS, Local, Train
@@ -32,7 +33,6 @@ from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section, document
 from raybench.spec.sections import default
-from raybench.wire.collectives import ALL_TO_ALL
 
 Method = registry.Entry[AlgorithmFacts]
 _PARTS = {name: vars(kind)["__params__"] for name, kind in {**PARTS, "train": Train}.items()}

@@ -26,6 +26,7 @@ def requested(cell: Cell) -> dict[str, Any]:
     problem, compressor = cell.problem.params, cell.compressor
     split = problem.get("split")
     params = None if compressor is None else json.dumps(dict(compressor.params), sort_keys=True)
+    method = registry.lookup("algorithm", cell.algorithm.name).facts
     return {
         "cell": cell.id,
         "group": cell.group,
@@ -39,6 +40,8 @@ def requested(cell: Cell) -> dict[str, Any]:
         "downlink": None if cell.downlink is None else cell.downlink.name,
         "step_multiple": cell.step.number if cell.step.kind == "theory" else None,
         "seed": cell.seed,
+        "on_clock": cell.clock is not None,
+        "baseline": method.baseline and (compressor is None or compressor.name == "identity"),
         "config": json.dumps(cell.config(), sort_keys=True),
     }
 

@@ -19,7 +19,7 @@ from raybench.algorithms.events import Asynchronous
 from raybench.clock.clients import Clients, Rounds
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, joined
-from raybench.core.counts import Counts
+from raybench.core.counts import EXCHANGES, Counts
 from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.execution import rows
@@ -30,6 +30,7 @@ from raybench.execution.net import EventNet, Net, Poisoned
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
     COSTLY_MEASURES,
+    EXCHANGE,
     RecordedRounds,
     Recorder,
     measured,
@@ -404,6 +405,8 @@ class Run:
             "started": self.started,
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device": str(self.problem.device),
+            "value_bits": width,
+            "exchange": [EXCHANGES[int(i)] if i >= 0 else None for i in recorder.last(EXCHANGE)],
         }
         return curves, rows.cell_table(self.batch, {**final, **host})
 

@@ -16,11 +16,12 @@ from raybench import api, problems
 from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
+from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
-from raybench.measure.payoff import ALL_TO_ALL, GATHER, GPU_KEY, REDUCE, Codecs, Exchange
+from raybench.measure.payoff import GPU_KEY, Codecs, Exchange
 from raybench.measure.recorded import recorded
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED

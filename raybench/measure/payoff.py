@@ -32,10 +32,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import brentq
 
-from raybench.clock.links import Network, all_gather, all_reduce, overlapped, server, two_shot
+from raybench.clock.links import Network, all_reduce, overlapped, travel
+from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
 from raybench.core.errors import InputError
 
-GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)
 """Numbers of buckets that the baseline is tuned over."""
 # of a compressor that is named the next best: others send next to nothing of a gradient
@@ -178,13 +178,13 @@ def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> S
 
 def _travel(x: Exchange, how: str, network: Network, n: int) -> tuple[float, float, float]:
     """Return the seconds of travel, and how many messages a worker encodes and decodes."""
-    if how == REDUCE:
-        return float(x.parts * all_reduce(network, n, x.size / x.parts)), 1, 1
-    if how == ALL_TO_ALL:
-        return float(two_shot(network, n, x.size)), 1 + 1 / n, 2
-    if network.form == "server":  # that has added all up sends no more than a dense vector
-        return float(server(network, n, x.size, min(n * x.size, x.dense))), 1, n
-    return float(all_gather(network, n, x.size)), 1, n
+    up, down, sent = x.size, x.size, float(x.parts)
+    if how == GATHER:  # what has been added up is no longer than a dense vector
+        down = min(n * x.size, x.dense)
+    elif how == ALL_TO_ALL:  # each keeps its own of n parts
+        up, down, sent = (n - 1) / n * up, (n - 1) / n * down, (n - 1) * sent
+    booked = travel(network, n, how, up=up, down=down, messages_up=sent, messages_down=sent)
+    return float(booked), *{REDUCE: (1, 1), ALL_TO_ALL: (1 + 1 / n, 2), GATHER: (1, n)}[how]
 
 
 def break_even(

@@ -22,7 +22,7 @@ from raybench.analysis import (
     trials,
 )
 from raybench.analysis.clocked import CLOCK
-from raybench.analysis.frames import axis, baselines
+from raybench.analysis.frames import axis
 from raybench.analysis.rankings import DRAWS, ENOUGH
 from raybench.analysis.readings import FACTORS, Audit
 from raybench.core.errors import InputError
@@ -255,12 +255,12 @@ def _steps(row: Row) -> str:
 
 
 def _ratio(row: Row) -> str:
-    ratio = row["ratio"]
-    if not words.known(ratio) or not (row["reached_a"] or row["reached_b"]):
+    if not words.known(row["ratio"]) or not (row["reached_a"] or row["reached_b"]):
         return "–"
-    if ratio == 0 or math.isinf(ratio):
-        return "B alone" if ratio == 0 else "A alone"  # reaches the target
-    return f"{words.number(ratio, 3)}×"
+    misses = [math.isinf(row[cost]) for cost in ("cost_a", "cost_b")]
+    if misses[0] != misses[1]:
+        return "B alone" if misses[0] else "A alone"  # reaches the target, by the medians beside it
+    return f"{words.number(row['ratio'], 3)}×"
 
 
 def _verdict(said: str) -> str:
@@ -366,7 +366,7 @@ def headline(results: Frames) -> list[str]:
         if not words.known(first["target"]) or not math.isfinite(cost):
             sentences.append(f"{where}no method reaches its target.")
             continue
-        share, plain = first["ratio_to_gd"], part.loc[baselines(part), "method"]
+        share, plain = first["ratio_to_gd"], part.loc[part["baseline"], "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
         doubt = unsure(part, results.paid_in)

@@ -13,7 +13,6 @@ import pandas as pd
 
 from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.clocked import CLOCK
-from raybench.analysis.frames import baselines
 from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
 from raybench.analysis.to_target import seen_late
 from raybench.core.errors import InputError, nearest
@@ -188,7 +187,7 @@ def raw(names: Sequence[str]) -> list[str]:
 def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
     """Return columns of the closing table, spelled for reading."""
     more = {"k_word": k_of_rows(results.cells, table), "grew": grown_rows(results, table)}
-    rows = table.assign(**more, baseline=baselines(table)).to_dict("records")
+    rows = table.assign(**more).to_dict("records")
     return [_field(results, rows, name) for name in names]
 
 

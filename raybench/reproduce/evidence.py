@@ -23,7 +23,8 @@ from raybench.store.schema import CURVES
 MEASURED = "measured.parquet"
 COLUMNS = [
     *("cell", "group", "label", "status", "problem", "dataset", "clients", "split", "algorithm"),
-    *("compressor", "k", "step_size", "step_multiple", "seed", "d", "config"),
+    *("compressor", "k", "step_size", "step_multiple", "seed", "d"),
+    *("value_bits", "exchange", "on_clock", "baseline", "config"),
     *("rounds", "loss", "grad_norm_sq", "accuracy", "bits_up", "seconds"),
 ]
 """The columns of cells that are kept with the docs."""
@@ -88,6 +89,7 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
     loaded = pd.read_parquet(other)  # some of the columns of raybench.load
     last = loaded.sort_values("round").drop_duplicates("cell", keep="last")
     facts = {"config": None, "step_multiple": float("nan"), "clients": None}
+    facts |= {"exchange": None, "on_clock": False, "baseline": False}
     last = last.assign(rounds=last["round"], **{k: v for k, v in facts.items() if k not in last})
     return Evidence(describe(last), loaded, other.name)
 

@@ -9,7 +9,6 @@ every curve, so a finished sweep is re-booked under another paper's accounting w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -141,22 +140,13 @@ def _pair(word: str) -> tuple[str, object]:
     return key, flags.get(text.lower(), text)
 
 
-def dtype_bits(config: str | None) -> int:
-    """Return the width of a value in the cell whose config (JSON) this is: 64 unless it says float32."""
-    if not isinstance(config, str) or not config:
-        return 64
-    problem = json.loads(config).get("problem") or {}
-    params = problem.get("params", problem)
-    return {"float32": 32, "float16": 16, "bfloat16": 16}.get(str(params.get("dtype")), 64)
-
-
 # Finished sweeps, booked anew -----------------------------------------------------------------
 
 
 def rebook(
     curves: pd.DataFrame, cells: pd.DataFrame, accounting: Accounting
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return copies of curves and cells with ``bits_up``, ``bits_down`` booked under ``accounting``.
+    """Return copies of curves and cells (``value_bits`` among them) with bits booked under ``accounting``.
 
     Counts are cumulative means per client. A cell's bits are those of the last row of its curve,
     null where it has none. ``count_init=False`` takes away the counts of the cell's row of round 0.
@@ -166,8 +156,7 @@ def rebook(
     from raybench.store.schema import SIDES, column
 
     curves, cells = curves.copy(deep=False), cells.copy(deep=False)
-    widths = cells.set_index("cell")["config"].map(dtype_bits)
-    width = curves["cell"].map(widths).fillna(64).to_numpy(float)
+    width = curves["cell"].map(cells.set_index("cell")["value_bits"]).to_numpy(float)
     curves.index = pd.RangeIndex(len(curves))
     first = curves.index[curves["round"] == 0]
     last = curves.groupby("cell")["round"].idxmax() if len(curves) else curves.index

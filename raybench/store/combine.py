@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -154,13 +153,11 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
 
 def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Table, pa.Table]:
     """Return the curves and cells with their bits booked by ``how``."""
-    frames = rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
-
-    def booked(table: pa.Table, frame: pd.DataFrame) -> pa.Table:
+    tables = [curves, cells]
+    frames = rebook(curves.to_pandas(), cells.select(["cell", "value_bits"]).to_pandas(), how)
+    for i, frame in enumerate(frames):
         for name in (f"bits_{side}" for side in SIDES):
-            at = table.column_names.index(name)
+            at = tables[i].column_names.index(name)
             bits = pa.array(frame[name], pa.float64(), from_pandas=True)
-            table = table.set_column(at, table.schema.field(at), bits)
-        return table
-
-    return booked(curves, frames[0]), booked(cells, frames[1])
+            tables[i] = tables[i].set_column(at, tables[i].schema.field(at), bits)
+    return tables[0], tables[1]

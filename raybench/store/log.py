@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import identity
+from raybench.store import identity, older
 from raybench.store.files import Files
 from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
 from raybench.store.table import encode
@@ -137,7 +137,7 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
     version = version_of(schema)
     if not version or "cell" not in schema.names:
         raise Unsound(FOREIGN, "raybench did not write it")
-    if version != SCHEMA_VERSION:
+    if not older.OLDEST <= version <= SCHEMA_VERSION:
         what = f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}"
         raise Unsound(OTHER_VERSION, what)
     return file
@@ -146,8 +146,12 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
 def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the rows of a file in today's schema, or some of its columns; coded ones stay so. Raises Unsound."""
     names = list(columns or schema.names)
+    later = [n for n in names if version_of(file.schema_arrow) < 4 and n in older.SINCE_4]
+    there = [n for n in names if n not in later]
     try:
-        table = file.read(names, use_threads=False).select(names).replace_schema_metadata(None)
+        table = file.read([*there, *["config"] * bool(later)], use_threads=False)
+        table = older.filled(table, later) if later else table
+        table = table.select(names).replace_schema_metadata(None)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise Unsound(DAMAGED, "its pages cannot be read") from error
     for name, kind in zip(names, table.schema.types, strict=True):
@@ -176,11 +180,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard that counts: its name, its seal, its rows."""
+    """A shard that counts: its name, its seal, its rows, the version of the schema that its file has."""
 
     name: str
     seal: Seal
     cells: pa.Table
+    version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
@@ -368,7 +373,7 @@ def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) 
     cells = rows(file, CELLS, columns)
     if set(cells["status"].to_pylist()) - set(STATUS_RANK) or cells["cell"].null_count:
         raise Unsound(DAMAGED, "it holds rows without an id or with an unknown status")
-    return Shard(stem, seal, cells)
+    return Shard(stem, seal, cells, version_of(file.schema_arrow))
 
 
 # Verifying -----------------------------------------------------------------------------------------

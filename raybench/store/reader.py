@@ -25,7 +25,7 @@ from raybench.store.table import cells_frame, coded, curves_frame, expand_extra,
 COLUMNS_JOINED = (
     *("status", "compressor_params", "downlink", "theory_step", "rounds", "d", "L"),
     *("L_tilde", "L_pm", "mu", "f_star", "heterogeneity", "omega", "alpha", "workers"),
-    *("mode", "device", "batch"),
+    *("mode", "device", "value_bits", "exchange", "on_clock", "baseline", "batch"),
 )
 """Columns of ``cells`` that ``load`` joins to every row of a curve."""
 
@@ -43,10 +43,11 @@ def load(folder: Source, accounting: How = None, params: bool = False) -> pd.Dat
 
     Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from ``cells`` status,
     compressor_params, downlink, theory_step, rounds, d, L, L_tilde, L_pm, mu, f_star, heterogeneity, omega, alpha,
-    workers, mode, device, batch. Rows are sorted by cell and round. With ``accounting`` the bits are booked anew; with
-    ``params`` the resolved config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Every file is
-    compared with its digest; files that are not this folder's are left out, with a warning. Raises InputError if there
-    are no results in the folder, a file is damaged or the accounting is unknown.
+    workers, mode, device, value_bits, exchange, on_clock, baseline, batch. Rows are sorted by cell and round. With
+    ``accounting`` the bits are booked anew; with ``params`` the resolved config is joined too, flattened
+    (``algorithm.p``, ``problem.lambda``). Every file is compared with its digest; files that are not this folder's are
+    left out, with a warning. Raises InputError if there are no results in the folder, a file is damaged or the
+    accounting is unknown.
     """
     return frames(folder, accounting, params)[0]
 

@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from raybench.core.counts import Counts
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = b"raybench_schema"
 SIDES = ("up", "down")
 
-_text, _whole, _real = pa.string(), pa.int64(), pa.float64()
+_text, _whole, _real, _flag = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_SOFTWARE = ("raybench", "ray", "torch", "python")
 _COLUMNS: dict[str, tuple[pa.DataType, str, str]] = {
     "cell": (_text, "", "id of the cell, a hash of what was requested"),
     "group": (_text, "", "id without seed and step: cells to average and tune over"),
@@ -81,6 +82,10 @@ _COLUMNS: dict[str, tuple[pa.DataType, str, str]] = {
     "workers": (_whole, "1", "processes that hosted the clients"),
     "mode": (_text, "", "simulate or train"),
     "device": (_text, "", "cpu or cuda"),
+    "value_bits": (_whole, "bits", "width of a value"),
+    "exchange": (_text, "", "what became of messages: gather, reduce, all_to_all, mix or server"),
+    "on_clock": (_flag, "", "whether clients were simulated on a clock"),
+    "baseline": (_flag, "", "whether the method is the uncompressed one to compare with"),
     "batch": (_text, "", "name of the batch it ran in"),
     "batch_cells": (_whole, "1", "cells of that batch"),
     "peak_memory": (_whole, "bytes", "of the process"),
@@ -88,11 +93,8 @@ _COLUMNS: dict[str, tuple[pa.DataType, str, str]] = {
     "attempts": (_whole, "1", "how often its batch was tried"),
     "started": (pa.timestamp("us", tz="UTC"), "", "when it began"),
     "host": (_text, "", "where it ran"),
-    "raybench_version": (_text, "", "what it ran with"),
     "git_commit": (_text, "", "of raybench's repository"),
-    "ray_version": (_text, "", "what it ran with"),
-    "torch_version": (_text, "", "what it ran with"),
-    "python_version": (_text, "", "what it ran with"),
+    **{f"{name}_version": (_text, "", "what it ran with") for name in _SOFTWARE},
 }
 """{column: (type, unit, description)}; the unit is 1 for counts and ratios, empty where there is none to name."""
 
@@ -119,7 +121,7 @@ CELLS = _schema("""
     cell group label status error reason problem dataset clients split algorithm compressor compressor_params
     downlink k step_size step_multiple theory_step seed rounds loss grad_norm_sq best_grad_norm_sq accuracy
     bits_up bits_down bytes_up bytes_down seconds d L L_tilde L_pm mu f_star heterogeneity constants
-    omega alpha workers mode device batch batch_cells peak_memory config attempts started host
+    omega alpha workers mode device value_bits exchange on_clock baseline batch batch_cells peak_memory config attempts started host
     raybench_version git_commit ray_version torch_version python_version
 """)
 """One row per planned cell: how it ended, its last values, its problem's constants, its config."""

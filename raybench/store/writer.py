@@ -42,7 +42,7 @@ from raybench.store.log import (
     TARGETS,
     Finding,
 )
-from raybench.store.schema import CELLS, CURVES
+from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION
 from raybench.store.table import encode
 
 SKIPPED_SHARD = "skipped"
@@ -233,10 +233,13 @@ class Store:
     def look(self, deep: bool = False) -> log.Log:
         """Return the shards that count, with ids and statuses; deep: as ``log.look`` takes it.
 
-        Raises InputError for a file of a version of the schema that is not read.
+        Raises InputError for a file of another version of the schema: what is read may not be what is written to.
         """
         commits = log.look(self.files, deep=deep, columns=("cell", "status"))
         log.refuse(commits, self.folder, OTHER_VERSION)
+        if any(shard.version < SCHEMA_VERSION for shard in commits.shards):
+            what = f"{self.folder} has files of an older schema: this raybench reads them, and writes {SCHEMA_VERSION}"
+            raise InputError.of("out", what, "raybench.store.compact(folder, new) makes it anew")
         return commits
 
     def repair(self, commits: log.Log | None = None) -> list[Finding]:

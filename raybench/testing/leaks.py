@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from raybench.algorithms import protocols
+from raybench.core.counts import GATHER
 from raybench.execution.net import EventNet, Net
 from raybench.execution.run import Run
 from raybench.testing.compressors import same_bits, sent
 from raybench.wire import CasesMessage, Message
-from raybench.wire.collectives import GATHER, combines
+from raybench.wire.collectives import combines
 from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.wire import Each, Received
 

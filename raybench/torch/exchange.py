@@ -21,7 +21,7 @@ from raybench.compressors.base import Applied, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied, mapped
-from raybench.core.counts import Clock, Counts
+from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE, Clock, Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
@@ -30,7 +30,6 @@ from raybench.core.streams import Stream, stream
 from raybench.torch.replicas import Met, Replica
 from raybench.torch.report import bits, row
 from raybench.wire import Message
-from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 from raybench.wire.wire import Vectors, Wire
 
 GRAINS = ("global", "tensor", "bucket")

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
+from raybench.core.counts import GATHER
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned
@@ -26,7 +27,6 @@ from raybench.torch.flat import Flat, finite
 from raybench.torch.replicas import Replica, group_apart
 from raybench.torch.report import Report
 from raybench.torch.saved import Compression
-from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
 PART = 25 << 20  # bytes of gradients that are exchanged together, the size of torch's own buckets

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 
 from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
+from raybench.core.counts import GATHER
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, planned
 from raybench.torch.flat import Flat, finite, named
 from raybench.torch.local_steps import LocalSteps, Node, fragments_of, local_steps
 from raybench.torch.replicas import Replica
 from raybench.torch.saved import Compression, mean_of
-from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
 

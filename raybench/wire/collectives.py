@@ -12,13 +12,11 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from raybench.core.counts import Clock, Counts
+from raybench.core.counts import ALL_TO_ALL, REDUCE, Clock, Counts
 from raybench.wire.base import Additive, Message, zero_absent
 from raybench.wire.compound import CasesMessage, MeansMessage, PartsMessage
 from raybench.wire.fields import HALVES
 from raybench.wire.transport import Transport
-
-GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 
 
 @dataclass(eq=False)
@@ -35,6 +33,12 @@ class Stub(Message):
     @property
     def cost(self) -> Counts:
         return self.counts
+
+
+def exchange_of(message: Message) -> str:
+    """Return how messages are averaged on the way: in parts, or in one all-reduce."""
+    in_parts = any(isinstance(leaf, PartsMessage) for leaf in message.leaves())
+    return ALL_TO_ALL if in_parts else REDUCE
 
 
 def combines(message: Message) -> bool:
@@ -98,7 +102,7 @@ def _by_parts(m: PartsMessage, n: int, transport: Transport, clock: Clock) -> Me
     means = got.sum_clients().div_(n)
     with clock.on("compress"):
         again = m.again(means, m.source.fold("mean"))
-    return MeansMessage(m.d, m.dtype, transport.gather(again, n))
+    return MeansMessage(m.d, m.dtype, transport.gather(again, n), m.sizes)
 
 
 def of_everyone(message: Message, n: int, transport: Transport) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -318,17 +318,39 @@ def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 Compress = Callable[[Tensor, Stream], Message]
 
 
+def widths(sizes: Iterable[int], n: int) -> list[int]:
+    """Return how many coordinates of each tensor an n-th part has: all parts are alike, with zeros at their ends."""
+    return [-(-size // n) for size in sizes]
+
+
+def cut(x: Tensor, sizes: Sequence[int], n: int) -> Tensor:
+    """Return the n parts (.., n, w) of x (.., d), part j having the j-th piece of each of its tensors."""
+    pieces = []
+    for piece, size, width in zip(x.split(list(sizes), -1), sizes, widths(sizes, n), strict=True):
+        missing = n * width - size
+        padded = torch.nn.functional.pad(piece, (0, missing)) if missing else piece
+        pieces.append(padded.unflatten(-1, (n, width)))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+
+def joined(parts: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return x (.., d) of the parts that ``cut`` has made of it."""
+    pieces = parts.split(widths(sizes, parts.shape[-2]), -1)
+    whole = [piece.flatten(-2)[..., :size] for piece, size in zip(pieces, sizes, strict=True)]
+    return whole[0] if len(whole) == 1 else torch.cat(whole, -1)
+
+
 @dataclass(eq=False)
 class PartsMessage(Message):
     """The first stage: a client's vector in n parts, of which part j goes to client j, its owner.
 
-    inner: messages (*cells, n, n_here) of w = ceil(d/n) coordinates each, the last ones zero beyond d.
-    A client keeps its own part, so n - 1 messages are sent and booked. source: the clients' streams.
-    again: compresses the mean of a part, for the second stage. It never stands alone as bytes: every
-    part is packed for its owner.
+    inner: messages (*cells, n, n_here) of the parts that ``cut`` makes of tensors of these ``sizes``. A client keeps
+    its own part, so n - 1 messages are sent and booked. source: the clients' streams. again: compresses the mean of a
+    part, for the second stage. It never stands alone as bytes: every part is packed for its owner.
     """
 
     inner: Message
+    sizes: tuple[int, ...]
     source: Stream
     again: Compress
 
@@ -341,10 +363,10 @@ class PartsMessage(Message):
         return self.inner.device
 
     def _write(self, out: Tensor) -> None:
-        out.copy_(self.inner.decode().transpose(-3, -2).flatten(-2)[..., : self.d])
+        out.copy_(joined(self.inner.decode().transpose(-3, -2), self.sizes))
 
     def _sum(self) -> Tensor:
-        return self.inner.sum_clients().flatten(-2)[..., : self.d]
+        return joined(self.inner.sum_clients(), self.sizes)
 
     @property
     def cost(self) -> Counts:
@@ -381,10 +403,12 @@ class PartsMessage(Message):
 class MeansMessage(Message):
     """The second stage: the means of all parts, ``inner`` (*cells, n), as every client gets them.
 
-    The owner of a part has it, so a client is sent n - 1 of the n messages: booked is the mean over clients.
+    The owner of a part has it, so a client is sent n - 1 of the n messages: booked is the mean over clients. sizes: of
+    the tensors that were ``cut``.
     """
 
     inner: Message
+    sizes: tuple[int, ...]
 
     @property
     def lead(self) -> torch.Size:
@@ -395,7 +419,7 @@ class MeansMessage(Message):
         return self.inner.device
 
     def _write(self, out: Tensor) -> None:
-        out.copy_(self.inner.decode().flatten(-2)[..., : self.d])
+        out.copy_(joined(self.inner.decode(), self.sizes))
 
     @property
     def cost(self) -> Counts:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core.counts import Counts
+from raybench.core.counts import EXCHANGES, Counts
 from raybench.wire.base import Message
 from raybench.wire.compound import CasesMessage
 
@@ -32,6 +32,7 @@ class Ledger:
     def __init__(self, cells: int) -> None:
         self.up = np.zeros((len(COLUMNS), cells))
         self.down = np.zeros((len(COLUMNS), cells))
+        self.exchange = np.full(cells, -1)  # the place in ``EXCHANGES`` of what became of messages
         self._largest = np.zeros(cells)  # the largest client's bytes of earlier rounds, summed
         # Bytes of the present round, of which most methods need only the first array.
         self._alike = np.zeros(cells)  # what every client has sent
@@ -60,8 +61,13 @@ class Ledger:
         self._alike[:] = 0
         self._own = None
 
-    def book_up(self, message: Message, weight: Tensor | None = None) -> None:
-        """Book the messages (B, n) of all clients; weight (n,): how often each is sent, else once."""
+    def exchanged(self, how: str) -> None:
+        """Note what became of messages, one of ``EXCHANGES``."""
+        np.maximum(self.exchange, EXCHANGES.index(how), out=self.exchange)
+
+    def book_up(self, message: Message, how: str, weight: Tensor | None = None) -> None:
+        """Book the messages (B, n) of all clients, and how they travel; weight (n,): how often each is sent, else once."""
+        self.exchanged(how)
         times = None if weight is None else weight.double().cpu().numpy()
         for cells, part in _by_cells(message):
             cost = part.cost
@@ -126,19 +132,22 @@ class Ledger:
         """Return the ledger of some cells."""
         ledger = Ledger(0)
         ledger.up, ledger.down = self.up[:, cells], self.down[:, cells]
+        ledger.exchange = self.exchange[cells]
         ledger._largest, ledger._alike = self._largest[cells], self._alike[cells]
         sizes = self._own
         ledger._own = sizes if sizes is None or len(sizes) < self.up.shape[1] else sizes[cells]
         return ledger
 
     def state(self) -> dict[str, Tensor]:
-        """Return the counts of the rounds so far, copied."""
-        arrays = {"up": self.up, "down": self.down, "bytes_up_max": self.bytes_up_max}
+        """Return the counts of the rounds so far, and what became of messages, copied."""
+        names = ("up", "down", "bytes_up_max", "exchange")
+        arrays = {name: getattr(self, name) for name in names}
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned after a round."""
         self.up, self.down = saved["up"].numpy().copy(), saved["down"].numpy().copy()
+        self.exchange = saved["exchange"].numpy().copy()
         self._largest = saved["bytes_up_max"].numpy()  # replaced, never written to
         self._alike, self._own = np.zeros_like(self._largest), None
 

@@ -14,13 +14,12 @@ from typing import NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from raybench.core.counts import Clock
+from raybench.core.counts import GATHER, MIX, Clock
 from raybench.core.layout import Layout
 from raybench.core.streams import Draws, Stream
 from raybench.wire import collectives
 from raybench.wire.base import Message
 from raybench.wire.bitpack import width_of
-from raybench.wire.collectives import GATHER
 from raybench.wire.compound import CasesMessage, FlaggedMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import Ledger
@@ -219,7 +218,7 @@ class Wire(Draws):
             return Averaged(message, self.n, self.clock, self.average(message))
         with self.clock.on("communicate"):
             got = self.transport.gather(message, self.n)
-            self.ledger.book_up(got)
+            self.ledger.book_up(got, GATHER)
             if self.aggregate:
                 self.ledger.book_union(got)
         return (Each if self.apart else Received)(got, self.n, self.clock)
@@ -231,7 +230,7 @@ class Wire(Draws):
         """
         with self.clock.on("communicate"):
             got = self.transport.gather(message, self.n)
-            self.ledger.book_up(got)
+            self.ledger.book_up(got, GATHER)
             if self.aggregate:
                 self.ledger.book_union(got)
             else:
@@ -241,7 +240,8 @@ class Wire(Draws):
     def average(self, message: Message) -> Tensor:
         """Average messages on the way: their mean over all clients (B, d), which everyone is sent."""
         with self.clock.on("communicate"):
-            self.ledger.book_up(collectives.of_everyone(message, self.n, self.transport))
+            sent = collectives.of_everyone(message, self.n, self.transport)
+            self.ledger.book_up(sent, collectives.exchange_of(message))
             mean, answer = collectives.average(message, self.n, self.transport, self.clock)
             self.broadcast(answer)
         return mean
@@ -320,7 +320,7 @@ class Wire(Draws):
             raise RuntimeError("there is no graph: declare the method with decentralised=True")
         with self.clock.on("communicate"):
             got = self.transport.gather(message, self.n)
-            self.ledger.book_up(got, self.graph.degrees)
+            self.ledger.book_up(got, MIX, self.graph.degrees)
             return self._neighbours.mixed(got.decode())
 
     def cases(
