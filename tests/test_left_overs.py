@@ -245,6 +245,58 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+FULL = """
+import errno, os
+from pathlib import Path
+from raybench.core.registry import metric
+from raybench.store.files import Local
+
+def write(self, rel, data):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+@metric("full")
+def full(problem, x):
+    if Path(MARKER).exists():
+        Local.write = write  # in this worker, as on a node of its own whose disk is full
+    return (x * x).sum(-1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Path) -> None:
+    """Two endings of a sweep through Ray, in one folder; then it is completed."""
+    (place / "full.py").write_text(FULL.replace("MARKER", repr(str(place / "full"))))
+    text = TRAIN.replace("workers: 2", "workers: 1").replace("k: [1, 2]", "k: 1..8")
+    text = text.replace("rounds: 1000000", "rounds: 2000")
+    (place / "s.yaml").write_text(text + "plugins: full.py\nevaluate: {metrics: [full]}\n")
+    command = [sys.executable, "-m", "raybench", "sweep", "s.yaml"]
+    cells = place / "results" / "left" / "cells"
+    driver = python(*command[1:], cwd=place)
+    wait_until(lambda: cells.is_dir() and any(cells.iterdir()), "nothing is committed")
+    driver.terminate()
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 143, out + err
+    assert "stopped by SIGTERM" in err
+    assert "Traceback" not in err
+    done = len(list(cells.iterdir()))
+    assert 1 <= done < 8
+
+    (place / "full").touch()
+    full = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert full.returncode == 1, full.stdout + full.stderr
+    assert "No space left on device" in full.stderr
+    assert "the same command goes on" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert len(list(cells.iterdir())) == done, "a full disk made failed cells"
+
+    (place / "full").unlink()
+    last = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert len(list(cells.iterdir())) == 8
+
+
 @pytest.mark.thorough
 def test_sigterm_leaves_a_valid_store_and_the_same_command_goes_on(here: Path) -> None:
     """As Ctrl-C does, which ``tests/test_runtime.py`` tries."""
