@@ -25,7 +25,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-def wait_until(event: Callable[[], object], what: str, seconds: float = 200) -> None:
+def wait_until(event: Callable[[], object], what: str, seconds: float = 600) -> None:
     """Wait for an event; fail with ``what`` where it has not come long after it should on the slowest machine."""
     until = time.monotonic() + seconds
     while not event():

@@ -10,7 +10,7 @@ import pytest
 from cli_kit import call
 from cluster_kit import head, without_token, write_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 JOIN = """
 import sys
 import raybench
@@ -26,7 +26,7 @@ except raybench.InputError as error:
 def join(address: str, home: Path, out: Path, **more: str) -> str:
     """Run a sweep on a cluster from a home; return what it printed last."""
     env = without_token(HOME=str(home), **more)
-    done = call(sys.executable, "-c", JOIN, address, out, env=env, timeout=200)
+    done = call(sys.executable, "-c", JOIN, address, out, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 

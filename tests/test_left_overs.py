@@ -169,7 +169,7 @@ def family(driver: int) -> dict[psutil.Process, str]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_a_driver_killed_at_work(place: Path) -> None:
     """It listens on loopback only; nothing of it runs on; the next sweep removes its folders."""
     (place / "s.yaml").write_text(TRAIN)
@@ -264,7 +264,7 @@ def full(problem, x):
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Path) -> None:
     """Two endings of a sweep through Ray, in one folder; then it is completed."""
     (place / "full.py").write_text(FULL.replace("MARKER", repr(str(place / "full"))))
@@ -276,7 +276,7 @@ def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Pat
     driver = python(*command[1:], cwd=place)
     wait_until(lambda: cells.is_dir() and any(cells.iterdir()), "nothing is committed")
     driver.terminate()
-    out, err = driver.communicate(timeout=60)
+    out, err = driver.communicate(timeout=600)
     assert driver.returncode == 143, out + err
     assert "stopped by SIGTERM" in err
     assert "Traceback" not in err
@@ -305,7 +305,7 @@ def test_sigterm_leaves_a_valid_store_and_the_same_command_goes_on(here: Path) -
     cells = here / "results" / "s" / "cells"
     wait_until(lambda: cells.is_dir() and any(cells.iterdir()), "nothing is committed")
     work.terminate()
-    out, err = work.communicate(timeout=200)
+    out, err = work.communicate(timeout=600)
     assert work.returncode == 143, out + err
     assert "Traceback" not in err
     left = re.search(r"stopped by SIGTERM, (\d+) cells left: the same command goes on", err)

@@ -134,7 +134,7 @@ def losses_of(said: str) -> list[float]:
     return [float(value) for value in re.findall(r"loss ([0-9.]+) · ", said)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_example_trains_by_torchrun(tmp_path):
     losses = losses_of(run("torchrun", tmp_path))
     assert len(losses) == 4
@@ -210,7 +210,7 @@ def test_a_process_killed_while_it_saves_costs_the_checkpoint_it_was_at(tmp_path
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_example_of_ray_train_trains(tmp_path):
     losses = losses_of(run("ray_train", tmp_path))
     assert losses

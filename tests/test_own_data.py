@@ -328,7 +328,7 @@ def test_data_is_not_written_through_a_link(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_workers_of_ray_find_the_data(tmp_path):
     """Two batches on two workers, each with a test set of its own: what they record is what one process does."""
     given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}

@@ -113,5 +113,5 @@ def test_sessions_start_whoever_loaded_ray_first():
         "    with ray_session('local') as ray:\n"
         "        print(ray.get(ray.put(7)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["7", "7"], done.stderr[-2000:]
