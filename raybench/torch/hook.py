@@ -1,11 +1,13 @@
 """raybench's methods attached to a parallel model: the hook of DistributedDataParallel, or across replicas of FSDP2."""
 
 # No postponed annotations here: DistributedDataParallel compares those of a hook with types.
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -70,7 +72,8 @@ class Attached(Compression):
 
     def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at gradients before an optimizer steps: now, or after its closure has made them."""
-        if not self.on or not any(id(p) in self._own for p in optimizer.param_groups[0]["params"]):
+        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        if not self.on or not any(id(p) in self._own for p in parameters) or _nested(optimizer):
             return None
         target, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
@@ -93,10 +96,12 @@ class Attached(Compression):
     def _before_step(self, optimizer: Any) -> None:
         groups = optimizer.param_groups
         self.settle()
+        parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
         before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
         if before == self.rounds:
+            if all(p.grad is None for p in parameters):
+                return  # it steps along nothing
             raise RuntimeError(IDLE)
-        parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
         skipped = self.skipped_at == self.rounds
         if not skipped and self.skipped_at > before:
             # they may still hold those of a pass that was skipped, to which others were added since
@@ -287,6 +292,17 @@ class Hook(Attached):
             self.waiting.remove(held)
             torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
             held.future.set_result(held.buffer)
+
+
+def _nested(optimizer: Any) -> bool:
+    """Return whether a step is part of another one: torch calls hooks for a subclass's and for the one within."""
+    hooked = sys._getframe(3)  # torch's, which calls the hooks
+    frame = hooked.f_back
+    while frame is not None:
+        if frame.f_code is hooked.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:
