@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_kit import on_ranks
+from gloo_kit import everyone, on_ranks
 from loop_kit import TOP, far, loss, network, plain, sgd, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
+from raybench.core.errors import InputError
 
 # Optimizers -----------------------------------------------------------------------------------------
 
@@ -99,3 +101,141 @@ def test_a_step_before_all_gradients_is_none():
     optimizer.step()
     steps(parallel, optimizer, rank(), range(10))
     assert far(vector(model), vector(plain())) < 1e-14
+
+
+# Parameters -----------------------------------------------------------------------------------------
+
+
+def trained_twice(
+    make: Any, tell: Any = None, algorithm: str = "gd", **more: Any
+) -> list[nn.Module]:
+    """Return a model after four steps of plain DistributedDataParallel, and after as many with a hook."""
+    ends = []
+    for attaches in (False, True):
+        torch.manual_seed(0)
+        model = make()
+        parallel = DistributedDataParallel(model, bucket_cap_mb=0.001, **more)
+        if tell is not None:
+            tell(model)
+        hook = rt.attach(parallel, algorithm, None, size=1000) if attaches else None
+        for group in range(4):
+            parallel.zero_grad()
+            source = torch.Generator().manual_seed(10 * group + rank())
+            parallel(torch.randint(0, 30, (12,), generator=source)).square().mean().backward()
+            sgd(model).step()
+        ends.append(model)
+    assert hook is not None
+    assert hook.report().steps == 4
+    return ends
+
+
+class Words(nn.Module):
+    """An embedding, then two layers, beside parameters of unusual shapes."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 8, sparse=sparse)
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.scale, self.nothing = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(0, 3))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.head(torch.tanh(self.layer(self.table(x))))
+        return out * self.scale + self.nothing.sum()
+
+
+def ignoring(*names: str) -> nn.Module:
+    model = Words()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    return model
+
+
+def thawed() -> nn.Module:
+    model = Words()
+    model.layer.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "unusual shapes": (Words, None, {}),
+    "a sparse embedding": (lambda: Words(sparse=True), None, {}),
+    "ignored": (lambda: ignoring("layer.weight", "layer.bias"), None, {}),
+    "frozen before": (thawed, None, {}),
+    "frozen after": (
+        Words,
+        lambda model: model.layer.requires_grad_(False),
+        {"find_unused_parameters": True},
+    ),
+    "a static graph": (Words, None, {"static_graph": True}),
+    "views of buckets": (Words, None, {"gradient_as_bucket_view": True}),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+@on_ranks(2)
+def test_models_train_as_in_plain_data_parallel_training(case):
+    make, tell, more = MODELS[case]
+    plainly, ours = trained_twice(make, tell, **more)
+    assert far(vector(plainly), vector(ours)) < 1e-14
+    every = everyone(vector(ours).tolist())
+    assert (every[0] == every[1]) == (case != "ignored")
+
+
+@on_ranks(2)
+def test_what_another_hook_reduces_is_left_to_it():
+    """Parameters whose all-reduce is delayed are none of ours, but skip what all skip."""
+    ends = []
+    for attaches in (False, True):
+        model = network(torch.float32)
+        late = [(f"4.{name}", p) for name, p in model[4].named_parameters()]
+        more: Any = {
+            "delay_all_reduce_named_params": late,
+            "param_to_hook_all_reduce": model[0].weight,
+        }
+        parallel = DistributedDataParallel(model, **more)
+        if attaches:
+            rt.attach(parallel, "gd", None)
+        steps(parallel, sgd(model), rank(), range(3), torch.float32)
+        ends.append(vector(model))
+    assert far(*ends) < 1e-6
+    before = vector(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parallel.zero_grad()
+        (loss(parallel, 3, rank(), torch.float32) * torch.nan).backward()
+        sgd(model).step()
+    assert far(before, vector(model)) == 0
+
+
+@on_ranks(2)
+def test_what_cannot_be_served_is_refused_before_the_first_step():
+    model = thawed()
+    parallel = DistributedDataParallel(model)
+    model.layer.requires_grad_(True)
+    with pytest.raises(InputError, match=r"layer\.weight was frozen at DistributedDataParallel"):
+        rt.attach(parallel, "ef21", TOP)
+    model = Words(sparse=True)
+    parallel = DistributedDataParallel(model)
+    model.layer.requires_grad_(False)
+    with pytest.raises(InputError, match="where gradients are sparse"):
+        rt.attach(parallel, "ef21", TOP)
+    parallel = DistributedDataParallel(network())
+    parallel.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(InputError, match="a hook of torch already"):
+        rt.attach(parallel, "ef21", TOP)
+
+
+@on_ranks(2)
+def test_a_gradient_that_does_not_come_is_named():
+    """In place of a step along gradients of which some are exchanged."""
+    model = network()
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    hook = rt.attach(parallel, "gd", None)
+    optimizer = sgd(model)
+    steps(parallel, optimizer, rank(), [0, 1])
+    model[0].bias.requires_grad_(False)
+    before = vector(model)
+    with pytest.raises(RuntimeError, match=r"no gradient of 0\.bias"):
+        steps(parallel, optimizer, rank(), [2])
+    assert far(before, vector(model)) == 0
+    hook.detach()

@@ -74,6 +74,8 @@ class Replica:
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.device = self.params[0].device  # where numbers that are shared have to be
         self.asked = [p.requires_grad for p in self.params]
+        # those that may neither be frozen nor unfrozen, and whether they ask for a gradient
+        self.fixed = list(zip(self.names, self.asked, self.params, strict=True))
         self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
 
@@ -108,7 +110,7 @@ class Replica:
         if self.transport.size == 1:
             self._refuse_changes()
             return Met([] if finite else [0], loss)
-        changed = self.asked != [p.requires_grad for p in self.params]
+        changed = any(asked != p.requires_grad for _, asked, p in self.fixed)
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
         numbers = [not finite, changed, steps, self.saves, bits, loss]
@@ -145,8 +147,9 @@ class Replica:
 
     def _refuse_changes(self) -> None:
         """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
-        now = zip(self.names, self.asked, self.params, strict=True)
-        mine = [(name, p.requires_grad) for name, before, p in now if before != p.requires_grad]
+        mine = [
+            (name, p.requires_grad) for name, asked, p in self.fixed if asked != p.requires_grad
+        ]
         for rank, changes in enumerate(self.transport.everyone(mine)):
             for name, asks in changes:
                 what = f"that of {name} has become {asks} on rank {rank}"
