@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from gloo_kit import everyone, on_ranks
-from loop_kit import TOP, far, loss, network, plain, sgd, steps, vector
+from loop_kit import TOP, D, data, far, loss, network, plain, sgd, spread, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
@@ -238,4 +239,112 @@ def test_a_gradient_that_does_not_come_is_named():
     with pytest.raises(RuntimeError, match=r"no gradient of 0\.bias"):
         steps(parallel, optimizer, rank(), [2])
     assert far(before, vector(model)) == 0
+    hook.detach()
+
+
+# Parts of a model -----------------------------------------------------------------------------------
+
+
+class Pair(nn.Module):
+    """Two networks of which a pass uses one, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = network(seed=1), network(seed=2)
+
+    def forward(self, x: torch.Tensor, names: str) -> Any:
+        return sum(getattr(self, name)(x) for name in names.split())
+
+
+def loss_of(model: nn.Module, t: int, names: str, r: int) -> torch.Tensor:
+    inputs, targets = data(t, r)
+    return F.cross_entropy(model(inputs, names), targets)
+
+
+@pytest.mark.parametrize("algorithm", ["ef14:memory=gradient", "power_sgd:rank=1"])
+@pytest.mark.parametrize("cap", [1, 1 << 20])
+@on_ranks(2)
+def test_what_a_pass_does_not_use_stays_out_of_it(algorithm, cap):
+    """Two optimizers in turn: the sum of what is applied and the mean memory are the sum of mean gradients."""
+    model = Pair()
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)
+    hook = rt.attach(parallel, algorithm, "top_k:k=3" if "ef14" in algorithm else None, size=cap)
+    nets = {"left": model.left, "right": model.right}
+    optimizers = {name: sgd(net, 1.0) for name, net in nets.items()}
+    start, total = vector(model), torch.zeros(2 * D, dtype=torch.float64)
+    for t in range(8):
+        name = "left" if t % 2 else "right"
+        before = [p.grad for p in nets["left" if t % 2 == 0 else "right"].parameters()]
+        for r in range(2):
+            grads = torch.autograd.grad(loss_of(model, t, name, r), [*nets[name].parameters()])
+            flat = torch.cat([g.flatten() for g in grads]) / 2
+            total[D * (name == "right") :][:D] += flat
+        optimizers[name].zero_grad()
+        loss_of(parallel, t, name, rank()).backward()
+        optimizers[name].step()
+        after = [p.grad for p in nets["left" if t % 2 == 0 else "right"].parameters()]
+        assert all(a is b for a, b in zip(before, after, strict=True))
+    memories: dict[str, torch.Tensor] = {}
+    for part in hook.parts:
+        memories |= part.flat.layout.named(part.exchange.c.e[0, 0])
+    mine = torch.cat([memories[name].flatten() for name, _ in model.named_parameters()])
+    mean = sum(torch.tensor(v, dtype=torch.float64) for v in everyone(mine.tolist())) / 2
+    assert far(start - vector(model) + mean, total) < 1e-12
+    assert float(mean.norm()) > 0.1 * float(total.norm())
+    assert spread(model) == 0
+    if cap == 1:
+        assert hook.report().rows["bytes_up"][1:].max() < 2000 * (1 + ("power" in algorithm))
+
+
+@on_ranks(2)
+def test_layers_are_frozen_and_unfrozen_between_passes():
+    """As GANs in Lightning do: what is frozen is unused, and moves on later."""
+    ends = []
+    for attaches in (False, True):
+        model = network()
+        parallel = DistributedDataParallel(model, find_unused_parameters=True)
+        if attaches:
+            rt.attach(parallel, "ef21", "identity")
+        for t in range(6):
+            model[2].requires_grad_(t % 2 == 0)
+            steps(parallel, sgd(model), rank(), [t])
+        ends.append(vector(model))
+    assert far(*ends) < 1e-14
+
+
+@on_ranks(2)
+def test_directions_that_nobody_takes_are_refused():
+    """Where a method remembers: of both networks messages went out, of which one optimizer alone takes a step."""
+    for algorithm, compressor in (("ef14:memory=gradient", TOP), ("gd", None)):
+        model = Pair()
+        parallel = DistributedDataParallel(model)
+        hook = rt.attach(parallel, algorithm, compressor)
+        left, right = sgd(model.left), sgd(model.right)
+        for t in range(3):
+            parallel.zero_grad()
+            loss_of(parallel, t, "left right", rank()).backward()
+            left.step()
+            right.step()
+        for t, optimizer in enumerate((left, right), 3):
+            parallel.zero_grad()
+            loss_of(parallel, t, "left right", rank()).backward()
+            if algorithm != "gd" and optimizer is right:
+                with pytest.raises(
+                    InputError, match=r"right\.0\.weight was exchanged(.|\n)*by itself"
+                ):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        hook.detach()
+
+
+@on_ranks(2)
+def test_methods_that_remember_across_tensors_refuse_what_is_not_used():
+    model = Pair()
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)
+    hook = rt.attach(parallel, "ef21", TOP, delay={"rounds": 1})
+    loss_of(parallel, 0, "left", rank()).backward()  # the other was not used yet
+    loss_of(parallel, 1, "left right", rank()).backward()
+    with pytest.raises(InputError, match=r"ef21 cannot leave out left\.0\.weight"):
+        loss_of(parallel, 2, "right", rank()).backward()
     hook.detach()

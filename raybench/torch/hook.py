@@ -66,6 +66,10 @@ class Attached(Compression):
         self._last: Report | None = None  # of a hook that is detached
         self._own = self._served = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
+        self._stepped: set[int] = set()  # parameters, since this backward pass
+        self._lost: set[int] = (
+            set()
+        )  # parameters along whose direction no step was taken, but others were
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
         def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -107,6 +111,8 @@ class Attached(Compression):
             if any(p.grad is not None for p in parameters if id(p) in self._served):
                 raise RuntimeError(IDLE)
             return
+        self._refuse_lost(parameters)
+        self._stepped.update(id(p) for p in parameters)
         skipped = self.skipped_at == self.rounds
         if not skipped and self.skipped_at > before:
             # they may still hold those of a pass that was skipped, to which others were added since
@@ -114,6 +120,19 @@ class Attached(Compression):
         for p in parameters if skipped else ():
             p.grad = None
         self.compare()
+
+    def _refuse_lost(self, parameters: Sequence[Tensor]) -> None:
+        """Raise InputError where a message has said of parameters what no step of an optimizer has heard."""
+        lost = next((p for p in parameters if id(p) in self._lost), None) if self._lost else None
+        if lost is not None and any(vars(exchange.c) for exchange in self.exchanges):
+            name = next(n for n, p in zip(self.replica.names, self.replica.params) if p is lost)
+            what = f"{name} was exchanged in a backward pass whose step left it out, so that memories lack a part of it"
+            fix = "attach each network by itself, or requires_grad_(False) in the passes of the others"
+            raise InputError.of("optimizer", what, fix)
+
+    def sent(self) -> set[int]:
+        """Return the parameters that were exchanged in the last backward pass, where that is known."""
+        return set()
 
     def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
@@ -126,13 +145,22 @@ class Attached(Compression):
 
     def begin(self) -> None:
         """Begin a backward pass."""
+        if self._stepped and self.done and len(self._stepped) < len(self._served):
+            self._lost |= self.sent() - self._stepped
+        self._stepped.clear()
         self.rounds += 1
         self.done = []
 
     def settle(self) -> None:
         """End a backward pass, where more is to be done than the exchanges."""
 
-    def exchange(self, exchange: Exchange, grad: Tensor, undoable: bool) -> Tensor | None:
+    def exchange(
+        self,
+        exchange: Exchange,
+        grad: Tensor,
+        undoable: bool,
+        used: Sequence[bool] | None = None,
+    ) -> Tensor | None:
         """Return the direction of one part of this backward pass's gradients, None where the pass is skipped.
 
         The memories of all parts are then as they were before the pass.
@@ -140,10 +168,10 @@ class Attached(Compression):
         if self.skipped_at == self.rounds:
             exchange.skip()
             return None
-        u = exchange(grad, undoable=undoable)
+        u = exchange(grad, undoable=undoable, used=used)
         if u is None:
             self.skip(exchange.met.bad)
-        else:
+        elif u is not grad:
             self.done.append(exchange)
         return u
 
@@ -243,13 +271,34 @@ class Hook(Attached):
         )
         self.waiting: list[Waiting] = []
         self.jobs: list[tuple[Any, Part]] = []  # of the thread, in this backward pass
+        # which parameters have got a gradient since the pass before, where not all of them need to
+        self.used: set[int] | None = None
+        self.watching: list[Any] = []
+        if _partial(model):
+            self.used = used = set()
+            for _, p in named:
+                asks = p.requires_grad
+                p.requires_grad_(True)  # hooks are of those that ask, or will
+                self.watching.append(
+                    p.register_post_accumulate_grad_hook(lambda p: used.add(id(p)))
+                )
+                p.requires_grad_(asks)
 
     def detach(self) -> None:
         super().detach()
         if self.thread is not None:
             self.thread.shutdown()
+        for handle in self.watching:
+            handle.remove()
         self.parts = []
         self._give_back()
+
+    def sent(self) -> set[int]:
+        out: set[int] = set()
+        for part in self.parts:
+            used = part.exchange.met.used or [True] * len(part.flat.params)
+            out |= {id(p) for p, flag in zip(part.flat.params, used, strict=True) if flag}
+        return out
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
@@ -290,6 +339,8 @@ class Hook(Attached):
             for job, attached in jobs:
                 attached.exchange.wait(job)
             self.settle()
+            if self.used is not None:
+                self.used.clear()
         return future
 
     def settle(self) -> None:
@@ -312,8 +363,10 @@ class Hook(Attached):
         grad = attached.flat.vector
         if scale != 1.0:
             grad.div_(scale)
-        last = len(self.done) + 1 == len(self.parts)
-        attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
+        undoable = len(self.done) + 1 < len(self.parts)
+        params, used = attached.flat.params, self.used
+        mine = None if used is None else [id(p) in used for p in params]
+        attached.take(self.exchange(attached.exchange, grad, undoable, mine), scale)
         for held in [w for w in self.waiting if all(part.u for part, _ in w.places)]:
             self.waiting.remove(held)
             torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
@@ -348,6 +401,13 @@ def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tupl
         out[-1].append((name, p))
         held += more
     return [group[::-1] for group in out]
+
+
+def _partial(model: nn.Module) -> bool:
+    """Return whether backward passes may leave out parameters."""
+    return bool(getattr(model, "find_unused_parameters", False)) or bool(
+        getattr(model, "static_graph", False)
+    )
 
 
 def _reduced(model: DistributedDataParallel) -> set[int]:
@@ -505,7 +565,7 @@ def attach(
             for name, p in model.module.named_parameters()
             if id(p) in reduced or name not in ignored
         ]
-    loop = {"size": size, "scaler": type(scaler).__name__}
+    loop = {"size": size, "scaler": type(scaler).__name__, "unused": _partial(model)}
     replica = Replica(transport, named, others, check_every)
     plan = planned(arguments, replica, loop)
     entry, numbers = plan.method

@@ -49,10 +49,14 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 
 
 class Met(NamedTuple):
-    """What ranks tell each other at an exchange. bad: ranks whose vectors are not finite. loss: the mean."""
+    """What ranks tell each other at an exchange.
+
+    bad: ranks whose vectors are not finite. loss: the mean. used: of each tensor whether any rank has used it.
+    """
 
     bad: list[int]
     loss: float
+    used: list[bool] | None = None
 
 
 class Replica:
@@ -100,8 +104,16 @@ class Replica:
                 raise InputError.of(key, what, fix)
         raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
 
-    def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
+    def meet(
+        self,
+        vector: Tensor,
+        steps: int,
+        loss: float = math.nan,
+        used: Sequence[bool] | None = None,
+    ) -> Met:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
+
+        used: which of the tensors that the vector is made of this rank has used, where that varies.
 
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
@@ -109,16 +121,16 @@ class Replica:
         finite = bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
         if self.transport.size == 1:
             self._refuse_changes()
-            return Met([] if finite else [0], loss)
+            return Met([] if finite else [0], loss, None if used is None else [*used])
         changed = any(asked != p.requires_grad for _, asked, p in self.fixed)
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
-        numbers = [not finite, changed, steps, self.saves, bits, loss]
+        numbers = [not finite, changed, steps, self.saves, bits, loss, *(used or ())]
         rows = torch.zeros(self.transport.size, len(numbers), dtype=torch.float64)
         # everyone adds zeros to the rows of others
         rows[self.transport.rank] = torch.tensor(numbers, dtype=torch.float64)
         rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
-        bad, changes, counts, saves, hashes, losses = rows.T.tolist()
+        bad, changes, counts, saves, hashes, losses = rows[:, :6].T.tolist()
         if any(changes):
             self._refuse_changes()
         if len(set(counts)) > 1:
@@ -143,7 +155,8 @@ class Replica:
                 "CompressedOptimizer), or every rank trains on the same data.",
                 stacklevel=2,
             )
-        return Met(ranks, sum(losses) / len(losses))
+        anyone = None if used is None else rows[:, 6:].any(0).tolist()
+        return Met(ranks, sum(losses) / len(losses), anyone)
 
     def _refuse_changes(self) -> None:
         """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
