@@ -348,3 +348,81 @@ def test_methods_that_remember_across_tensors_refuse_what_is_not_used():
     with pytest.raises(InputError, match=r"ef21 cannot leave out left\.0\.weight"):
         loss_of(parallel, 2, "right", rank()).backward()
     hook.detach()
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Module):
+    """A matrix and a vector whose gradients are what goes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.vector = nn.Parameter(torch.zeros(6, 6)), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.matrix * x).sum() + (self.vector * x[0]).sum()
+
+
+@pytest.mark.parametrize("way", ["hook", "optimizer"])
+@on_ranks(2)
+def test_a_direction_that_overflows_is_skipped(way):
+    """Gradients of 1e30 are finite, not so what PowerSGD makes of them and its memory; it begins anew."""
+    model = Linear()
+    module: Any = DistributedDataParallel(model) if way == "hook" else model
+    optimizer: Any = sgd(model, 1e-31)
+    if way == "hook":
+        reporter = rt.attach(module, "power_sgd:rank=2")
+    else:
+        reporter = optimizer = rt.CompressedOptimizer(optimizer, None, "power_sgd:rank=2")
+    skipped = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t, size in enumerate((1.0, 1e30, 1e30, 1.0, 1.0, 1.0)):
+            optimizer.zero_grad()
+            source = torch.Generator().manual_seed(10 * t + rank())
+            module(torch.randn(6, 6, generator=source) * (size if rank() else 1.0)).backward()
+            optimizer.step()
+            skipped.append(reporter.report().skipped)
+            assert bool(torch.isfinite(vector(model)).all())
+    assert skipped == [0, 0, 1, 2, 2, 2]
+    assert any("(rank 1), or in what the method makes" in str(w.message) for w in caught)
+    assert spread(model) == 0
+
+
+@on_ranks(2)
+def test_scales_stay_the_same_on_all_ranks():
+    """An infinity on one rank is known to the scalers of all, whose factors would differ from then on."""
+    for unscales in (False, True):
+        model, factor = network(torch.float32), torch.amp.GradScaler("cpu", init_scale=8.0)
+        optimizer = rt.CompressedOptimizer(sgd(model), TOP)
+        for t in range(3):
+            optimizer.zero_grad()
+            factor.scale(loss(model, t, rank(), torch.float32)).backward()
+            if t == 1 and rank() == 1:
+                model[0].weight.grad.view(-1)[0] = torch.inf
+            if unscales:
+                factor.unscale_(optimizer)
+            factor.step(optimizer)
+            factor.update()
+            assert factor.get_scale() == (8.0 if t == 0 else 4.0)
+        assert optimizer.report().skipped == 1
+
+
+@on_ranks(2)
+def test_optimizers_of_sparse_gradients_get_them():
+    ends = []
+    for wraps in (True, False):
+        torch.manual_seed(0)
+        table = nn.Embedding(40, 8, sparse=True).double()
+        optimizer: Any = torch.optim.SparseAdam([*table.parameters()], lr=0.1)
+        module: Any = table if wraps else DistributedDataParallel(table)
+        if wraps:
+            optimizer = rt.CompressedOptimizer(optimizer, None, "gd")
+        for t in range(4):
+            optimizer.zero_grad()
+            source = torch.Generator().manual_seed(10 * t + rank())
+            module(torch.randint(0, 40, (12,), generator=source)).square().sum().backward()
+            optimizer.step()
+        ends.append(vector(table))
+    assert far(*ends) < 1e-12

@@ -217,6 +217,7 @@ class Exchange:
         self.s, self.c = State(), State()
         self._like = like
         self._before: tuple[State, State] | None = None  # the last call, where it may be undone
+        self._wary = False  # whether gradients were so large that memories may be
         self._ever = [False] * len(layout)  # which tensors any rank has used so far
         self._begin()
 
@@ -240,7 +241,7 @@ class Exchange:
     ) -> Tensor | None:
         """Return the direction (d,) of this rank's gradient (d,); every rank gets the same.
 
-        None, with nothing sent or remembered, where any rank's gradient is not finite. gamma: the step size, for
+        None, with nothing remembered, where any rank's gradient or the direction is not finite. gamma: the step size, for
         methods whose messages hold it. loss: of this rank, for ``met``. undoable: ``undo`` may follow; that costs a
         copy of the memories. The direction is not to be written to, nor is the gradient where the method ``keeps`` it.
         used: which tensors of the layout this rank has used, where that varies: those that no rank has are left out.
@@ -257,7 +258,8 @@ class Exchange:
             return grad
         partial = not all(anyone) and self._partable(anyone)
         self._ever = [a or b for a, b in zip(self._ever, self.met.used or self._ever, strict=True)]
-        self._before = (copied(self._shared()), copied(self.c)) if undoable else None
+        keeps = undoable or bool(self.met.large)
+        self._before = (copied(self._shared()), copied(self.c)) if keeps else None
         ledger = self.wire.ledger
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
         self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
@@ -293,6 +295,10 @@ class Exchange:
             compression_error=self.error,
         )
         self.rows.append(cost)
+        self._wary |= bool(self.met.large)
+        if self._wary and not torch.isfinite(u).all():  # the same on all ranks
+            self._overflown()
+            return None
         return u
 
     def wait(self, job: Future[Tensor | None]) -> Tensor | None:
@@ -302,6 +308,17 @@ class Exchange:
         waited = perf_counter() - began
         self.rows[-1]["seconds_exposed"] = min(waited, self.rows[-1]["seconds_exchanged"])
         return u
+
+    def _overflown(self) -> None:
+        """Skip a step whose direction is not finite; begin anew where memories are to blame, not its gradients."""
+        if self.met.large:
+            self.undo()
+        else:
+            self._begin()
+            self.steps, self._wary = 0, False
+            self.rows[-1]["skipped"] = 1.0
+        blamed = self.met.large or range(self.replica.transport.size)
+        self.met = self.met._replace(bad=[*blamed])
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""

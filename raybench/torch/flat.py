@@ -61,8 +61,12 @@ class Flat:
             torch._foreach_copy_(views, grads)
         return self.vector
 
-    def set_gradients(self, u: Tensor) -> None:
-        """Make u (d,) the gradients, copied, in the parameters' own types."""
+    def set_gradients(self, u: Tensor, sparse: bool = False) -> None:
+        """Make u (d,) the gradients, copied, in the parameters' own types; sparse in rows where asked."""
+        if sparse:
+            for p, view in zip(self.params, self.layout.views(u), strict=True):
+                p.grad = view.to(p.dtype).to_sparse(1)
+            return
         targets = []
         for p in self.params:
             if p.grad is None or p.grad.is_sparse:

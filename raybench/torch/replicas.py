@@ -48,14 +48,18 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     return timeout
 
 
+SMALL = 1e-4  # gradients below this share of the square root of the largest number, over all of them, do not overflow
+
+
 class Met(NamedTuple):
     """What ranks tell each other at an exchange.
 
-    bad: ranks whose vectors are not finite. loss: the mean. used: of each tensor whether any rank has used it.
+    bad: ranks whose vectors are not finite. large: those whose squares may not be. loss: the mean. used: of each tensor whether any rank has used it.
     """
 
     bad: list[int]
     loss: float
+    large: Sequence[int] = ()
     used: list[bool] | None = None
 
 
@@ -118,14 +122,17 @@ class Replica:
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
         """
-        finite = bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
+        largest = float(torch.linalg.vector_norm(vector, math.inf))
+        # with room for what a memory has added up: what methods multiply may then overflow
+        large = not largest < SMALL * math.sqrt(torch.finfo(vector.dtype).max / max(len(vector), 1))
+        finite = math.isfinite(largest)
         if self.transport.size == 1:
             self._refuse_changes()
-            return Met([] if finite else [0], loss, None if used is None else [*used])
+            return Met([] if finite else [0], loss, [0] * large, None if used is None else [*used])
         changed = any(asked != p.requires_grad for _, asked, p in self.fixed)
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
-        numbers = [not finite, changed, steps, self.saves, bits, loss, *(used or ())]
+        numbers = [large + (not finite), changed, steps, self.saves, bits, loss, *(used or ())]
         rows = torch.zeros(self.transport.size, len(numbers), dtype=torch.float64)
         # everyone adds zeros to the rows of others
         rows[self.transport.rank] = torch.tensor(numbers, dtype=torch.float64)
@@ -146,7 +153,7 @@ class Replica:
                 "does, so that a checkpoint of some of them goes on wrongly: call it on every rank, and let each save its "
                 "own, to a file per rank or by torch.distributed.checkpoint."
             )
-        ranks = [r for r, flag in enumerate(bad) if flag]
+        ranks = [r for r, flag in enumerate(bad) if flag > 1]
         same = steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any())
         if same and self.transport.rank == 0:
             warnings.warn(
@@ -156,7 +163,8 @@ class Replica:
                 stacklevel=2,
             )
         anyone = None if used is None else rows[:, 6:].any(0).tolist()
-        return Met(ranks, sum(losses) / len(losses), anyone)
+        doubtful = [r for r, flag in enumerate(bad) if flag]
+        return Met(ranks, sum(losses) / len(losses), doubtful, anyone)
 
     def _refuse_changes(self) -> None:
         """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
@@ -181,7 +189,8 @@ class Replica:
         who = "This rank leaves the local step out" if alone else "All ranks skip the step"
         if rank == 0 or rank in ranks:
             warnings.warn(
-                f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}). "
+                f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}), or in "
+                "what the method makes of them. "
                 f"{who}, and what the method remembers stays as it was; report().skipped counts such steps from now on "
                 "without a word. To find the cause, look at the loss and the data of these ranks, and at "
                 "torch.autograd.set_detect_anomaly(True).",
