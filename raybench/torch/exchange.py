@@ -157,11 +157,13 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Watched(Applied):
-    """A compressor that measures its messages for an exchange, when that watches."""
+    """A compressor that measures its messages for an exchange, when that watches, of the tensors that take part."""
 
     exchange: Exchange
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
+        if self.exchange.mask is not None:
+            x = torch.where(self.exchange.mask, x, 0.0)
         message = super().__call__(x, source)
         if self.exchange.watching:
             size = x.square().sum()
@@ -196,6 +198,7 @@ class Exchange:
         self.met = Met([], math.nan)
         self.clock = Clock()
         self.watching = False  # whether norms are measured in this step, which costs a pass
+        self.mask: Tensor | None = None  # of the coordinates that take part, where some do not
         self.error = math.nan  # how far its message is from what it stands for
         self.rows: list[dict[str, float]] = []  # of all exchanges, for ``report``
         vectors = Vectors(n, range(rank, rank + 1), layout, layout.dim, like.dtype, like.device)
@@ -213,6 +216,8 @@ class Exchange:
         self.s, self.c = State(), State()
         self._like = like
         self._before: tuple[State, State] | None = None  # the last call, where it may be undone
+        self._wary = False  # whether gradients were so large that memories may be
+        self._ever = [False] * len(layout)  # which tensors any rank has used so far
         self._begin()
 
     def _begin(self) -> None:
@@ -226,20 +231,34 @@ class Exchange:
 
     @torch.no_grad()
     def __call__(
-        self, grad: Tensor, gamma: float = 1.0, loss: float = math.nan, undoable: bool = False
+        self,
+        grad: Tensor,
+        gamma: float = 1.0,
+        loss: float = math.nan,
+        undoable: bool = False,
+        used: Sequence[bool] | None = None,
     ) -> Tensor | None:
         """Return the direction (d,) of this rank's gradient (d,); every rank gets the same.
 
-        None, with nothing sent or remembered, where any rank's gradient is not finite. gamma: the step size, for
+        None, with nothing remembered, where any rank's gradient or the direction is not finite. gamma: the step size, for
         methods whose messages hold it. loss: of this rank, for ``met``. undoable: ``undo`` may follow; that costs a
         copy of the memories. The direction is not to be written to, nor is the gradient where the method ``keeps`` it.
+        used: which tensors of the layout this rank has used, where that varies: those that no rank has are left out.
+        What is remembered of them stays, and the direction has there what the gradient has.
         """
         began, parts = perf_counter(), self.clock.parts
-        self.met = self.replica.meet(grad, self.steps, loss)
+        self.met = self.replica.meet(grad, self.steps, loss, used)
         if self.met.bad:
             self.skip()
             return None
-        self._before = (copied(self._shared()), copied(self.c)) if undoable else None
+        anyone = self.met.used or [True]
+        if not any(anyone):
+            self.rows.append(row(len(self.rows), began=began))
+            return grad
+        partial = not all(anyone) and self._partable(anyone)
+        self._ever = [a or b for a, b in zip(self._ever, self.met.used or self._ever, strict=True)]
+        keeps = undoable or bool(self.met.large)
+        self._before = (copied(self._shared()), copied(self.c)) if keeps else None
         ledger = self.wire.ledger
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
         self.watching, self.error = self.steps % self.plan.watch == 0, math.nan
@@ -247,6 +266,8 @@ class Exchange:
         if dense:
             self.wire.begin(self.steps)
             u = self.wire.mean(grad[None, None])[0]
+        elif partial:
+            u = self._partial(grad, gamma, anyone)
         else:
             u = self._direction(grad, gamma)
         self.steps += 1
@@ -273,6 +294,10 @@ class Exchange:
             compression_error=self.error,
         )
         self.rows.append(cost)
+        self._wary |= bool(self.met.large)
+        if self._wary and not torch.isfinite(u).all():  # the same on all ranks
+            self._overflown()
+            return None
         return u
 
     def wait(self, job: Future[Tensor | None]) -> Tensor | None:
@@ -282,6 +307,17 @@ class Exchange:
         waited = perf_counter() - began
         self.rows[-1]["seconds_exposed"] = min(waited, self.rows[-1]["seconds_exchanged"])
         return u
+
+    def _overflown(self) -> None:
+        """Skip a step whose direction is not finite; begin anew where memories are to blame, not its gradients."""
+        if self.met.large:
+            self.undo()
+        else:
+            self._begin()
+            self.steps, self._wary = 0, False
+            self.rows[-1]["skipped"] = 1.0
+        blamed = self.met.large or range(self.replica.transport.size)
+        self.met = self.met._replace(bad=[*blamed])
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""
@@ -312,6 +348,47 @@ class Exchange:
         if self.delay is not None:
             u = late(self.delay, s, u)
         return a.outer_step(s, u)[0]
+
+    def _partial(self, grad: Tensor, gamma: float, used: Sequence[bool]) -> Tensor:
+        """Return the direction of the tensors that are used; what is remembered of the others stays as it was."""
+        sizes = torch.tensor(self.layout.sizes)
+        mask = torch.tensor(used).repeat_interleave(sizes).to(grad.device)
+        before = copied(self._shared()), copied(self.c)
+        self.mask = mask
+        u = self._direction(torch.where(mask, grad, 0.0), gamma)
+        self.mask = None
+        for then, now in zip(before, (self.s, self.c), strict=True):
+            for name, value in then:
+                vars(now)[name] = self._mixed(value, vars(now)[name], mask, used)
+        return torch.where(mask, u, grad)
+
+    def _mixed(self, then: Any, now: Any, mask: Tensor, used: Sequence[bool]) -> Any:
+        """Return a part of the state: ``now`` of the tensors that are used, ``then`` of the others."""
+        if isinstance(now, list | tuple):  # a value for each tensor
+            pairs = zip(then, now, used, strict=True)
+            return type(now)(new if of_used else old for old, new, of_used in pairs)
+        if isinstance(now, Tensor) and now.shape[-1:] == mask.shape:
+            return torch.where(mask, now, then)
+        return now
+
+    def _partable(self, used: Sequence[bool]) -> bool:
+        """Return whether tensors can be left out: all that is remembered is of coordinates, of tensors, or a number.
+
+        Raises InputError where they cannot, and one that is not used now was used before; one that never was has
+        nothing to lose.
+        """
+        d, count, values = self.layout.dim, len(self.layout), [*vars(self.s).values()]
+        values += vars(self.c).values()
+        lists = [value for value in values if isinstance(value, list | tuple)]
+        tensors = [value for value in values if isinstance(value, Tensor) and value.numel() > 1]
+        apart = all(len(value) == count for value in lists)
+        if self.delay is None and apart and all(value.shape[-1] == d for value in tensors):
+            return True
+        each = zip(self.layout, self._ever, used, strict=True)
+        if left := [name for (name, _), before, now in each if before and not now]:
+            what = f"{self.plan.algorithm} cannot leave out {left[0]}, which this backward pass does not use"
+            raise InputError.of("algorithm", what, "attach each network by itself")
+        return False
 
     def keeps(self, grad: Tensor) -> bool:
         """Return whether the method remembers this very tensor, and not a copy of it."""

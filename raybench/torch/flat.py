@@ -16,11 +16,11 @@ from raybench.torch.replicas import local
 class Flat:
     """Named parameters that make up vectors (d,) of float32, or of float64 where they are; of sharded ones, this rank's part.
 
-    Raises InputError where there is none, or they are of several devices.
+    Raises InputError where there is none, or they are of several devices. frozen: those that are frozen now, too.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        pairs = [(name, p) for name, p in named if p.requires_grad and local(p).numel()]
+    def __init__(self, named: Iterable[tuple[str, Tensor]], frozen: bool = False) -> None:
+        pairs = [(n, p) for n, p in named if (p.requires_grad or frozen) and local(p).numel()]
         self.params = [p for _, p in pairs]
         if not self.params:
             raise InputError.of("optimizer", "no parameter asks for a gradient", "a model to train")
@@ -61,8 +61,12 @@ class Flat:
             torch._foreach_copy_(views, grads)
         return self.vector
 
-    def set_gradients(self, u: Tensor) -> None:
-        """Make u (d,) the gradients, copied, in the parameters' own types."""
+    def set_gradients(self, u: Tensor, sparse: bool = False) -> None:
+        """Make u (d,) the gradients, copied, in the parameters' own types; sparse in rows where asked."""
+        if sparse:
+            for p, view in zip(self.params, self.layout.views(u), strict=True):
+                p.grad = view.to(p.dtype).to_sparse(1)
+            return
         targets = []
         for p in self.params:
             if p.grad is None or p.grad.is_sparse:

@@ -1,11 +1,13 @@
 """raybench's methods attached to a parallel model: the hook of DistributedDataParallel, or across replicas of FSDP2."""
 
 # No postponed annotations here: DistributedDataParallel compares those of a hook with types.
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -35,6 +37,11 @@ IDLE = (
     "pass before it ran under no_sync(), or there was none. Run the last one of a step outside no_sync()."
 )
 
+ABSENT = (
+    "the backward pass gave no gradient of {name}, for which those of others wait: it is not part of the loss, or was "
+    "frozen after DistributedDataParallel(..), which then needs find_unused_parameters=True."
+)
+
 
 class Attached(Compression):
     """Base of what ``attach`` returns. scaler: the loop's.
@@ -57,8 +64,12 @@ class Attached(Compression):
         self.skipped_at = 0  # the newest round that was skipped
         self.done: list[Exchange] = []  # in this backward pass
         self._last: Report | None = None  # of a hook that is detached
-        self._own = {id(p) for p in model.parameters()}
+        self._own = self._served = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
+        self._stepped: set[int] = set()  # parameters, since this backward pass
+        self._lost: set[int] = (
+            set()
+        )  # parameters along whose direction no step was taken, but others were
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
         def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -70,7 +81,8 @@ class Attached(Compression):
 
     def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at gradients before an optimizer steps: now, or after its closure has made them."""
-        if not self.on or not any(id(p) in self._own for p in optimizer.param_groups[0]["params"]):
+        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        if not self.on or not any(id(p) in self._served for p in parameters) or _nested(optimizer):
             return None
         target, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
@@ -93,10 +105,14 @@ class Attached(Compression):
     def _before_step(self, optimizer: Any) -> None:
         groups = optimizer.param_groups
         self.settle()
+        parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
         before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
         if before == self.rounds:
-            raise RuntimeError(IDLE)
-        parameters = [p for group in groups for p in group["params"] if id(p) in self._own]
+            if any(p.grad is not None for p in parameters if id(p) in self._served):
+                raise RuntimeError(IDLE)
+            return
+        self._refuse_lost(parameters)
+        self._stepped.update(id(p) for p in parameters)
         skipped = self.skipped_at == self.rounds
         if not skipped and self.skipped_at > before:
             # they may still hold those of a pass that was skipped, to which others were added since
@@ -104,6 +120,19 @@ class Attached(Compression):
         for p in parameters if skipped else ():
             p.grad = None
         self.compare()
+
+    def _refuse_lost(self, parameters: Sequence[Tensor]) -> None:
+        """Raise InputError where a message has said of parameters what no step of an optimizer has heard."""
+        lost = next((p for p in parameters if id(p) in self._lost), None) if self._lost else None
+        if lost is not None and any(vars(exchange.c) for exchange in self.exchanges):
+            name = next(n for n, p in zip(self.replica.names, self.replica.params) if p is lost)
+            what = f"{name} was exchanged in a backward pass whose step left it out, so that memories lack a part of it"
+            fix = "attach each network by itself, or requires_grad_(False) in the passes of the others"
+            raise InputError.of("optimizer", what, fix)
+
+    def sent(self) -> set[int]:
+        """Return the parameters that were exchanged in the last backward pass, where that is known."""
+        return set()
 
     def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
@@ -116,13 +145,22 @@ class Attached(Compression):
 
     def begin(self) -> None:
         """Begin a backward pass."""
+        if self._stepped and self.done and len(self._stepped) < len(self._served):
+            self._lost |= self.sent() - self._stepped
+        self._stepped.clear()
         self.rounds += 1
         self.done = []
 
     def settle(self) -> None:
         """End a backward pass, where more is to be done than the exchanges."""
 
-    def exchange(self, exchange: Exchange, grad: Tensor, undoable: bool) -> Tensor | None:
+    def exchange(
+        self,
+        exchange: Exchange,
+        grad: Tensor,
+        undoable: bool,
+        used: Sequence[bool] | None = None,
+    ) -> Tensor | None:
         """Return the direction of one part of this backward pass's gradients, None where the pass is skipped.
 
         The memories of all parts are then as they were before the pass.
@@ -130,10 +168,10 @@ class Attached(Compression):
         if self.skipped_at == self.rounds:
             exchange.skip()
             return None
-        u = exchange(grad, undoable=undoable)
+        u = exchange(grad, undoable=undoable, used=used)
         if u is None:
             self.skip(exchange.met.bad)
-        else:
+        elif u is not grad:
             self.done.append(exchange)
         return u
 
@@ -166,7 +204,7 @@ class Part:
     """Parameters whose gradients are exchanged together. arrived: how many are there in this backward pass."""
 
     def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
-        self.flat = Flat(named)
+        self.flat = Flat(named, frozen=True)
         plan = hook.plan.of_part(self.flat.layout)
         self.exchange = hook.new(plan, self.flat.layout, self.flat.vector)
         self.arrived = 0
@@ -203,18 +241,19 @@ class Hook(Attached):
     def __init__(
         self,
         model: DistributedDataParallel,
+        named: list[tuple[str, Tensor]],
         plan: Plan,
         replica: Replica,
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         group = group_apart(model.process_group, named[0][1].device)
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
         replica.transport = Distributed(group)
         super().__init__(plan, model, replica, scaler)
+        self._served = {id(p) for _, p in named}
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
         self.parts = [Part(bucket, self) for bucket in _parted(named, None if whole else size)]
@@ -232,13 +271,34 @@ class Hook(Attached):
         )
         self.waiting: list[Waiting] = []
         self.jobs: list[tuple[Any, Part]] = []  # of the thread, in this backward pass
+        # which parameters have got a gradient since the pass before, where not all of them need to
+        self.used: set[int] | None = None
+        self.watching: list[Any] = []
+        if _partial(model):
+            self.used = used = set()
+            for _, p in named:
+                asks = p.requires_grad
+                p.requires_grad_(True)  # hooks are of those that ask, or will
+                self.watching.append(
+                    p.register_post_accumulate_grad_hook(lambda p: used.add(id(p)))
+                )
+                p.requires_grad_(asks)
 
     def detach(self) -> None:
         super().detach()
         if self.thread is not None:
             self.thread.shutdown()
+        for handle in self.watching:
+            handle.remove()
         self.parts = []
         self._give_back()
+
+    def sent(self) -> set[int]:
+        out: set[int] = set()
+        for part in self.parts:
+            used = part.exchange.met.used or [True] * len(part.flat.params)
+            out |= {id(p) for p, flag in zip(part.flat.params, used, strict=True) if flag}
+        return out
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
@@ -250,16 +310,21 @@ class Hook(Attached):
             self.begin()
             self.waiting = []
             for attached in self.parts:
-                attached.u = []
+                attached.u, attached.arrived = [], 0
                 self.dense += attached.flat.nbytes
-        grads, params = bucket.gradients(), bucket.parameters()
-        places = [self.where[id(p)] for p in params]
+        buffer = bucket.buffer()
+        grads = [buffer.to_dense()] if buffer.is_sparse else bucket.gradients()
+        # those without elements are in buckets, but in no part
+        pairs = [(g, p) for g, p in zip(grads, bucket.parameters(), strict=True) if p.numel()]
+        grads, places = [g for g, _ in pairs], [self.where[id(p)] for _, p in pairs]
         views = [attached.flat.views[i] for attached, i in places]
         torch._foreach_copy_(views, grads)
-        buffer = bucket.buffer()
         devices: Any = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        self.waiting.append(Waiting(buffer, grads, places, future))
+        if places:
+            self.waiting.append(Waiting(buffer, grads, places, future))
+        else:
+            future.set_result(buffer)
         for attached, _ in places:
             attached.arrived += 1
             if attached.arrived == len(attached.flat.params):
@@ -273,7 +338,24 @@ class Hook(Attached):
             jobs, self.jobs = self.jobs, []
             for job, attached in jobs:
                 attached.exchange.wait(job)
+            self.settle()
+            if self.used is not None:
+                self.used.clear()
         return future
+
+    def settle(self) -> None:
+        """Raise RuntimeError, which names the first, where gradients did not come for which others still wait."""
+        if not self.waiting:
+            return
+        there = {(id(part), i) for held in self.waiting for part, i in held.places}
+        self.waiting = []
+        absent = [
+            (p.requires_grad, p.grad is not None, name)
+            for part in self.parts
+            for i, ((name, _), p) in enumerate(zip(part.flat.layout, part.flat.params, strict=True))
+            if not part.u and (id(part), i) not in there
+        ]
+        raise RuntimeError(ABSENT.format(name=min(absent)[-1]))
 
     def _work(self, attached: Part) -> None:
         """Exchange the gradients of a part, without the scaler's factor, and hand on what is finished."""
@@ -281,12 +363,28 @@ class Hook(Attached):
         grad = attached.flat.vector
         if scale != 1.0:
             grad.div_(scale)
-        last = len(self.done) + 1 == len(self.parts)
-        attached.take(self.exchange(attached.exchange, grad, undoable=not last), scale)
+        undoable = len(self.done) + 1 < len(self.parts)
+        params, used = attached.flat.params, self.used
+        mine = None if used is None else [id(p) in used for p in params]
+        attached.take(self.exchange(attached.exchange, grad, undoable, mine), scale)
         for held in [w for w in self.waiting if all(part.u for part, _ in w.places)]:
             self.waiting.remove(held)
             torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
-            held.future.set_result(held.buffer)
+            if held.buffer.is_sparse:
+                held.future.set_result(held.grads[0].to_sparse(held.buffer.sparse_dim()))
+            else:
+                held.future.set_result(held.buffer)
+
+
+def _nested(optimizer: Any) -> bool:
+    """Return whether a step is part of another one: torch calls hooks for a subclass's and for the one within."""
+    hooked = sys._getframe(3)  # torch's, which calls the hooks
+    frame = hooked.f_back
+    while frame is not None:
+        if frame.f_code is hooked.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:
@@ -303,6 +401,30 @@ def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tupl
         out[-1].append((name, p))
         held += more
     return [group[::-1] for group in out]
+
+
+def _partial(model: nn.Module) -> bool:
+    """Return whether backward passes may leave out parameters."""
+    return bool(getattr(model, "find_unused_parameters", False)) or bool(
+        getattr(model, "static_graph", False)
+    )
+
+
+def _reduced(model: DistributedDataParallel) -> set[int]:
+    """Return which parameters the model's buckets bring, whatever asks for a gradient now."""
+    reducer = getattr(model, "reducer", None)  # none where all of them are reduced by another hook
+    if reducer is None:
+        return set()
+    try:
+        buckets = reducer._get_zeros_like_grad_buckets()
+        return {id(p) for bucket in buckets for p in bucket.parameters()}
+    except RuntimeError:  # torch makes none for a model with sparse gradients
+        asking, _ = model._build_params_for_reducer()
+        if len(asking) != len(reducer.get_backward_stats()):
+            what = "a parameter was frozen or unfrozen after DistributedDataParallel(..)"
+            fix = "requires_grad_(..) before that, where gradients are sparse"
+            raise InputError.of("requires_grad", what, fix) from None
+        return {id(p) for p in asking}
 
 
 def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
@@ -432,9 +554,19 @@ def attach(
     before = _attached.get(model)
     if before is not None and before.on:
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
-    loop = {"size": size, "scaler": type(scaler).__name__}
-    plain = model.module if isinstance(model, DistributedDataParallel) else model
-    replica = Replica(transport, plain.named_parameters(), others, check_every)
+    named: list[tuple[str, Tensor]] = [*model.named_parameters()]
+    if isinstance(model, DistributedDataParallel):
+        if before is None and model._comm_hooks:
+            what = "it has a hook of torch already, and takes one in its life"
+            raise InputError.of("model", what, "DistributedDataParallel(module) anew")
+        reduced, ignored = _reduced(model), model.parameters_to_ignore
+        named = [
+            (name, p)
+            for name, p in model.module.named_parameters()
+            if id(p) in reduced or name not in ignored
+        ]
+    loop = {"size": size, "scaler": type(scaler).__name__, "unused": _partial(model)}
+    replica = Replica(transport, named, others, check_every)
     plan = planned(arguments, replica, loop)
     entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
@@ -449,7 +581,16 @@ def attach(
         hook = ShardedHook(model, plan, replica)
     else:
         assert isinstance(model, DistributedDataParallel)
-        hook = Hook(model, plan, replica, size, overlap, scaler)
+        replica.fixed = [kept for kept in replica.fixed if id(kept[2]) not in reduced]
+        for name, asks, _ in replica.fixed:
+            if asks:
+                what = f"{name} was frozen at DistributedDataParallel(..), which does not reduce it"
+                raise InputError.of("requires_grad", what, "unfreeze it before that")
+        filled = [(name, p) for name, p in named if id(p) in reduced and p.numel()]
+        if not filled:
+            what = "DistributedDataParallel reduces none of its parameters by a hook"
+            raise InputError.of("model", what, "CompressedOptimizer")
+        hook = Hook(model, filled, plan, replica, size, overlap, scaler)
         if before is None:
             model.register_comm_hook(weakref.ref(model), _run)
     _attached[model] = hook

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -200,6 +201,8 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
             self.skipped += 1
             if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
                 self.replica.say_skipped(self.rounds - 1, skip.ranks, bool(self._local))
+            elif not self._local:
+                self._tell_scaler()
             if start is not None and len(losses) > 1:  # in the middle of a line search
                 self._flat.move(start)
                 self.optimizer.state.clear()
@@ -232,10 +235,28 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
         if u is None:
             raise Skip(self._exchange.met.bad)
         dense = self._exchange.steps <= self.plan.start_after  # as they are, without the step size
-        self._flat.set_gradients(u / gamma if self._exchange.a.in_steps and not dense else u)
+        direction = u / gamma if self._exchange.a.in_steps and not dense else u
+        # that one takes no others; the rest steps along dense ones
+        sparse = isinstance(self.optimizer, torch.optim.SparseAdam)
+        self._flat.set_gradients(direction, sparse)
         if self._exchange.keeps(grad):
             self._flat.renew()
         return self._exchange.met.loss if is_number else loss
+
+    def _tell_scaler(self) -> None:
+        """Let the GradScaler that asks for this step know of infinities on other ranks: scales stay the same on all.
+
+        It adds up what it has seen before it calls, and says only the sum, so that it is looked for among the callers.
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None and not isinstance(
+            frame.f_locals.get("self"), torch.amp.GradScaler
+        ):
+            frame = frame.f_back
+        if frame is not None:
+            states = frame.f_locals["self"]._per_optimizer_states
+            for seen in states[id(self)]["found_inf_per_device"].values():
+                seen.fill_(1.0)
 
     def _step_size(self) -> float:
         rates = {float(group["lr"]) for group in self.param_groups}

@@ -48,11 +48,19 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     return timeout
 
 
+SMALL = 1e-4  # gradients below this share of the square root of the largest number, over all of them, do not overflow
+
+
 class Met(NamedTuple):
-    """What ranks tell each other at an exchange. bad: ranks whose vectors are not finite. loss: the mean."""
+    """What ranks tell each other at an exchange.
+
+    bad: ranks whose vectors are not finite. large: those whose squares may not be. loss: the mean. used: of each tensor whether any rank has used it.
+    """
 
     bad: list[int]
     loss: float
+    large: Sequence[int] = ()
+    used: list[bool] | None = None
 
 
 class Replica:
@@ -74,6 +82,8 @@ class Replica:
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.device = self.params[0].device  # where numbers that are shared have to be
         self.asked = [p.requires_grad for p in self.params]
+        # those that may neither be frozen nor unfrozen, and whether they ask for a gradient
+        self.fixed = list(zip(self.names, self.asked, self.params, strict=True))
         self.saves = 0  # how often this rank was asked for what it alone remembers
         self._warned = False
 
@@ -98,25 +108,36 @@ class Replica:
                 raise InputError.of(key, what, fix)
         raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
 
-    def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
+    def meet(
+        self,
+        vector: Tensor,
+        steps: int,
+        loss: float = math.nan,
+        used: Sequence[bool] | None = None,
+    ) -> Met:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
+
+        used: which of the tensors that the vector is made of this rank has used, where that varies.
 
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
         """
-        finite = bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
+        largest = float(torch.linalg.vector_norm(vector, math.inf))
+        # with room for what a memory has added up: what methods multiply may then overflow
+        large = not largest < SMALL * math.sqrt(torch.finfo(vector.dtype).max / max(len(vector), 1))
+        finite = math.isfinite(largest)
         if self.transport.size == 1:
             self._refuse_changes()
-            return Met([] if finite else [0], loss)
-        changed = self.asked != [p.requires_grad for p in self.params]
+            return Met([] if finite else [0], loss, [0] * large, None if used is None else [*used])
+        changed = any(asked != p.requires_grad for _, asked, p in self.fixed)
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
-        numbers = [not finite, changed, steps, self.saves, bits, loss]
+        numbers = [large + (not finite), changed, steps, self.saves, bits, loss, *(used or ())]
         rows = torch.zeros(self.transport.size, len(numbers), dtype=torch.float64)
         # everyone adds zeros to the rows of others
         rows[self.transport.rank] = torch.tensor(numbers, dtype=torch.float64)
         rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
-        bad, changes, counts, saves, hashes, losses = rows.T.tolist()
+        bad, changes, counts, saves, hashes, losses = rows[:, :6].T.tolist()
         if any(changes):
             self._refuse_changes()
         if len(set(counts)) > 1:
@@ -132,7 +153,7 @@ class Replica:
                 "does, so that a checkpoint of some of them goes on wrongly: call it on every rank, and let each save its "
                 "own, to a file per rank or by torch.distributed.checkpoint."
             )
-        ranks = [r for r, flag in enumerate(bad) if flag]
+        ranks = [r for r, flag in enumerate(bad) if flag > 1]
         same = steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any())
         if same and self.transport.rank == 0:
             warnings.warn(
@@ -141,12 +162,15 @@ class Replica:
                 "CompressedOptimizer), or every rank trains on the same data.",
                 stacklevel=2,
             )
-        return Met(ranks, sum(losses) / len(losses))
+        anyone = None if used is None else rows[:, 6:].any(0).tolist()
+        doubtful = [r for r, flag in enumerate(bad) if flag]
+        return Met(ranks, sum(losses) / len(losses), doubtful, anyone)
 
     def _refuse_changes(self) -> None:
         """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
-        now = zip(self.names, self.asked, self.params, strict=True)
-        mine = [(name, p.requires_grad) for name, before, p in now if before != p.requires_grad]
+        mine = [
+            (name, p.requires_grad) for name, asked, p in self.fixed if asked != p.requires_grad
+        ]
         for rank, changes in enumerate(self.transport.everyone(mine)):
             for name, asks in changes:
                 what = f"that of {name} has become {asks} on rank {rank}"
@@ -165,7 +189,8 @@ class Replica:
         who = "This rank leaves the local step out" if alone else "All ranks skip the step"
         if rank == 0 or rank in ranks:
             warnings.warn(
-                f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}). "
+                f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}), or in "
+                "what the method makes of them. "
                 f"{who}, and what the method remembers stays as it was; report().skipped counts such steps from now on "
                 "without a word. To find the cause, look at the loss and the data of these ranks, and at "
                 "torch.autograd.set_detect_anomaly(True).",
