@@ -72,6 +72,7 @@ def test_no_bandwidth_makes_a_step_that_loses_a_seed_the_best():
     results = framed(*make([*reaching(1.0, 10, 11, 12), *reaching(2.0, 4, 5, 60)]))
     curves = results.curves
     curves = curves.assign(bytes_up=curves["bits_up"], bytes_down=0.0, clients=2)
+    curves = curves.assign(messages_up=curves["round"])
     rows = by_bandwidth(curves, results.cells, parse("1Gbit"), {"": 0.1}, at=[1e6, 1e12])
     assert rows["step"].tolist() == ["x1", "x1"]
     assert np.isfinite(rows["high"]).all()
