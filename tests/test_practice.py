@@ -1,4 +1,4 @@
-"""Methods of practice: momentum, deep gradient compression, signs, 1-bit Adam, matrix steps, Streaming DiLoCo."""
+"""Methods of practice: momentum, deep gradient compression, signs, matrix steps, Streaming DiLoCo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from test_hostile import parts_of, signed
 from tiers import first_of_each
 from toys import (
-    FAR,
     P1,
     TOP,
     VALUES,
@@ -33,7 +32,7 @@ from raybench.compressors.block_top_k import (
 )
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.layout import Layout, clipped, matrices
+from raybench.core.layout import Layout, clipped
 from raybench.core.streams import stream
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, recorded, started
@@ -54,17 +53,9 @@ class Tensors(Quadratic):
         super().__init__(torch.from_numpy(A), torch.from_numpy(b), layout=self.layout_of)
 
 
-class Idle(Quadratic):
-    """f_i = sum over the first two coordinates of (x_j - b_ij)^2/2; the third has no gradient ever."""
-
-    def __init__(self) -> None:
-        A = torch.diag(torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)).repeat(2, 1, 1)
-        super().__init__(A, torch.tensor([[1.0, 2, 0], [3, -1, 0]], dtype=torch.float64))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def problems():
-    with registered("problem", tensors=Tensors, scalar=WithScalar, idle=Idle):
+    with registered("problem", tensors=Tensors, scalar=WithScalar):
         yield
 
 
@@ -101,18 +92,6 @@ def test_tensors_are_clipped_one_by_one():
         assert torch.equal(cut[1:], whole[1:])
         scale = (now[0] / norm[0]).item()
         assert torch.allclose(cut[0], scale * whole[0], rtol=1e-12)
-
-
-def test_a_split_joins_again():
-    split = matrices(Tensors.layout_of, True)
-    x = torch.arange(44.0).view(2, 22)
-    wide, narrow = split(x)
-    assert torch.equal(narrow, x[:, 12:16])
-    assert torch.equal(split.join(wide, narrow), x)
-    assert [name for name, _ in split.layout] == ["w", "v"]
-    only = matrices(Layout.vector(5), True)
-    assert torch.equal(only.join(*only(x[:, :5])), x[:, :5])
-    assert matrices(Tensors.layout_of, False)(x)[0] is x
 
 
 @pytest.mark.parametrize(
@@ -177,22 +156,6 @@ def test_ties_by_coin():
     assert set(went.tolist()) == {-1.0, 1.0}
     assert abs(float(went.mean())) < 4 / tie.sum().item() ** 0.5
     assert torch.equal(-run.s.x[~tie], g[:, 0][~tie].sign())
-
-
-# 1-bit Adam -----------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_one_bit_adam_leaves_coordinates_without_gradients():
-    params = {"warmup_rounds": 5}
-    problem = {"name": "idle"}
-    run = finished(
-        Method("one_bit_adam", params, None, problem, step=0.01, rounds=300, more=FAR).batch()
-    )
-    start = started(run.batch).s.x
-    assert torch.equal(run.s.x[:, 2], start[:, 2])
-    assert (run.s.x[:, :2] != start[:, :2]).all()
-    assert run.status[0] == "ok"
 
 
 # Steps that are matrices of norm 1 -------------------------------------------------------------
