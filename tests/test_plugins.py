@@ -7,16 +7,13 @@ import sys
 from pathlib import Path
 
 import cli_kit
-import pandas as pd
 import pytest
 from cli_kit import call, cli
 from tiers import first_of_each
 
-import raybench
 from raybench import plugins, spec
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.problems import build
 from raybench.problems.networks.build import _of_user
 from raybench.runtime.callbacks import opened
 
@@ -53,15 +50,6 @@ def test_examples_conform(name, kind):
     assert re.match(r"\d+ checks passed", lines[-1])
 
 
-@pytest.mark.thorough
-def test_example_sweep_runs(here):
-    assert raybench.sweep(EXAMPLES / "plugin_sweep.yaml", inline=True).exit_code == 0
-    cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
-    assert set(cells["status"]) == {"ok"}
-    best = cells.loc[cells["algorithm"] != "gd"].groupby("algorithm")["grad_norm_sq"].min()
-    assert (best < 1e-9).all()  # they optimise, all of them
-
-
 def test_all_a_plugin_needs_is_in_one_place():
     kinds = {"Choice", "Count", "Flag", "Integer", "List", "Number", "Operator", "Text"}
     assert kinds < set(plugins.__all__)
@@ -93,13 +81,6 @@ def test_check_finds(here, name, old, new, finding):
 
 
 # What registers, and what ids depend on ------------------------------------------------------------
-
-
-def test_constants_set_as_attributes():
-    registry.load_plugin(EXAMPLES / "pseudo_huber.py")
-    constants = build("pseudo_huber", {"clients": 3, "d": 4, "seed": 0}).constants
-    assert (constants.L, constants.L_tilde, constants.f_inf) == (1.0, 1.0, 0.0)
-    assert (constants.mu, constants.f_star, constants.L_pm) == (None, None, None)
 
 
 def test_ids_follow_the_file(here, monkeypatch):
