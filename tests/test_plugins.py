@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import cli_kit
+import pandas as pd
 import pytest
 from cli_kit import call, cli
 from tiers import first_of_each
 
+import raybench
 from raybench import plugins, spec
 from raybench.core import registry
 from raybench.core.errors import InputError
@@ -48,6 +50,15 @@ def test_examples_conform(name, kind):
     assert lines[0] == f"{kind} {entry.name}"
     assert all(line.startswith("  ok  ") for line in lines[1:-1])
     assert re.match(r"\d+ checks passed", lines[-1])
+
+
+@pytest.mark.thorough
+def test_example_sweep_runs(here):
+    assert raybench.sweep(EXAMPLES / "plugin_sweep.yaml", inline=True).exit_code == 0
+    cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
+    assert set(cells["status"]) == {"ok"}
+    best = cells.loc[cells["algorithm"] != "gd"].groupby("algorithm")["grad_norm_sq"].min()
+    assert (best < 1e-9).all()  # they optimise, all of them
 
 
 def test_all_a_plugin_needs_is_in_one_place():
