@@ -295,18 +295,6 @@ def test_trials_the_verb(swept):
     assert "Round after 3 trials" in after_trials(results, 3, x="round").head
 
 
-def test_the_figure_is_that_table(swept):
-    made = figure(swept, kind="trials")
-    want = trials(swept).set_index(["method", "trials"])
-    assert len(made.data) == len(want)
-    for row in made.data.itertuples():
-        own = want.loc[(row.series, row.x)]
-        assert (row.y, row.low, row.high) == (own["cost"], own["draws_low"], own["draws_high"])
-    one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
-    assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
-    assert one.y == "round"
-
-
 # -- two sources ------------------------------------------------------------------------------------
 
 
@@ -356,15 +344,6 @@ def test_what_all_cells_differ_in_does_not_keep_them_apart():
     }
     with pytest.raises(InputError, match="in common"):
         compare(a, make([{"g": [1], "algorithm": "gd"}, {"g": [1], "algorithm": "sgd"}]))
-
-
-def test_best_steps_are_compared_though_they_differ():
-    fast, slow = [1, 0.01, 0.01], [1, 1, 0.01]
-    a = make([{"g": fast, "multiple": 1.0}, {"g": slow, "multiple": 2.0}])
-    b = make([{"g": slow, "multiple": 1.0}, {"g": fast, "multiple": 2.0}])
-    (row,) = compare(a, b, 0.1, by="series").to_dict("records")
-    assert (row["step_a"], row["step_b"], row["ratio"]) == ("x1", "x2", 1.0)
-    assert compare(a, b, 0.1)["ratio"].tolist() == pytest.approx([2.0, 0.5])
 
 
 def test_compare_the_verb(swept, other):
