@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import scipy.fft
@@ -16,7 +14,6 @@ from toys import (
     VALUES,
     each_round,
     full_gradients,
-    largest,
     on_p1,
     registered,
 )
@@ -55,25 +52,8 @@ class Tensors(Quadratic):
 
 @pytest.fixture(scope="module", autouse=True)
 def problems():
-    with registered("problem", tensors=Tensors, scalar=WithScalar):
+    with registered("problem", tensors=Tensors):
         yield
-
-
-class WithScalar(Quadratic):
-    """One client, f = ||x - 1||^2/2, whose variable is a 2 x 3 matrix, a scalar and a vector of 2."""
-
-    def __init__(self) -> None:
-        A, b = torch.eye(9, dtype=torch.float64)[None], torch.ones(1, 9, dtype=torch.float64)
-        super().__init__(A, b, layout=Layout((("w", (2, 3)), ("s", ()), ("b", (2,)))))
-
-
-@pytest.mark.parametrize("name", ["power_sgd", "dgc"])
-def test_a_scalar_is_a_tensor_too(name):
-    params = {"dgc": {"vectors": "dense", "clip": 9.0, "momentum": 0.5}}.get(name, {})
-    method = Method(name, params, TOP if name == "dgc" else None, {"name": "scalar"}, step=0.2)
-    run = finished(replace(method, rounds=120).batch(), every=120)
-    assert largest(run.s.x, np.ones((1, 9))) < 1e-6
-    assert run.net.ledger.up[VALUES] == 120 * ((2 + 3) if name == "power_sgd" else 3) + 120 * 3
 
 
 # Deep gradient compression --------------------------------------------------------------------
