@@ -418,17 +418,6 @@ def test_closed_forms_of_the_tridiagonal_problem(dim, clients, noise):
     assert c.mu == pytest.approx(dense.mu, rel=1e-9)
 
 
-def test_generated_quadratic():
-    problem = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 3})
-    assert problem.constants.mu == pytest.approx(0.02, rel=1e-9)
-    other = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 4})
-    assert not torch.equal(problem.A, other.A)
-    alike = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 0.0})
-    spread = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 2.0})
-    spreads = [p.constants.L_max / p.constants.L_AM for p in (alike, spread)]
-    assert spreads[0] < spreads[1]
-
-
 def test_unbounded_quadratics_have_no_minimum():
     A = torch.diag(torch.tensor([1.0, -0.1], dtype=torch.float64))[None]
     saddle = Quadratic(A, torch.zeros(1, 2, dtype=torch.float64)).constants
