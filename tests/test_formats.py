@@ -166,21 +166,6 @@ def test_block_formats_reach_their_alpha(name):
     assert float(lost(op, x)) == pytest.approx(1 - op.alpha(1000), rel=1e-6)
 
 
-def test_scales_in_bytes():
-    levels = blocks.scale_levels()
-    assert len(levels) == len(set(levels)) == 256
-    assert levels == sorted(levels)
-    assert levels[0] == 0
-    assert levels[-2:] == [31 / 32, 1.0]
-    x = torch.zeros(64 * 300)
-    x[::64] = torch.tensor([2.0**-i for i in range(14)] * 22)[:300] * 3
-    m = raybench.compressor("nf4:double=true").compress(x)
-    assert torch.equal(m.decode(), x)  # powers of two of the largest are levels
-    assert m.tops.tolist() == [3.0, 3.0]
-    alone = raybench.compressor("nf4").compress(x[:64]).decode()
-    assert torch.equal(raybench.compressor("nf4:double=true").compress(x[:64]).decode(), alone)
-
-
 @pytest.mark.parametrize("name", ["nf4", "nf4:double=true", "mxfp4", "mxfp8", "int8:bucket=64"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
