@@ -224,18 +224,6 @@ def diloco(params, rounds=7, problem=NET, name="streaming_diloco", **more):
     return Method(name, {**WORK, **params}, compressor, problem, step=0.7, rounds=rounds, **more)
 
 
-def test_fragments_are_groups_of_tensors():
-    layout = Layout(tuple((f"t{j}", (size,)) for j, size in enumerate((10, 30, 5, 5, 30, 20))))
-    result = layout.fragments(2)
-    assert [(p.start, p.stop) for p, _ in result] == [(0, 50), (50, 100)]
-    assert [own.dim for _, own in result] == [50, 50]
-    assert [(p.start, p.stop) for p, _ in layout.fragments(1)] == [(0, 100)]
-    many = layout.fragments(50)  # at most one for every tensor, and none is empty
-    assert [p.stop - p.start for p, _ in many] == [10, 30, 5, 5, 30, 20]
-    huge = Layout((("a", (1,)), ("b", (98,)), ("c", (1,))))
-    assert [p.stop for p, _ in huge.fragments(2)] == [1, 100]
-
-
 def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=0.7):
     """Return x after so many rounds with two fragments, by torch's AdamW."""
     x, v, n = x.clone(), torch.zeros_like(x), problem.n
