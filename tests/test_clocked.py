@@ -420,17 +420,6 @@ def test_the_cost_in_the_table_is_that_of_the_curves(swept):
         assert row["cost"] == pytest.approx(first.median())
 
 
-def test_the_chart_says_what_it_assumes(swept):
-    result = frames(swept, link="1Gbit,ring")
-    chart = charts.best_by_bandwidth(result, result.link)
-    for word in ("simulated", "ring", "latency 100 µs", "as measured", "a machine of its own"):
-        assert word in chart.band
-    assert any("dense messages" in look.label for look in chart.looks.values())
-    assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
-    (axis,) = plots.draw(chart).axes
-    assert axis.get_ylim()[0] > chart.data["low"].min() / 3, "no empty decade"
-
-
 def test_bands_that_have_no_end_go_to_the_edge_and_are_told(swept, monkeypatch):
     def endless(*args, **more):
         return by_bandwidth(*args, **more).assign(high=np.inf)
