@@ -236,24 +236,6 @@ def swept_plainly(tmp_path):
     return tmp_path / "plain"
 
 
-def test_networks_on_events_record_the_loss_of_their_minibatches(tmp_path) -> None:
-    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 3}
-    problem["rows"] = 300
-    curves, _ = swept(
-        tmp_path / "out",
-        problem={**problem, "batch": 16, "test_size": 0.2},
-        algorithm=[{"name": "fedbuff", "collect": 2, "steps": 2}],
-        clock={"compute": [1.0, 1.5, 2.5]},
-        step_size=[0.1],
-        seed=0,
-        rounds=20,
-    )
-    later = curves[curves["round"] > 0]
-    assert np.isfinite(later["extra.minibatch_loss"]).all()
-    last = later.groupby("cell")["extra.minibatch_loss"].last()
-    assert (last < np.log(10)).all()
-
-
 def test_methods_on_events_need_a_clock(tmp_path) -> None:
     _, cells = swept(tmp_path / "out", algorithm=["gd", "async_sgd"], seed=0)
     skipped = cells[cells["status"] == "skipped"]
@@ -436,42 +418,6 @@ def test_the_cost_in_the_table_is_that_of_the_curves(swept):
         rows = own.loc[result.cells.loc[same, "cell"]]
         first = rows[rows["grad_norm_sq"] <= row["target"]].groupby("cell")[SECONDS].min()
         assert row["cost"] == pytest.approx(first.median())
-
-
-@pytest.mark.parametrize("verb", ["table", "plot", "report"])
-def test_bad_links_are_input_errors(swept, verb):
-    said = cli(verb, swept, "--link", "1Gbt,ring")
-    assert (said.code, said.complaints, said.out) == (2, 1, "")
-    assert "--link: unknown link '1Gbt'" in said.err
-    assert "did you mean 1Gbit" in said.err
-    assert len(said.err.splitlines()) <= 3
-
-
-@pytest.mark.thorough
-def test_plot_draws_time_and_bandwidth(swept, tmp_path):
-    said = cli("plot", swept, "--link", "1Gbit,ring", "--out", tmp_path / "figures")
-    assert said.code == 0
-    assert "grad_norm_sq_vs_seconds_simulated.{png,pdf,csv}" in said.out
-    assert "grad_norm_sq_vs_seconds.{" not in said.out
-    chart = pd.read_csv(tmp_path / "figures/seconds_to_target_vs_bandwidth.csv")
-    assert chart["bandwidth"].min() == 1e8
-    assert chart["bandwidth"].max() == pytest.approx(4e11)
-    assert chart.groupby("bandwidth")["fastest"].any().all()
-    for _, part in chart.groupby("method"):  # more bandwidth never costs time
-        assert (np.diff(part.sort_values("bandwidth")["seconds_simulated"]) <= 1e-12).all()
-    assert "GD" in set(chart["method"])
-    assert chart.loc[chart["method"] == "GD", "dense"].all()
-
-
-def test_the_chart_says_what_it_assumes(swept):
-    result = frames(swept, link="1Gbit,ring")
-    chart = charts.best_by_bandwidth(result, result.link)
-    for word in ("simulated", "ring", "latency 100 µs", "as measured", "a machine of its own"):
-        assert word in chart.band
-    assert any("dense messages" in look.label for look in chart.looks.values())
-    assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
-    (axis,) = plots.draw(chart).axes
-    assert axis.get_ylim()[0] > chart.data["low"].min() / 3, "no empty decade"
 
 
 def test_bands_that_have_no_end_go_to_the_edge_and_are_told(swept, monkeypatch):

@@ -1,4 +1,4 @@
-"""Images and texts by name and of a user's own: known facts, what is fetched, tokens, files that are no data."""
+"""Images and texts by name and of a user's own: what is fetched, tokens, files that are no data."""
 
 from __future__ import annotations
 
@@ -27,21 +27,7 @@ from raybench.data.catalogue import IMAGE_SETS, ImageSet
 
 pytestmark = pytest.mark.thorough
 
-TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # digits in MNIST
-TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-CHECKSUMS = {
-    "digits": "05e7fdfebef9ebb4",
-    "mnist": "6cc8122a73186f7b",
-    "cifar10_part": "9a6f26a6de9b921e",
-}
 refused = partial(data_kit.refused, images)
-
-
-def by_name(data_folder, name):
-    for file in IMAGE_SETS[name].files:
-        if not (data_folder / file).is_file():
-            pytest.skip(f"the data folder has no {file}")
-    return images(name)
 
 
 @pytest.fixture
@@ -61,29 +47,7 @@ def test_digits():
     assert np.array_equal(np.rint(train.inputs[:, 0] / 255 * 16), raw.images)
     assert np.abs(train.inputs[:, 0] - raw.images * 255 / 16).max() <= 0.5
     assert np.array_equal(train.targets, raw.target)
-    assert train.checksum.startswith(CHECKSUMS["digits"])
-
-
-def test_mnist(data_folder):
-    pair = by_name(data_folder, "mnist")
-    assert (pair.train.inputs.shape, len(pair.test)) == ((60000, 1, 28, 28), 10000)
-    assert list(pair.train.targets[:5]) == [5, 0, 4, 1, 9]
-    assert list(np.bincount(pair.train.targets)) == TRAIN
-    assert list(np.bincount(pair.test.targets)) == TEST
-    assert pair.train.checksum.startswith(CHECKSUMS["mnist"])
-    assert pair.train.mean == pytest.approx([0.1307], abs=5e-5)
-    assert pair.train.std == pytest.approx([0.3081], abs=5e-5)
-    assert images("MNIST").train is pair.train
-
-
-def test_the_exact_part_of_cifar10(data_folder):
-    pair = by_name(data_folder, "cifar10_part")
-    assert pair.train.inputs.shape == (5085, 3, 32, 32)
-    assert pair.test.inputs.shape == (1017, 3, 32, 32)
-    assert (pair.train.inputs.dtype, pair.train.classes) == (np.uint8, 10)
-    assert list(pair.train.targets[:10]) == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
-    assert list(pair.test.targets[:5]) == [3, 8, 8, 0, 6]
-    assert pair.train.checksum.startswith(CHECKSUMS["cifar10_part"])
+    assert train.checksum.startswith("05e7fdfebef9ebb4")
 
 
 def test_unknown_names(folder):
@@ -135,9 +99,6 @@ LIES = {
     "fewer than labels": (idx(PIXELS[:5]), ["5 images", "6 labels"]),
     "labels": (idx(DIGITS) + bytes(9), ["no IDX file of bytes with 3 axes", "00000801"]),
     "no header": (b"\0\0\x08", ["ends after 3 bytes, within its header"]),
-    "empty": (b"", ["within its header"]),
-    "zeros": (bytes(10**7), ["no IDX file"]),
-    "text": (b"not an image at all", ["no IDX file"]),
 }
 
 
@@ -276,24 +237,16 @@ GOOD = {"images": PICTURES, "labels": LABELS}
     ("change", "words"),
     [
         ({"images": PICTURES.astype("i8")}, ["images holds int64", "uint8 or floats in [0, 1]"]),
-        ({"images": PICTURES > 9}, ["images holds bool"]),
-        ({"images": PICTURES.astype(complex)}, ["holds complex128"]),
         (
             {"images": PICTURES.astype(object)},
             ["images: ValueError: Object arrays cannot be loaded"],
         ),
         ({"images": PICTURES.astype("f4")}, ["outside of [0, 1]"]),
-        ({"images": PICTURES / 255 - 1e-9}, ["outside of [0, 1]"]),
         ({"images": np.full((6, 4, 4), np.nan)}, ["not finite"]),
         ({"images": PICTURES[:, :2]}, ["(6, 2, 5, 4)", "C = 1 or 3"]),
         ({"images": PICTURES[:, 0, 0]}, ["(6, 4)", "(N, H, W)"]),
-        ({"images": PICTURES[:, :, :0]}, ["(6, 3, 0, 4)"]),
-        ({"images": np.uint8(3)}, ["the shape ()"]),
         ({"labels": LABELS[:5]}, ["6 images and 5 labels"]),
         ({"labels": LABELS[:, None]}, ["labels is int64 of shape (6, 1)", "one per image"]),
-        ({"labels": LABELS / 2}, ["float64"]),
-        ({"labels": LABELS - 1}, ["labels from -1 to 1", "from 0 to"]),
-        ({"labels": LABELS * 10**6}, ["labels from 0 to 2,000,000", "0 to 65,535"]),
         ({"labels": np.full(6, 2**64 - 1)}, ["labels from 18,446,744,073,709,551,615"]),
         ({"labels": LABELS * 0 + 4}, ["a single class (4)"]),
         ({"test_images": PICTURES}, ["lacks the array test_labels"]),
@@ -414,9 +367,6 @@ def test_rows_and_channels(tmp_path):
     assert train[:2].checksum == train.checksum
     with pytest.raises(InputError, match=r"first 7 examples[\s\S]*a.npz has 6"):
         train.first(7)
-    values = PICTURES.transpose(1, 0, 2, 3).reshape(3, -1) / 255
-    assert train.mean == pytest.approx(values.mean(1), rel=1e-14)
-    assert train.std == pytest.approx(values.std(1), rel=1e-14)
     rows = Examples.of("x", np.ones((2, 3)), LABELS[:2], classes=2, source="", kind="features")
     with pytest.raises(ValueError, match="no channels"):
         rows.mean  # noqa: B018
@@ -427,14 +377,6 @@ def test_rows_and_channels(tmp_path):
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 SAID = "the quick brown fox jumps over the lazy dog\n" * 5
-# name: characters, distinct ones, checksum of the training part for sequences of 64
-REAL = {
-    "shakespeare": (1115394, 65, "a2e4aabb9763"),
-    "wikitext2_valid": (1120192, 122, "64a6dfa2a1e9"),
-    "wikitext2_test": (1255018, 120, "4a01a982d664"),
-}
-
-
 complaint = partial(data_kit.complaint, text)
 
 
@@ -443,24 +385,6 @@ def file(tmp_path):
     path = tmp_path / "said.txt"
     path.write_text(SAID)
     return path
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_texts(data_folder, name):
-    if not list((data_folder / "text").glob(f"{name}.txt*")):
-        pytest.skip(f"the data folder has no text/{name}.txt")
-    characters, distinct, checksum = REAL[name]
-    pair = text(name, 64)
-    assert pair.train.classes == distinct
-    count = (characters - 1) // 64
-    assert len(pair.test) == round(count / 10)
-    assert len(pair.train) + len(pair.test) == count
-    assert pair.train.checksum.startswith(checksum)
-    raw = text(name, 64, "byte").train
-    assert raw.classes == 256
-    want = "First Citizen:\nBefore" if name == "shakespeare" else " \n = "
-    assert bytes(raw.inputs[0]).decode().startswith(want)
-    assert len(set(want)) == len(set(pair.train.inputs[0][: len(want)]))
 
 
 @given(
@@ -481,17 +405,6 @@ def test_windows_are_the_text(tmp_path_factory, said, length, level):
     assert train.targets.ravel().tolist() == tokens[1 : count * length + 1]
     assert train.targets.dtype == np.int64
     assert train.classes == (256 if level == "byte" else len(numbers))
-
-
-def test_the_last_sequences_are_the_test_part(file):
-    whole = text(file, 7, test_share=0)
-    assert whole.test is None
-    pair = text(file, 7, test_share=0.25)
-    assert (len(whole.train), len(pair.train), len(pair.test)) == (31, 23, 8)
-    assert np.array_equal(pair.train.inputs, whole.train.inputs[:23])
-    assert np.array_equal(pair.test.targets, whole.train.targets[23:])
-    assert (pair.train.name, pair.train.kind, pair.train.source) == ("said.txt", "text", str(file))
-    assert len(pair.test.first(3)) == 3
 
 
 def test_more_characters_than_a_byte_counts(tmp_path):
@@ -516,7 +429,6 @@ def test_names_are_files_of_the_data_folder(tmp_path, monkeypatch, file, ending)
     assert f"put mime.txt (or with .bz2, .gz or .xz behind it) into {path.parent}" in said
     said = complaint("shakespeare", 5)
     assert "no file of the text shakespeare" in said
-    assert "did you mean wikitext2_valid?" in complaint("wikitext2_vaild", 5)
     assert "no file ./absent" in complaint("./absent", 5)
     assert "is a folder" in complaint(path.parent, 5)
     for name in ("x" * 250, "x" * 5000, "x/" * 5000, "a\0b"):

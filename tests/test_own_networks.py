@@ -60,14 +60,6 @@ def test_ten_lines_of_python_and_five_of_yaml(mine):
     assert sum(bool(line.strip()) for line in MINE.splitlines()) <= 10
 
 
-def test_the_template_is_copied_with_its_python_file(mine):
-    said = cli("cp", "network", "new/")
-    assert said.code == 0
-    assert said.out.split()[:2] == ["new/network.yaml", "new/network.py"]
-    assert spec.load(mine / "new" / "network.yaml").cells
-    assert cli("cp", "network", "new/").code == 2, "nothing is overwritten"
-
-
 def problem(path, **more):
     given = {"model": f"{path}:model", "dataset": f"{path}:data", "clients": 3, **more}
     return build("network", given)
@@ -209,20 +201,6 @@ def test_pictures_and_tokens_keep_what_they_are():
     assert (text.kind, text.classes, text.targets.shape) == ("text", 10, (2, 3))
 
 
-def test_a_dataset_of_hugging_face(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    both = {"x": X.tolist(), "label": Y.tolist()}
-    made = datasets.DatasetDict(
-        train=datasets.Dataset.from_dict(both), test=datasets.Dataset.from_dict(both)
-    )
-    made.save_to_disk(str(tmp_path / "kept"))
-    found = own.pair(datasets.load_from_disk(str(tmp_path / "kept")), "hf")
-    np.testing.assert_array_equal(found.train.inputs, X.numpy())
-    np.testing.assert_array_equal(found.test.targets, Y.numpy())
-    again = own.pair(datasets.Dataset.from_dict(both).with_format("torch"), "hf").train
-    np.testing.assert_array_equal(again.inputs, X.numpy())
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         yield X[0], 0
@@ -250,15 +228,11 @@ def changed(i, x=None, y=None):
     ("given", "says"),
     [
         (changed(3, x=X[3, :3]), "sample 3 has as input float32 of shape (3,), and sample 0 has float32 of shape (4,)"),
-        (changed(5, x=X[5].double()), "sample 5 has as input float64 of shape (4,)"),
         (changed(4, x=X[4] * float("nan")), "sample 4 has a value as input that is not finite"),
         (changed(2, y=torch.tensor(-1)), "sample 2 has the label -1"),
-        (changed(2, y=torch.tensor(2**40)), f"sample 2 has the label {2**40}"),
-        (changed(1, y=torch.tensor(0.5)), "sample 1 has as target float32"),
         (changed(4, x="a text"), "sample 4 has as input str"),
         ((TensorDataset(X, Y), changed(1, x=X[1, :2])), "test sample 1 has as input float32 of shape (2,), and sample 0"),
         (Columns(a=X, b=X, c=Y), "sample 0 is a dict of a, b, c"),
-        (TensorDataset(X), "sample 0 is a tuple"),
         (Broken(X, Y), "sample 3: ZeroDivisionError"),
         (Noisy(X, Y), "sample 0 is another one when it is read again"),
         (Endless(), "no samples by number"),
@@ -281,11 +255,9 @@ def test_the_sample_that_is_wrong_is_named(given, says):
         (("(x[:, 1] > 0).long()", "3 * (x[:, 1] > 0).long()"), "has the label 3, and"),
         (("Linear(20,", "Linear(19,"), "does not take inputs of float32 (20,), as of sample 0"),
         (("Linear(20,", "LazyLinear("), "the parameter 0.weight has no shape before data"),
-        (("torch.nn.ReLU()", "torch.nn.LSTM(32, 32)"), "does not take inputs"),
         (("torch.nn.Linear(32, 3))", "torch.nn.LSTM(32, 3))"), "its forward returns tuple"),
         (("y = (", "y = 0.5 * ("), "a sample has 3 outputs and 1 targets"),
         (("def model():", "def model(\n"), "my.py, line 5: SyntaxError"),
-        (("x = torch.randn(", "x = torch.rnd("), "my.py:data, line 9: AttributeError"),
         (("torch.nn.Linear(32, 3)", "torch.nn.Linear(32)"), "my.py:model, line 6: TypeError"),
         (("def data", "def date"), "did you mean date"),
         (("import torch\n", "import torch, no_such\n"), "my.py, line 2: ModuleNotFoundError"),
@@ -305,7 +277,6 @@ def test_mistakes_in_ones_file_are_told_in_a_few_lines(mine, change, says):
     [
         ({"loss": "squared_eror"}, "did you mean squared_error"),
         ({"loss": "OWN:mean"}, "reduction='none'"),
-        ({"metrics": ["OWN:mean"]}, "the mean of 2 samples have shape ()"),
         ({"metrics": ["OWN:loss"]}, "loss is a column of its own"),
         ({"loss": "cross_entropy"}, "for targets of float64 (2,), as of sample 0"),
     ],
@@ -353,19 +324,6 @@ def test_random_numbers_of_data_are_the_same_in_every_process_and_disturb_nobody
     torch.manual_seed(1)
     assert torch.equal(torch.rand(1), after)
     assert ids(mine) == first
-
-
-def test_pictures_of_a_folder_are_resized(tmp_path):
-    random = np.random.default_rng(0)
-    for name, side in (("a", 9), ("b", 12)):
-        (tmp_path / name).mkdir()
-        for i in range(4):
-            pixels = random.integers(0, 256, (side, side), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
-    given = {"model": "mlp", "dataset": str(tmp_path), "clients": 2}
-    with pytest.raises(InputError, match="such as size=32"):
-        build("network", given)
-    assert build("network", {**given, "size": 8}).train.inputs.shape == (8, 1, 8, 8)
 
 
 # A smoke test ---------------------------------------------------------------------------------------

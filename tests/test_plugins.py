@@ -16,7 +16,6 @@ import raybench
 from raybench import plugins, spec
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.problems import build
 from raybench.problems.networks.build import _of_user
 from raybench.runtime.callbacks import opened
 
@@ -93,13 +92,6 @@ def test_check_finds(here, name, old, new, finding):
 
 
 # What registers, and what ids depend on ------------------------------------------------------------
-
-
-def test_constants_set_as_attributes():
-    registry.load_plugin(EXAMPLES / "pseudo_huber.py")
-    constants = build("pseudo_huber", {"clients": 3, "d": 4, "seed": 0}).constants
-    assert (constants.L, constants.L_tilde, constants.f_inf) == (1.0, 1.0, 0.0)
-    assert (constants.mu, constants.f_star, constants.L_pm) == (None, None, None)
 
 
 def test_ids_follow_the_file(here, monkeypatch):

@@ -1,8 +1,6 @@
-"""Methods of practice: momentum, deep gradient compression, signs, 1-bit Adam, matrix steps, Streaming DiLoCo."""
+"""Methods of practice: momentum, deep gradient compression, signs, matrix steps, Streaming DiLoCo."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +9,11 @@ import torch
 from test_hostile import parts_of, signed
 from tiers import first_of_each
 from toys import (
-    FAR,
     P1,
     TOP,
     VALUES,
     each_round,
     full_gradients,
-    largest,
     on_p1,
     registered,
 )
@@ -33,7 +29,7 @@ from raybench.compressors.block_top_k import (
 )
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.layout import Layout, clipped, matrices
+from raybench.core.layout import Layout, clipped
 from raybench.core.streams import stream
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, recorded, started
@@ -54,35 +50,10 @@ class Tensors(Quadratic):
         super().__init__(torch.from_numpy(A), torch.from_numpy(b), layout=self.layout_of)
 
 
-class Idle(Quadratic):
-    """f_i = sum over the first two coordinates of (x_j - b_ij)^2/2; the third has no gradient ever."""
-
-    def __init__(self) -> None:
-        A = torch.diag(torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)).repeat(2, 1, 1)
-        super().__init__(A, torch.tensor([[1.0, 2, 0], [3, -1, 0]], dtype=torch.float64))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def problems():
-    with registered("problem", tensors=Tensors, scalar=WithScalar, idle=Idle):
+    with registered("problem", tensors=Tensors):
         yield
-
-
-class WithScalar(Quadratic):
-    """One client, f = ||x - 1||^2/2, whose variable is a 2 x 3 matrix, a scalar and a vector of 2."""
-
-    def __init__(self) -> None:
-        A, b = torch.eye(9, dtype=torch.float64)[None], torch.ones(1, 9, dtype=torch.float64)
-        super().__init__(A, b, layout=Layout((("w", (2, 3)), ("s", ()), ("b", (2,)))))
-
-
-@pytest.mark.parametrize("name", ["power_sgd", "dgc"])
-def test_a_scalar_is_a_tensor_too(name):
-    params = {"dgc": {"vectors": "dense", "clip": 9.0, "momentum": 0.5}}.get(name, {})
-    method = Method(name, params, TOP if name == "dgc" else None, {"name": "scalar"}, step=0.2)
-    run = finished(replace(method, rounds=120).batch(), every=120)
-    assert largest(run.s.x, np.ones((1, 9))) < 1e-6
-    assert run.net.ledger.up[VALUES] == 120 * ((2 + 3) if name == "power_sgd" else 3) + 120 * 3
 
 
 # Deep gradient compression --------------------------------------------------------------------
@@ -101,18 +72,6 @@ def test_tensors_are_clipped_one_by_one():
         assert torch.equal(cut[1:], whole[1:])
         scale = (now[0] / norm[0]).item()
         assert torch.allclose(cut[0], scale * whole[0], rtol=1e-12)
-
-
-def test_a_split_joins_again():
-    split = matrices(Tensors.layout_of, True)
-    x = torch.arange(44.0).view(2, 22)
-    wide, narrow = split(x)
-    assert torch.equal(narrow, x[:, 12:16])
-    assert torch.equal(split.join(wide, narrow), x)
-    assert [name for name, _ in split.layout] == ["w", "v"]
-    only = matrices(Layout.vector(5), True)
-    assert torch.equal(only.join(*only(x[:, :5])), x[:, :5])
-    assert matrices(Tensors.layout_of, False)(x)[0] is x
 
 
 @pytest.mark.parametrize(
@@ -177,22 +136,6 @@ def test_ties_by_coin():
     assert set(went.tolist()) == {-1.0, 1.0}
     assert abs(float(went.mean())) < 4 / tie.sum().item() ** 0.5
     assert torch.equal(-run.s.x[~tie], g[:, 0][~tie].sign())
-
-
-# 1-bit Adam -----------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_one_bit_adam_leaves_coordinates_without_gradients():
-    params = {"warmup_rounds": 5}
-    problem = {"name": "idle"}
-    run = finished(
-        Method("one_bit_adam", params, None, problem, step=0.01, rounds=300, more=FAR).batch()
-    )
-    start = started(run.batch).s.x
-    assert torch.equal(run.s.x[:, 2], start[:, 2])
-    assert (run.s.x[:, :2] != start[:, :2]).all()
-    assert run.status[0] == "ok"
 
 
 # Steps that are matrices of norm 1 -------------------------------------------------------------
@@ -279,18 +222,6 @@ WORK = {"inner_step": 0.01, "weight_decay": 0.1}
 def diloco(params, rounds=7, problem=NET, name="streaming_diloco", **more):
     compressor = {"name": "identity"} if name == "streaming_diloco" else None
     return Method(name, {**WORK, **params}, compressor, problem, step=0.7, rounds=rounds, **more)
-
-
-def test_fragments_are_groups_of_tensors():
-    layout = Layout(tuple((f"t{j}", (size,)) for j, size in enumerate((10, 30, 5, 5, 30, 20))))
-    result = layout.fragments(2)
-    assert [(p.start, p.stop) for p, _ in result] == [(0, 50), (50, 100)]
-    assert [own.dim for _, own in result] == [50, 50]
-    assert [(p.start, p.stop) for p, _ in layout.fragments(1)] == [(0, 100)]
-    many = layout.fragments(50)  # at most one for every tensor, and none is empty
-    assert [p.stop - p.start for p, _ in many] == [10, 30, 5, 5, 30, 20]
-    huge = Layout((("a", (1,)), ("b", (98,)), ("c", (1,))))
-    assert [p.stop for p, _ in huge.fragments(2)] == [1, 100]
 
 
 def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=0.7):

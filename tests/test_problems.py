@@ -1,7 +1,6 @@
 """Every problem: gradients, hosting, evaluation, against formulas in numpy; constants that are never violated, and minima."""
 
 import math
-import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -91,15 +90,6 @@ def points(problem, *lead, size=0.5, seed=0):
 def test_conformance(problem):
     """Gradients, clients apart and together, samples, constants and minima: what the kit checks."""
     assert not [str(f) for f in conformance(problem) if not f.ok]
-
-
-def test_survives_pickling(problem):
-    x = points(problem, 2)
-    problem.oracle(x)
-    first = problem.n // 2
-    copy = pickle.loads(pickle.dumps(problem.host(range(first, problem.n))))
-    assert torch.allclose(copy.oracle(x)[0], problem.oracle(x)[0][:, first:], rtol=1e-12)
-    assert copy.constants == problem.constants
 
 
 def test_single_precision(problem):
@@ -201,17 +191,6 @@ def test_one_hot_targets_are_a_matrix():
     residual = A @ X[0].numpy() - Y
     loss = float(problem.oracle(points(problem, 2))[1][0].mean())
     assert loss == pytest.approx((residual**2).sum() / 800)
-
-
-def test_layout_views_and_concat():
-    layout = Layout((("w", (2, 3)), ("b", (4,)), ("c", ())))
-    x = torch.arange(22.0).view(2, 11)
-    views = layout.views(x)
-    assert [tuple(v.shape) for v in views] == [(2, 2, 3), (2, 4), (2,)]
-    views[1][0, 0] = -1  # a view, not a copy
-    assert x[0, 6] == -1
-    assert torch.equal(layout.concat(views), x)
-    assert hash(layout) == hash(Layout(layout.tensors))
 
 
 def test_evaluate():
@@ -362,33 +341,6 @@ def test_slopes_and_curvature_of_the_losses():
 PLAIN = {Fact.BOUNDED_CLIENTS, Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
 STRONG = PLAIN | {Fact.STRONGLY_CONVEX}
 SQUARE = {Fact.QUADRATIC}
-FACTS = {
-    "logistic nonconvex": {Fact.BOUNDED_CLIENTS},
-    "logistic l2": STRONG,
-    "logistic none": PLAIN,
-    "logistic l1": PLAIN | {Fact.CONVEX_PENALTY},
-    "sigmoid l2": {Fact.BOUNDED_CLIENTS},
-    "sigmoid l1": {Fact.BOUNDED_CLIENTS, Fact.CONVEX_PENALTY},
-    "squares nonconvex": {Fact.BOUNDED_CLIENTS},
-    "ridge": STRONG | SQUARE,
-    "squares": STRONG | SQUARE,  # 30 features, none superfluous
-    "squares l1": STRONG | SQUARE | {Fact.CONVEX_PENALTY},
-    "softmax l2": STRONG,
-    "squares of pixels": PLAIN | SQUARE,  # some are always 0
-    "quadratic": SQUARE | {Fact.STRONGLY_CONVEX},
-    "tridiagonal": SQUARE | {Fact.STRONGLY_CONVEX},
-    "vertical": STRONG,
-}
-
-
-@pytest.mark.parametrize("name", FACTS)
-def test_facts(name):
-    more = {
-        "sigmoid l1": ("nonconvex_classification", {**CANCER, "regularizer": "l1"}),
-        "squares l1": ("least_squares", {**CANCER, "regularizer": "l1"}),
-        "squares of pixels": ("least_squares", {"dataset": "digits", "clients": 4}),
-    }
-    assert problems.build(*{**CASES, **more}[name]).constants.facts == FACTS[name]
 
 
 def test_facts_of_quadratics():
@@ -466,17 +418,6 @@ def test_closed_forms_of_the_tridiagonal_problem(dim, clients, noise):
     assert c.mu == pytest.approx(dense.mu, rel=1e-9)
 
 
-def test_generated_quadratic():
-    problem = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 3})
-    assert problem.constants.mu == pytest.approx(0.02, rel=1e-9)
-    other = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 4})
-    assert not torch.equal(problem.A, other.A)
-    alike = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 0.0})
-    spread = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 2.0})
-    spreads = [p.constants.L_max / p.constants.L_AM for p in (alike, spread)]
-    assert spreads[0] < spreads[1]
-
-
 def test_unbounded_quadratics_have_no_minimum():
     A = torch.diag(torch.tensor([1.0, -0.1], dtype=torch.float64))[None]
     saddle = Quadratic(A, torch.zeros(1, 2, dtype=torch.float64)).constants
@@ -512,17 +453,6 @@ def test_logistic_constants_are_reached_at_zero():
         assert bound == pytest.approx(np.linalg.norm(A, 2) ** 2 / (4 * len(y)))
         longest = np.square(A).sum(1).max()
         assert problem.constants.L_sample_i[i] == pytest.approx(longest / 4)
-
-
-def test_samples_constant_of_ridge_is_exact():
-    problem = problems.build("least_squares", {**CANCER, "regularizer": "l2", "lambda": 0.3})
-    squares = np.zeros((30, 30))
-    for A, _ in problem.rows.parts():
-        for a in A:
-            H = np.outer(a, a) + 0.3 * np.eye(30)
-            squares += H @ H / (len(A) * problem.n)
-    want = math.sqrt(np.linalg.eigvalsh(squares)[-1])
-    assert problem.constants.L_samples == pytest.approx(want, rel=1e-10)
 
 
 def test_vertical_constants():

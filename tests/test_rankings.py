@@ -57,15 +57,10 @@ def other(tmp_path_factory):
 BAD = {
     "rank A --by methd": "did you mean method",
     "rank A --target -1": "a number > 0",
-    "rank A --format latx": "did you mean latex",
     "rank A --accounting paper:ef12": "did you mean",
     "rank A --trials 0": "a whole number from 1",
     "rank A --trials 2 --by algoritm": "did you mean algorithm",
-    "compare A A --by serie": "did you mean series",
-    "compare A A --target nan": "a number > 0",
-    "compare A A --format latx": "did you mean latex",
     "compare A none": "none",
-    "table A --format latx": "did you mean latex",
     **{f"table A --tuning-seeds {seeds}": "seeds" for seeds in ("0,1", "7", "x", "", "0.5")},
     **{
         f"{verb} --tuning-seeds 0,1": "all of the seeds"
@@ -216,16 +211,6 @@ def test_points_of_a_line_have_one_target():
     assert by_k["problem"].nunique() == 2
 
 
-def test_unknown_ways_are_refused():
-    runs = opened(example(seeds=1))
-    with pytest.raises(InputError, match="allowed: d, k, n"):
-        scaling(runs, "clients")
-    with pytest.raises(InputError, match="did you mean series"):
-        compare(runs, runs, by="serie")
-    for analysis in (profile, scaling, rank, trials):
-        assert analysis(runs, where={"algorithm": "none of them"}).empty
-
-
 # -- after some trials ------------------------------------------------------------------------------
 
 
@@ -310,30 +295,7 @@ def test_trials_the_verb(swept):
     assert "Round after 3 trials" in after_trials(results, 3, x="round").head
 
 
-def test_the_figure_is_that_table(swept):
-    made = figure(swept, kind="trials")
-    want = trials(swept).set_index(["method", "trials"])
-    assert len(made.data) == len(want)
-    for row in made.data.itertuples():
-        own = want.loc[(row.series, row.x)]
-        assert (row.y, row.low, row.high) == (own["cost"], own["draws_low"], own["draws_high"])
-    one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
-    assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
-    assert one.y == "round"
-
-
 # -- two sources ------------------------------------------------------------------------------------
-
-
-def test_a_source_is_the_same_as_itself():
-    runs = opened(example(("a", "b"), seeds=2))
-    for by in ("step", "series", "method"):
-        result = compare(runs, runs, 1e-3, by=by)
-        assert (result["verdict"] == "same").all()
-        assert (result["identical"] == result["pairs"]).all()
-        assert (result["ratio"] == 1).all()
-        assert len(result) == {"step": 16, "series": 8, "method": 6}[by]
-    assert differences(runs, runs) == {}
 
 
 def test_costs_and_pairs_by_hand():
@@ -382,15 +344,6 @@ def test_what_all_cells_differ_in_does_not_keep_them_apart():
     }
     with pytest.raises(InputError, match="in common"):
         compare(a, make([{"g": [1], "algorithm": "gd"}, {"g": [1], "algorithm": "sgd"}]))
-
-
-def test_best_steps_are_compared_though_they_differ():
-    fast, slow = [1, 0.01, 0.01], [1, 1, 0.01]
-    a = make([{"g": fast, "multiple": 1.0}, {"g": slow, "multiple": 2.0}])
-    b = make([{"g": slow, "multiple": 1.0}, {"g": fast, "multiple": 2.0}])
-    (row,) = compare(a, b, 0.1, by="series").to_dict("records")
-    assert (row["step_a"], row["step_b"], row["ratio"]) == ("x1", "x2", 1.0)
-    assert compare(a, b, 0.1)["ratio"].tolist() == pytest.approx([2.0, 0.5])
 
 
 def test_compare_the_verb(swept, other):
@@ -522,25 +475,6 @@ def test_frames_choose_for_all_that_is_made_of_them():
     assert "chosen on seeds 0" in drawn.band
 
 
-@pytest.mark.thorough
-def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
-    seeds = ["--tuning-seeds", "0"]
-    ranking = ["rank", swept]
-    for verb in (["table", swept], ranking, [*ranking, "--trials", "2"], ["compare", swept, swept]):
-        said = cli(*verb, *seeds)
-        assert (said.code, said.err) == (0, "")
-        assert "chosen on seeds 0" in " ".join(said.out.split()), verb
-    raw = pd.read_csv(io.StringIO(cli("rank", swept, *seeds, "--format", "csv").out))
-    assert set(raw["instances"]) == {1}
-    out = ["--out", tmp_path, "--format", "csv"]
-    assert cli("plot", swept, *seeds, *out, "--methods", "ef21").code == 0
-    assert cli("plot", swept, *seeds, *out).code == 0
-    for name in ("grad_norm_sq_vs_bits_up", "loss_vs_round"):
-        assert pd.read_csv(tmp_path / f"{name}.csv")["cells"].max() == 1
-    assert cli("report", swept, *seeds, "--out", tmp_path / "page.html").code == 0
-    assert "chosen on seeds 0" in (tmp_path / "page.html").read_text("utf-8")
-
-
 # -- an audit: every reading is what the table says under it ---------------------------------------
 
 
@@ -589,17 +523,6 @@ def test_costs_of_an_audit_are_those_of_the_table_under_the_same_accounting(
     widths = {"dtype", "32", "7"} if how[0] == "v" else {"dtype", "32"}
     assert set(said.readings["values"]) == widths
     assert said.readings.groupby("own")["values"].nunique()[True] == 1
-
-
-def test_pairs_count_what_the_readings_say(audited):
-    result = audited
-    costs = result.readings.set_index([*FACTORS, "method"])["cost"].unstack()
-    assert len(result.pairs) > 2
-    for row in result.pairs.itertuples():
-        one, other = costs[row.better], costs[row.worse]
-        assert row.flipped == int((other < one).sum())
-        assert row.decided == int(((other < one) | (one < other)).sum())
-        assert row.cost_better < row.cost_worse
 
 
 def test_what_turns_an_order_round_is_found():
