@@ -236,6 +236,24 @@ def swept_plainly(tmp_path):
     return tmp_path / "plain"
 
 
+def test_networks_on_events_record_the_loss_of_their_minibatches(tmp_path) -> None:
+    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 3}
+    problem["rows"] = 300
+    curves, _ = swept(
+        tmp_path / "out",
+        problem={**problem, "batch": 16, "test_size": 0.2},
+        algorithm=[{"name": "fedbuff", "collect": 2, "steps": 2}],
+        clock={"compute": [1.0, 1.5, 2.5]},
+        step_size=[0.1],
+        seed=0,
+        rounds=20,
+    )
+    later = curves[curves["round"] > 0]
+    assert np.isfinite(later["extra.minibatch_loss"]).all()
+    last = later.groupby("cell")["extra.minibatch_loss"].last()
+    assert (last < np.log(10)).all()
+
+
 def test_methods_on_events_need_a_clock(tmp_path) -> None:
     _, cells = swept(tmp_path / "out", algorithm=["gd", "async_sgd"], seed=0)
     skipped = cells[cells["status"] == "skipped"]

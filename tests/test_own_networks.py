@@ -201,6 +201,20 @@ def test_pictures_and_tokens_keep_what_they_are():
     assert (text.kind, text.classes, text.targets.shape) == ("text", 10, (2, 3))
 
 
+def test_a_dataset_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    both = {"x": X.tolist(), "label": Y.tolist()}
+    made = datasets.DatasetDict(
+        train=datasets.Dataset.from_dict(both), test=datasets.Dataset.from_dict(both)
+    )
+    made.save_to_disk(str(tmp_path / "kept"))
+    found = own.pair(datasets.load_from_disk(str(tmp_path / "kept")), "hf")
+    np.testing.assert_array_equal(found.train.inputs, X.numpy())
+    np.testing.assert_array_equal(found.test.targets, Y.numpy())
+    again = own.pair(datasets.Dataset.from_dict(both).with_format("torch"), "hf").train
+    np.testing.assert_array_equal(again.inputs, X.numpy())
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         yield X[0], 0
