@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,14 @@ import psutil
 def python(*words: object, **how: Any) -> subprocess.Popen[str]:
     """Start Python with these words, its input, output and errors pipes of text unless told otherwise."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, *map(str, words)], text=True, **{**pipes, **how})
+    command = [sys.executable, *map(str, words)]
+    # a shell lets what it starts in the background ignore Ctrl-C, and children inherit that
+    return subprocess.Popen(
+        command,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **{**pipes, **how},
+    )
 
 
 def gone(process: psutil.Process) -> bool:
