@@ -183,32 +183,6 @@ def test_models_train_as_in_plain_data_parallel_training(case):
 
 
 @on_ranks(2)
-def test_what_another_hook_reduces_is_left_to_it():
-    """Parameters whose all-reduce is delayed are none of ours, but skip what all skip."""
-    ends = []
-    for attaches in (False, True):
-        model = network(torch.float32)
-        late = [(f"4.{name}", p) for name, p in model[4].named_parameters()]
-        more: Any = {
-            "delay_all_reduce_named_params": late,
-            "param_to_hook_all_reduce": model[0].weight,
-        }
-        parallel = DistributedDataParallel(model, **more)
-        if attaches:
-            rt.attach(parallel, "gd", None)
-        steps(parallel, sgd(model), rank(), range(3), torch.float32)
-        ends.append(vector(model))
-    assert far(*ends) < 1e-6
-    before = vector(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        parallel.zero_grad()
-        (loss(parallel, 3, rank(), torch.float32) * torch.nan).backward()
-        sgd(model).step()
-    assert far(before, vector(model)) == 0
-
-
-@on_ranks(2)
 def test_what_cannot_be_served_is_refused_before_the_first_step():
     model = thawed()
     parallel = DistributedDataParallel(model)
