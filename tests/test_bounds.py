@@ -18,7 +18,7 @@ from toys import ConvexL1, each_round, full_gradients, registered
 from raybench import theory
 from raybench.core import registry
 from raybench.execution.resolve import Resolver
-from raybench.testing.trial import DATA, Method, compressors_for, finished, started
+from raybench.testing.trial import DATA, Method, started
 
 SEEDS = 16  # where the bound holds in expectation; else it holds path by path, and three are run
 ROUNDS, SHORT = 120, 80
@@ -266,19 +266,3 @@ def test_recursion(case):
 PROXIMAL = [
     n for n in registry.names("algorithm") if registry.lookup("algorithm", n).facts.proximal
 ]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", PROXIMAL)
-def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(name):
-    """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
-    entry = registry.lookup("algorithm", name)
-    operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
-    down = {"name": "top_k", "k": 3} if entry.facts.down else None
-    # on clients of unlike data a median leads beside the minimiser of the mean
-    robust = {"robust": {"rule": "mean"}} if name.startswith("byz_") else {}
-    more = {"x0": {"normal": 2.0}, **robust}
-    method = Method(name, {}, operator, LASSO, down, step=0.05, rounds=600, more=more)
-    run = finished(method.batch(), every=600)
-    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
-    assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)

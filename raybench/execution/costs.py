@@ -262,35 +262,45 @@ class _Coins:
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.plain, self.tossed, self.side = run, run.net.cases, False, True
-        self.bits: list[
-            tuple[float, float]
-        ] = []  # of a round: expected of its side, and as they were
-        run.net.cases = self.cases  # type: ignore[method-assign]
+        self.run, self.side = run, True
+        self.plain_coin, self.plain_cases = run.net.coin, run.net.cases
+        self.last: torch.Tensor | None = None  # the coin that was drawn last,
+        self.chance: Any = None  # and its probability
+        self.p: Any = None  # that of the coin which has decided between messages
+        # of each round: the bits to be expected of its side, and as they were
+        self.bits: list[tuple[float, float]] = []
+        run.net.coin, run.net.cases = self.coin, self.cases  # type: ignore[method-assign]
+
+    def coin(self, purpose: str, p: Any) -> torch.Tensor:
+        """Draw a coin as the method does."""
+        self.last, self.chance = self.plain_coin(purpose, p), p
+        return self.last
 
     def cases(self, coin: torch.Tensor, yes: Any, no: Any) -> Message:
-        """Send what the side of this round sends, in every cell."""
-        self.tossed = True
-        return self.plain(torch.full_like(coin, self.side), yes, no)
+        """Send what the side of this round sends, in every cell; what another thing than a coin decides stays."""
+        if coin is not self.last:
+            return self.plain_cases(coin, yes, no)
+        self.p = self.chance
+        return self.plain_cases(torch.full_like(coin, self.side), yes, no)
 
     def advance(self) -> bool:
         """Run one round; return whether all cells have ended."""
         run, before = self.run, self.run.bits("up")
-        self.side, method = len(self.bits) % 2 == 0, run.a
+        self.side = len(self.bits) % 2 == 0
         over = run.advance(1)
         spent = run.bits("up")
         if len(spent) == len(before):  # else some cells have ended, and are no longer here
             spent = spent - before
             share = np.ones(len(spent))
-            if self.tossed:
-                share = np.asarray(method.p.values if self.side else 1 - method.p.values)
+            if self.p is not None:
+                share = np.asarray(self.p.values if self.side else 1 - self.p.values)
             self.bits.append((float((share * spent).mean()), float(spent.mean())))
         return over
 
     def each(self) -> float:
         """Return the bits up of a round to be expected, the mean over the cells."""
         expected, bits = np.array(self.bits or [(0.0, 0.0)]).T
-        if self.tossed and len(bits) > 1:
+        if self.p is not None and len(bits) > 1:
             return float(expected[::2].mean() + expected[1::2].mean())
         return float(bits.mean())
 
