@@ -40,10 +40,9 @@ from raybench.store import (
 )
 from raybench.store.accounting import INDEX_BITS, PRESETS, parse
 from raybench.store.files import Disk, Local, open_folder
-from raybench.store.older import SINCE_4
 from raybench.store.reader import accounting_of
 from raybench.store.remote import Remote
-from raybench.store.schema import SCHEMA_VERSION, version_of
+from raybench.store.schema import SCHEMA_VERSION, SINCE_4, version_of
 
 
 @pytest.fixture

@@ -26,9 +26,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import identity, older
+from raybench.store import identity
 from raybench.store.files import Files
-from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
+from raybench.store.schema import (
+    CELLS,
+    CURVES,
+    OLDEST,
+    SCHEMA_VERSION,
+    SINCE_4,
+    version_of,
+    with_later_columns,
+)
 from raybench.store.table import encode
 
 T = TypeVar("T")
@@ -137,7 +145,7 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
     version = version_of(schema)
     if not version or "cell" not in schema.names:
         raise Unsound(FOREIGN, "raybench did not write it")
-    if not older.OLDEST <= version <= SCHEMA_VERSION:
+    if not OLDEST <= version <= SCHEMA_VERSION:
         what = f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}"
         raise Unsound(OTHER_VERSION, what)
     return file
@@ -146,11 +154,11 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
 def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the rows of a file in today's schema, or some of its columns; coded ones stay so. Raises Unsound."""
     names = list(columns or schema.names)
-    later = [n for n in names if version_of(file.schema_arrow) < 4 and n in older.SINCE_4]
+    later = [n for n in names if version_of(file.schema_arrow) < 4 and n in SINCE_4]
     there = [n for n in names if n not in later]
     try:
         table = file.read([*there, *["config"] * bool(later)], use_threads=False)
-        table = older.filled(table, later) if later else table
+        table = with_later_columns(table, later) if later else table
         table = table.select(names).replace_schema_metadata(None)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise Unsound(DAMAGED, "its pages cannot be read") from error
