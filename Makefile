@@ -18,7 +18,7 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all most slow hosts chaos processors mutants fuzz docs lint check format types lines clean
+.PHONY: help install demo test test-all most slow hosts rented chaos processors mutants fuzz docs lint check format types lines clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -9
@@ -62,6 +62,11 @@ slow: $(VENV)/cluster
 hosts: $(VENV)/cluster
 	$(BIN)/python -m pytest -m slow tests/test_launch_hosts.py $(PYTEST)
 	.ci/stamp write hosts
+
+# Launches onto a cloud that this machine plays: some fifteen minutes. As root.
+rented: $(VENV)/cluster
+	$(BIN)/python -m pytest -m slow tests/test_launch_rented.py $(PYTEST)
+	.ci/stamp write rented
 
 # Kills at random, seeded: ten take about six minutes on two cores. docs/faults.md
 KILLS ?= 10

@@ -80,7 +80,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     "name": "cells",
                     "problem": section,
                     "algorithm": method,
-                    "compressor": sections.parse(operator, "compressor"),
+                    "compressor": sections.parse_short_form(operator, "compressor"),
                     "step_size": {"value": [1e-6 * (j + 1) for j in range(cells)]},
                     "rounds": 1_000_000,
                     "record": {"points": 8},

@@ -37,7 +37,7 @@ import torch
 from raybench import spec
 from raybench.execution.costs import need_of
 from raybench.execution.plan import make_plan
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 
 FLOOR = "gradients"
 BYTES_OF_BLOCK = 1 << 22  # enough for threads and vector units
@@ -69,10 +69,10 @@ def one(name: str, clients: int, dim: int, rounds: int) -> dict[str, Any]:
     plain = name in (FLOOR, "gd")
     compressor = None if plain else {"name": "rand_k", "k": max(1, dim // 10)}
 
-    def method(n: int) -> Method:
+    def method(n: int) -> TrialMethod:
         problem = {"name": "tridiagonal", "dim": dim, "clients": n}
         params: dict[str, Any] = {"problem": problem, "step": 0.1, "rounds": rounds + 2}
-        return Method("gd" if name == FLOOR else name, {}, compressor, **params)
+        return TrialMethod("gd" if name == FLOOR else name, {}, compressor, **params)
 
     # compiled kernels and threads have memory of their own
     started(method(200).batch(), every=rounds + 2).advance(2)
@@ -133,7 +133,7 @@ def events(dataset: str, runs: int) -> None:
     more = {"clock": {"compute": speed, "jitter": {"exponential": 0.1}}}
     for name, params in ASYNCHRONOUS.items():
         params = {"batch": BATCH, **params}
-        m = Method(name, params, None, problem, step=0.01, rounds=10**6, more=more)
+        m = TrialMethod(name, params, None, problem, step=0.01, rounds=10**6, more=more)
         run = started(m.batch([10 ** (-j / 32) for j in range(CELLS)]), every=10**6)
         run.advance(200)  # kernels are compiled, every client is hosted
         length = 1 if name == "rennala_sgd" else 100

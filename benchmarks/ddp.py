@@ -2,6 +2,7 @@
 
     python benchmarks/ddp.py                                    # a round beside a step of DDP
     python benchmarks/ddp.py --hooks --model transformer        # hooks beside torch's own
+    python benchmarks/ddp.py --hooks --images 32                # in steps that compute their gradients
     python benchmarks/ddp.py --hooks --link 1Gbit               # needs root, ip and tc
 
 All that is compared takes turns in the same processes. Printed are medians of the slower process, their ratio to DDP's,
@@ -47,6 +48,7 @@ BOUND = 1.15  # what a round may cost, in steps of DDP
 RANK = 4  # of PowerSGD's factors
 OURS: dict[str, tuple[str, str | None, str]] = {
     "raybench gd": ("gd", None, "bucket"),
+    "raybench gd, reduce": ("gd", None, "bucket"),
     "raybench bf16, reduce": ("dcgd", "bf16", "bucket"),
     "raybench power_sgd": (f"power_sgd:rank={RANK}", None, "tensor"),
     "raybench ef21 top_k 1%": ("ef21", "top_k:k=1%", "bucket"),
@@ -115,6 +117,22 @@ class Given(nn.Module):
         return torch.stack([(p * g).sum() for p, g in pairs]).sum()
 
 
+class Classifier(nn.Module):
+    """ResNet-18 on a rank's random images, 3 x 32 x 32, whose gradients are computed."""
+
+    def __init__(self, images: int, rank: int) -> None:
+        from torchvision.models import resnet18
+
+        super().__init__()
+        source = torch.Generator().manual_seed(rank)
+        self.network = resnet18(num_classes=10)
+        self.images = torch.randn(images, 3, 32, 32, generator=source)
+        self.labels = torch.arange(images) % 10
+
+    def forward(self) -> Tensor:
+        return nn.functional.cross_entropy(self.network(self.images), self.labels)
+
+
 def shapes_of(model: str) -> list[tuple[int, ...]]:
     """Return the shapes of a model's parameters."""
     if model == "resnet18":
@@ -127,8 +145,11 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
     return [(65, width), (256, width), *(block * layers), (width,), (width,), (65, width)]
 
 
-def hooks(model: str, rank: int) -> Compared:
-    """Return steps by torch's hooks, the all-reduce of float32 that DDP does by itself first, and by ours."""
+def hooks(model: str, images: int, rank: int) -> Compared:
+    """Return steps by torch's hooks, the all-reduce of float32 that DDP does by itself first, and by ours.
+
+    images: from which gradients are computed; they are given where there are none.
+    """
     power = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=RANK, start_powerSGD_iter=2, use_error_feedback=True
     )
@@ -141,7 +162,8 @@ def hooks(model: str, rank: int) -> Compared:
     for name in ["torch all-reduce", *theirs, *OURS]:
         # in one bucket: with several its callbacks send in another order on each rank, and gloo stops
         more = {"bucket_cap_mb": 1000} if name == "torch PowerSGD" else {}
-        copied = DistributedDataParallel(Given(shapes_of(model), rank), **more)
+        module = Classifier(images, rank) if images else Given(shapes_of(model), rank)
+        copied = DistributedDataParallel(module, **more)
         said: Callable[[], str] = str  # which says nothing
         if name in OURS:
             how = "reduce" if "reduce" in name else "gather"
@@ -161,7 +183,10 @@ def rank(given: argparse.Namespace) -> None:
     tune_process()
     torch.set_num_threads(1)
     join(given.folder, given.rank, PROCESSES)
-    todo = hooks(given.model, given.rank) if given.hooks else rounds(given.model, given.folder)
+    if given.hooks:
+        todo = hooks(given.model, given.images, given.rank)
+    else:
+        todo = rounds(given.model, given.folder)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in todo}
     for turn in range(given.rounds + WARM):
         for name, (step, _) in todo.items():
@@ -192,6 +217,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--hooks", action="store_true", help="hooks, not rounds")
     parser.add_argument("--model", default="resnet18", help="with --hooks: resnet18, transformer")
+    parser.add_argument(
+        "--images", type=int, default=0, help="compute ResNet-18's gradients of so many"
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--link", help="rate of the link between the processes: 1Gbit")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)

@@ -150,7 +150,7 @@ def honest_messages(d: int = 24) -> list[Any]:
         entry = lookup("compressor", name)
         for j, params in enumerate(examples(entry).values()):
             try:
-                q = entry.target(**params).bind(d, 3).operator
+                q = entry.target(**params).bind(d, 3).compressor
             except ValueError:  # such as sizes that do not fit d
                 continue
             dtype = (torch.float32, torch.float64, torch.float16, torch.bfloat16)[j % 4]
@@ -161,7 +161,7 @@ def honest_messages(d: int = 24) -> list[Any]:
     choice = choose(there, Dense(x), Dense(-x))
     texts = ("top_k:k=3", "rand_k:k=3", "dithering:s=2", "terngrad")
     for text in (*texts, "power_step") if d >= 3 else ():
-        q = raybench.compressor(text).bind(d, 3).operator
+        q = raybench.compressor(text).bind(d, 3).compressor
         part = q.compress(x, stream(1).spread((2,)).each(range(3)))
         cells = [torch.tensor([1]), torch.tensor([0])]
         parts = [Dense(x).select(torch.tensor([0])), part.select(torch.tensor([1]))]
@@ -343,7 +343,7 @@ def read_file(path: Path) -> str:
             return "read"
         sweep = load_sweep(path)
         assert sweep.cells
-        identity.parse(sweep.text)
+        identity.parse_saved_sweep(sweep.text)
         return "read"
     except InputError as error:
         text = str(error)

@@ -42,7 +42,7 @@ from raybench.core.streams import Stream, stream
 from raybench.execution.execute import hosted
 from raybench.execution.run import Options, Run
 from raybench.measure.advise import CATALOGUE
-from raybench.measure.timing import Clock, named
+from raybench.measure.timing import ActionClock, named
 from raybench.spec.model import Record
 from raybench.testing.algorithms import methods
 from raybench.testing.vectors import SIZE
@@ -88,7 +88,7 @@ class Machine:
 def best(device: torch.device, action: Callable[[], Any], repeats: int = 5) -> float:
     """Return the least seconds of an action, after one that is not counted."""
     action()
-    clock = Clock(device)
+    clock = ActionClock(device)
     for _ in range(repeats):
         clock("", action)
     return clock.best[""]
@@ -201,7 +201,7 @@ def forms() -> list[str]:
 
 def codec(op: Any, x: Tensor, out: Tensor, source: Any) -> dict[str, float]:
     """Return the best seconds of encoding, of decoding, and of the two sums of error feedback."""
-    clock, memory = Clock(x.device), torch.zeros_like(x)
+    clock, memory = ActionClock(x.device), torch.zeros_like(x)
     for turn in range(3):
         began = time.perf_counter()
         message = clock("compress", partial(op.compress, x, source))
@@ -239,7 +239,7 @@ def codecs(machine: Machine) -> Iterator[Row]:
                 continue
             began = time.perf_counter()
             try:
-                op = raybench.compressor(form).bind(d, 2, layout).operator
+                op = raybench.compressor(form).bind(d, 2, layout).compressor
                 times = codec(op, x, out, source)
                 ratios = {f"{k}, copies": seconds / copy for k, seconds in times.items()}
                 yield row | times | ratios

@@ -376,7 +376,7 @@ class Ranks:
 
 def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     """Return the model's seconds of what was measured, without what software takes."""
-    from raybench.clock.links import Link, Network, travel
+    from raybench.clock.links import Link, LinkNetwork, travel
     from raybench.measure.link import expected
 
     link = Link(latency, bandwidth)
@@ -384,7 +384,7 @@ def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
         return 2 * latency + 2 * (one["n"] - 1) * one["size"] / bandwidth
     if "computed" not in one:
         return float(expected(one["what"], link, one["n"], one["size"]))
-    net = Network(link, "gather")
+    net = LinkNetwork(link, "gather")
     return one["computed"] + float(travel(net, one["n"], up=one["size"], down=0))
 
 

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "benchmarks" / "faults"
 KILLED = ROOT / ".ci" / "killed.json"
 FOLDERS = ("raybench", "tests", "sweeps", "docs", "examples", "benchmarks")
-COPIED = (*FOLDERS, "pyproject.toml", "README.md")
+COPIED = (*FOLDERS, "cluster", "cluster.yaml", "pyproject.toml", "README.md")
 LONGEST = 900.0  # seconds for the test of one fault; a fault that hangs is noticed as well
 SLOW_IMPORTS = (
     "torch",

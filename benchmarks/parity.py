@@ -33,7 +33,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from raybench.problems import build
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 
 NET = {"model": "mlp:hidden=[24]", "dataset": "digits", "clients": 2, "rows": 200}
 PROBLEM = {**NET, "batch": "full", "dtype": "float64"}
@@ -44,7 +44,7 @@ Path_ = list[Tensor]  # x after every round
 def ours(name: str, params: dict[str, Any], compressor: Any, step: float, rounds: int) -> Any:
     """Return our run, not yet begun."""
     problem = {"name": "network", **PROBLEM}
-    return started(Method(name, params, compressor, problem, step=step, rounds=rounds).batch())
+    return started(TrialMethod(name, params, compressor, problem, step=step, rounds=rounds).batch())
 
 
 def followed(run: Any, rounds: int) -> Path_:

@@ -87,12 +87,12 @@ def expand(file: Path, out: Path) -> Figures:
 
 def plan(file: Path, out: Path) -> Figures:
     from raybench import spec
-    from raybench.execution.costs import admit
+    from raybench.execution.costs import check_memory_and_disk
     from raybench.execution.plan import make_plan
 
     make_plan(spec.load(file, sets=["seed=0"]))  # the data, and kernels
     sweep = spec.load(file)
-    seconds, _ = timed(lambda: admit(make_plan(sweep), out.parent))
+    seconds, _ = timed(lambda: check_memory_and_disk(make_plan(sweep), out.parent))
     return {"seconds": seconds, "floor": hashed(sweep.cells)}
 
 

@@ -83,9 +83,9 @@ def training_run(
     from raybench.execution.execute import hosted
     from raybench.execution.run import Options, Run
     from raybench.spec.model import Evaluate, Record
-    from raybench.testing.trial import Method
+    from raybench.testing.trial import TrialMethod
 
     problem = {"name": "network", "clients": transport.size, **network}
-    batch = Method(algorithm, {}, operator, problem, step=0.01, rounds=MANY).batch()
+    batch = TrialMethod(algorithm, {}, operator, problem, step=0.01, rounds=MANY).batch()
     options = Options(record=Record(every=MANY), evaluate=Evaluate(gradient=False, loss=False))
     return Run(batch, hosted(batch, transport, "cpu"), options, transport)

@@ -624,12 +624,12 @@ def meaning_of(key: Key) -> str:
 
 def default_of(key: Key) -> str:
     """Return the default of a key as a sweep file would have it."""
-    from raybench.spec.cells import Group
+    from raybench.spec.cells import SettingsGroup
     from raybench.spec.values import show
 
     if key.required:
         return "required"
-    if isinstance(key.kind, Group):
+    if isinstance(key.kind, SettingsGroup):
         return "see its settings"
     value = key.kind.written() if key.field in cell_fields() else key.kind.absent()
     if isinstance(value, Mapping) and not value:
@@ -662,7 +662,7 @@ def settings_of(key: Key) -> Mapping[str, Param]:
     """Return the settings of a key that is a mapping, by name; none for other keys."""
     from raybench.spec import keys
 
-    if isinstance(key.kind, keys.Steps):
+    if isinstance(key.kind, keys.StepSizeKey):
         return keys.STEP
     return getattr(key.kind, "table", None) or getattr(key.kind, "fields", None) or {}
 

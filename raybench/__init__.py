@@ -11,16 +11,28 @@ from raybench.core import fetching
 
 if TYPE_CHECKING:
     from raybench.api import compressor, run, sweep
+    from raybench.certificates.certify import certify
     from raybench.compressors import unpack
     from raybench.core.errors import InputError
     from raybench.core.streams import stream
     from raybench.report.custom import plot
     from raybench.store import load
 
-__all__ = ["InputError", "compressor", "load", "plot", "run", "stream", "sweep", "unpack"]
+__all__ = [
+    "InputError",
+    "certify",
+    "compressor",
+    "load",
+    "plot",
+    "run",
+    "stream",
+    "sweep",
+    "unpack",
+]
 
 _WHERE = {
     "InputError": "core.errors",
+    "certify": "certificates.certify",
     "compressor": "api",
     "load": "store",
     "plot": "report.custom",

@@ -28,9 +28,12 @@ Data = Mapping[str, object]  # data sets by name: see raybench.data.session.FORM
 def compressor(name: str, **params: object) -> Compressor:
     """Return a compressor by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
 
-    Parameters are those of a sweep file (``raybench show top_k``); k is a count, or a share as
-    ``"1%"`` or 0.01. The compressor has ``compress(x, stream=)`` for x of shape (..., d), ``omega(d)``
-    and ``alpha(d)`` (None where it is not of that class). Raises InputError for a wrong name or value.
+    It has ``compress(x, stream=)`` for x of shape (..., d), ``omega(d)`` and ``alpha(d)``, None where it is not of that
+    class. Raises InputError for a wrong name or value.
+
+    Args:
+        name: such as ``top_k``, or with parameters as in a sweep file.
+        params: those of a sweep file (``raybench show top_k``); k is a count, or a share as ``"1%"`` or 0.01.
     """
     section = sections.section("compressor", name, params)
     return registry.lookup("compressor", section.name).target(**section.params)
@@ -46,9 +49,15 @@ def run(
 ) -> pd.DataFrame:
     """Run one cell in this process and return its curve, one row per recorded round.
 
-    config: a sweep file's content (or its path) with single values; columns as ``raybench.load``.
-    data: data sets by name, as of ``sweep``. Nothing is saved. Raises InputError for bad input, for a grid,
-    and where the cell makes no sense (its reason); what the method raises passes through.
+    Columns are those of ``raybench.load``. Nothing is saved. Raises InputError for bad input, for a grid, and where the
+    cell makes no sense (its reason); what the method raises passes through.
+
+    Args:
+        config: a sweep file's content, or its path, with single values.
+        sets: overrides such as ``problem.clients=50``.
+        plugins: Python files that register methods, compressors or problems.
+        params: whether the resolved configuration is joined, as columns such as ``algorithm.p``.
+        data: data sets by name, as of ``sweep``.
     """
     if data:
         with tempfile.TemporaryDirectory(prefix="raybench-data-") as folder:
@@ -59,7 +68,7 @@ def run(
 def _run(sweep: spec.Sweep, params: bool) -> pd.DataFrame:
     from raybench import store
     from raybench.execution import rows
-    from raybench.execution.costs import admit
+    from raybench.execution.costs import check_memory_and_disk
     from raybench.execution.execute import hosted
     from raybench.execution.plan import make_plan
     from raybench.execution.run import Options, Run
@@ -72,7 +81,7 @@ def _run(sweep: spec.Sweep, params: bool) -> pd.DataFrame:
     if plan.skipped:
         why = plan.skipped[0].why
         raise InputError.of("run", why.text, why.fix)
-    admit(plan, tempfile.gettempdir())
+    check_memory_and_disk(plan, tempfile.gettempdir())
     (batch,) = plan.batches
     options = Options(sweep.record, sweep.accounting, sweep.evaluate)
     job = Run(batch, hosted(batch, Transport(), "cpu"), options)
@@ -99,13 +108,23 @@ def sweep(
 ) -> Outcome:
     """Run what is missing of a sweep and return how it ended; ``load(outcome.folder)`` reads it.
 
-    config: the path of a sweep file, or its content as a mapping. out: the results folder, ``results/<name>`` by
-    default. sets: overrides such as ``problem.clients=50``. callbacks: names such as ``"mlflow"``, or objects of
-    ``raybench.plugins.Callback``. data: data sets by name, ``{"mine": (X, y)}`` for ``dataset: mine``: (X, y), (X, y,
-    client), a mapping of arrays by name, or a pandas or Polars frame with a column ``label``. They are saved as
-    ``.npz`` in the results folder's ``data`` (in the data folder where results go to an object store), so that workers
-    and later runs find them, and ids hold their content. The others as ``raybench.runtime.driver.drive``. Raises
-    InputError, with nothing written, for bad input.
+    What has ended before stays, and is not run again. Raises InputError, with nothing written, for bad input.
+
+    Args:
+        config: the path of a sweep file, or its content as a mapping.
+        out: the results folder, or its URL; ``results/<name>`` by default.
+        sets: overrides such as ``problem.clients=50``.
+        plugins: Python files that register methods, compressors or problems.
+        inline: in this process, without Ray.
+        address: of a Ray cluster that is up, such as ``auto``; by default Ray is started here.
+        fresh: whether the folder is emptied first.
+        retry_failed: whether cells that failed are run again.
+        fail_fast: whether the sweep ends at the first cell that fails.
+        callbacks: names such as ``"mlflow"``, or objects of ``raybench.plugins.Callback``.
+        data: data sets by name, ``{"mine": (X, y)}`` for ``dataset: mine``: (X, y), (X, y, client), a mapping of arrays
+            by name, or a pandas or Polars frame with a column ``label``. They are saved as ``.npz`` in the results
+            folder's ``data`` (in the data folder where results go to an object store), so that workers and later runs
+            find them, and ids hold their content.
     """
     from raybench.analysis import BestSteps, frames, keep_targets
     from raybench.runtime.driver import drive

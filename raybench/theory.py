@@ -34,8 +34,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from html import unescape
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import torch
+from torch import Tensor
+
+from raybench.core.cells import State
 from raybench.problems.base import Constants
 from raybench.problems.base import Fact as Fact
 
@@ -73,7 +77,7 @@ class Setting:
     down_common: bool = False
     down_ab: tuple[float, float] | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    operators: Mapping[str, object] = field(default_factory=dict)
+    compressors: Mapping[str, object] = field(default_factory=dict)
     nonsmooth: bool = False
     rounds: int = 1000
     constant_step: bool = True
@@ -132,13 +136,13 @@ class Setting:
             raise NoTheory(f"the step depends on {name}, which this method does not have")
         return float(self.numbers[name])
 
-    def operator(self, name: str) -> Any:
+    def compressor(self, name: str) -> Any:
         """Return a compressor of the method's parameters, bound; raises NoTheory where it has none of that name."""
-        if name not in self.operators:
+        if name not in self.compressors:
             raise NoTheory(
                 f"the step depends on the compressor {name}, which this method does not have"
             )
-        return self.operators[name]
+        return self.compressors[name]
 
 
 def contraction(alpha: float) -> tuple[float, float]:
@@ -204,6 +208,11 @@ CONVEX_SAMPLES = Assumption(
 BOUNDED_CLIENTS = Assumption(
     "every f_i is bounded below", "some f_i may not be", _stated(Fact.BOUNDED_CLIENTS)
 )
+SAME_CLIENTS = Assumption(
+    "all clients have the same f",
+    "clients have functions of their own",
+    lambda k: k.n == 1 or k.states(Fact.SAME_CLIENTS),
+)
 BOUNDED_NOISE = Assumption(
     "the variance of minibatch gradients is bounded for all x",
     "no bound is known (of least squares it grows with x)",
@@ -251,16 +260,22 @@ NONCONVEX = "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 2 Delta0/(gamma T) + G^0/(rho
 LINEAR = "E Psi^t <= (1 - gamma mu)^t Psi^0,  Psi = f - f* + (gamma/rho) G"
 
 
+Vectors: TypeAlias = Callable[[State, State, Tensor], Tensor]
+"""Vectors (B, m, d) of a method's s, c and grad f_i (B, n, d) at the recorded point; x* is 0."""
+
+
 @dataclass(frozen=True)
 class Rate:
     """A method's recursion: rho and B of the generic rule; ``scale`` multiplies its step.
 
-    scale: the method steps along g/scale, as heavy balls do, whose v is g/(1 - eta).
+    scale: the method steps along g/scale, as heavy balls do, whose v is g/(1 - eta). G: vectors whose mean square is
+    G^t after t rounds, for ``raybench certify``; None where the error of the first g is all that is known of G^0.
     """
 
     rho: float
     B: float
     scale: float = 1.0
+    G: Vectors | None = field(default=None, compare=False)
 
     def nonconvex(self, k: Setting) -> float:
         """Return scale/(L + sqrt(B/rho))."""
@@ -270,6 +285,33 @@ class Rate:
         """Return scale min{1/(L + sqrt(2B/rho)), rho/(2 mu)}."""
         fast = 1 / (k.need("L") + math.sqrt(2 * self.B / self.rho))
         return self.scale * min(fast, self.rho / (2 * k.need("mu")))
+
+
+def together(*parts: tuple[float, Tensor]) -> Tensor:
+    """Return vectors whose mean square is the weighted sum of the mean squares of those given, (B, m, d) or (B, d)."""
+    groups = [(weight, v if v.ndim == 3 else v[:, None]) for weight, v in parts]
+    count = sum(v.shape[1] for _, v in groups)
+    return torch.cat([math.sqrt(weight * count / v.shape[1]) * v for weight, v in groups], 1)
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """What a theorem says of a step, in numbers that ``raybench certify`` can hold against the worst case.
+
+    V = f - inf f, without it where not ``gap``, plus the mean square of ``vectors``. Then mean_{t<T} ||grad f(x^t)||^2
+    <= over V^0/T, or V^t <= factor^t V^0. vectors: None where only the first g tells G^0, in which ``weight`` times
+    ||scale g^0 - grad f(x^0)||^2 takes their place. low: inf f is the mean of the inf f_i. free: client state that
+    V^t <= factor^t V^0 leaves free at the start.
+    """
+
+    vectors: Vectors | None = None
+    gap: bool = True
+    over: float | None = None
+    factor: float | None = None
+    weight: float = 0.0
+    scale: float = 1.0
+    low: bool = False
+    free: tuple[str, ...] = ()
 
 
 Formula = Callable[[Setting], Rate | float]
@@ -283,7 +325,7 @@ class Theorem:
     formula: the step, or the recursion that gives it; its docstring says where it comes from.
     promises: what follows. assumes: under what. source: who proved it. linear: the recursion's step
     of the rule ``pl``, not of ``nonconvex``. recalled: constants quoted from memory, neither proved
-    nor checked here.
+    nor checked here. says: the promise at a step gamma in numbers, of a theorem without a recursion.
     """
 
     formula: Formula
@@ -292,6 +334,20 @@ class Theorem:
     source: str
     linear: bool = False
     recalled: bool = False
+    says: Callable[[Setting, float], Inequality] | None = None
+
+    def inequality(self, k: Setting, gamma: float) -> Inequality | None:
+        """Return what is promised of a step gamma, that of the theorem or a smaller one; None where only words say it."""
+        if self.says is not None:
+            return self.says(k, gamma)
+        rate = self.formula(k)
+        if not isinstance(rate, Rate):
+            return None
+        step, G = gamma / rate.scale, rate.G
+        weight = step / rate.rho if self.linear else step / (2 * rate.rho)
+        vectors = None if G is None else lambda s, c, grad: math.sqrt(weight) * G(s, c, grad)
+        over, factor = (None, 1 - step * k.need("mu")) if self.linear else (2 / step, None)
+        return Inequality(vectors, True, over, factor, weight, rate.scale)
 
     def recursive(self, k: Setting) -> bool:
         """Return whether the step comes from a recursion by the generic rule."""
@@ -353,6 +409,7 @@ class StepSizes:
     pl: Theorem | Convention | None = None
     convex: Theorem | Convention | None = None
     arithmetic: Theorem | Convention | None = None
+    tight: Theorem | Convention | None = None
     paper: Theorem | Convention | None = None
     released: Theorem | Convention | None = None
 
@@ -439,7 +496,7 @@ def recursive(
     nonconvex = Theorem(formula, _plus(NONCONVEX, floor[0]), basic, source)
     linear = Theorem(formula, _plus(LINEAR, floor[1]), (*basic, PL), source, linear=True)
     paper = nonconvex if as_in_paper else paper
-    return StepSizes(nonconvex, linear, convex, arithmetic, paper, released)
+    return StepSizes(nonconvex, linear, convex, arithmetic, paper=paper, released=released)
 
 
 def _plus(text: str, floor: str) -> str:

@@ -65,6 +65,13 @@ def cli(*args: object, firm: bool = False) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
+def ran(*args: object, firm: bool = False) -> Said:
+    """Return what a call prints that must end well."""
+    said = cli(*args, firm=firm)
+    assert said.code == 0, said.out + said.err
+    return said
+
+
 def call(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, and return what it printed; options are those of ``subprocess.run``."""
     options = {"capture_output": True, "text": True, **options}

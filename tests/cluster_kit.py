@@ -32,35 +32,7 @@ from raybench.cluster import file
 from raybench.cluster.machines import Host, Unreachable
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "ip", "unshare", "mount")
-NET = "10.213.7"
-# Run as process 1 of a host: what it mounts and what it runs end with it. $1: the host's folder, $2: its name; the
-# rest: folders that it sees at their own places, read-only.
-INIT = r"""
-set -eu
-root=$1 name=$2; shift 2
-mount --make-rprivate /
-hostname "$name"
-mount -t proc proc /proc
-mkdir -p "$root/seen"; mount -t tmpfs none "$root/seen"
-i=0
-for d in "$@"; do i=$((i+1)); mkdir "$root/seen/$i"; mount --bind "$d" "$root/seen/$i"; done
-mkdir -p "$root/kept"; mount -t tmpfs none "$root/kept"
-cp "$root"/key.pub "$root"/shutdown "$root/kept/"
-mkdir "$root/kept/in"; mount --rbind "$root/seen" "$root/kept/in"
-exec 9<"$root/kept"; cd /proc/self/fd/9
-sed 's/^root:[^:]*:/root:*:/' /etc/shadow >shadow; mount --bind shadow /etc/shadow
-echo "127.0.0.1 localhost" >hosts; mount --bind hosts /etc/hosts
-mount --bind shutdown "$(readlink -f "$(command -v shutdown || echo /sbin/shutdown)")" 2>/dev/null || true
-mount -t tmpfs -o mode=1777,size=2g none /dev/shm
-for d in /tmp /root /home /run /work /check; do [ ! -d $d ] || mount -t tmpfs -o mode=755 none $d; done
-chmod 1777 /tmp; chmod 700 /root
-i=0
-for d in "$@"; do i=$((i+1)); mkdir -p "$d"; mount --bind "in/$i" "$d"; mount -o remount,bind,ro "$d"; done
-mkdir -p /run/sshd /root/.ssh /root/keys; touch /root/.bashrc; cp key.pub /root/.ssh/authorized_keys; chmod 600 /root/.ssh/authorized_keys
-ssh-keygen -q -t ed25519 -N "" -f /root/keys/host
-exec /usr/sbin/sshd -D -e -h /root/keys/host -o UsePAM=no -o PidFile=none -o PasswordAuthentication=no \
-  -o PermitRootLogin=prohibit-password -o MaxStartups=50
-"""
+INIT = Path(__file__).with_name("host.sh")
 
 
 CLOUD = yaml.safe_load("""
@@ -94,7 +66,7 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
     """Return a cloud's cluster file with some keys changed."""
     path = folder / "c.yaml"
     path.write_text(yaml.safe_dump({**CLOUD, **changes}))
-    return file.read(str(path))
+    return file.read_cluster_file(str(path))
 
 
 def refused(folder: Path, cluster_file: str, *args: str) -> str:
@@ -193,51 +165,63 @@ def missing() -> str:
 
 
 class Hosts:
-    """So many hosts, 1 .. n, with the addresses ``address(k)``; ``key`` is the private key that leads into them."""
+    """Hosts 1, 2 .. with the addresses ``address(k)``; ``key`` is the private key that leads into them.
 
-    def __init__(self, count: int, folder: Path, seen: list[Path]) -> None:
-        self.count, self.folder = count, folder
+    space: what names of hosts and links begin with; net: the first three numbers of their addresses. rented: root and
+    a user ubuntu log in through PAM, which is told of a shutdown; disk: the size of that user's home.
+    """
+
+    space, net, rented, disk = "rb-host", "10.213.7", False, "1g"
+
+    def __init__(self, folder: Path, seen: list[Path]) -> None:
+        self.folder = folder
         self.key = folder / "key"
         self.seen = [str(path) for path in seen]
+        self.bridge = f"{self.space}-br"
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
 
     def address(self, k: int) -> str:
         """Return the address of host k."""
-        return f"{NET}.{10 + k}"
+        return f"{self.net}.{10 + k}"
 
-    def start(self) -> None:
-        """Start all hosts and wait until their sshd answers."""
+    def link(self, k: int) -> str:
+        """Return the name of this machine's end of the link of host k."""
+        return f"{self.space}-v{k}"
+
+    def open(self) -> None:
+        """Make what the hosts hang on."""
         self.folder.mkdir(parents=True)
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key, check=True)
-        _ip("link add rb-hosts type bridge")
-        _ip(f"addr add {NET}.1/24 dev rb-hosts")
-        _ip("link set rb-hosts up")
-        for k in range(1, self.count + 1):
-            self._start(k)
-        for k in range(1, self.count + 1):
-            answers = partial(self.run, k, "true; echo yes", check=False)
-            wait_for(answers, self._inits[k], 60, self.folder / f"{k}.log")
+        ip(f"link add {self.bridge} type bridge")
+        ip(f"addr add {self.net}.1/24 dev {self.bridge}")
+        ip(f"link set {self.bridge} up")
 
-    def _start(self, k: int) -> None:
-        space, root = f"rb-host-{k}", self.folder / str(k)
+    def start(self, k: int) -> None:
+        """Start host k."""
+        space, root = f"{self.space}-{k}", self.folder / str(k)
+        shutil.rmtree(root, ignore_errors=True)  # of one that was lost
         root.mkdir()
         shutil.copy(f"{self.key}.pub", root / "key.pub")
-        (root / "shutdown").write_text("#!/bin/sh\nkill -TERM 1\n")
-        (root / "shutdown").chmod(0o755)
-        _ip(f"netns add {space}")
-        _ip(f"link add rb-v{k} type veth peer name eth0 netns {space}")
-        _ip(f"link set rb-v{k} master rb-hosts up")
+        ip(f"netns add {space}")
+        ip(f"link add {self.link(k)} type veth peer name eth0 netns {space}")
+        ip(f"link set {self.link(k)} master {self.bridge} up")
         inside = ("link set lo up", f"addr add {self.address(k)}/24 dev eth0", "link set eth0 up")
         # Ray finds its own address by the route to 8.8.8.8
         for words in (*inside, "route add default dev eth0"):
-            _ip(f"-n {space} {words}")
+            ip(f"-n {space} {words}")
         clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+        pam = "yes" if self.rented else "no"
         with (self.folder / f"{k}.log").open("wb") as log:
             self._inits[k] = subprocess.Popen(
                 ["ip", "netns", "exec", space, "unshare", "--pid", "--fork", "--mount", "--uts", "--ipc",
-                 "--kill-child", "bash", "-c", INIT, "init", str(root), space, *self.seen],
+                 "--kill-child", "bash", str(INIT), str(root), space, pam, self.disk, *self.seen],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean, start_new_session=True,
             )  # fmt: skip
+
+    def wait(self, k: int) -> None:
+        """Wait until host k answers."""
+        answers = partial(self.run, k, "true; echo yes", check=False)
+        wait_for(answers, self._inits[k], 60, self.folder / f"{k}.log")
 
     def run(self, k: int, command: str, check: bool = True, timeout: float = 60) -> str:
         """Run a command on host k by ssh, and return what it printed; nothing where it fails and need not succeed."""
@@ -248,19 +232,19 @@ class Hosts:
 
     def lose(self, k: int) -> None:
         """Let host k vanish without notice: its link first, so that no process says good-bye; then all processes."""
-        _ip(f"link del rb-v{k}", check=False)
+        ip(f"link del {self.link(k)}", check=False)
         init = self._inits.pop(k, None)
         if init is not None:
             with contextlib.suppress(ProcessLookupError):  # unshare, which takes its child along
                 os.killpg(init.pid, signal.SIGKILL)
             init.wait()
+            ip(f"netns del {self.space}-{k}", check=False)
 
     def stop(self) -> None:
         """End all hosts and remove what they were made of."""
-        for k in range(1, self.count + 1):
+        for k in list(self._inits):
             self.lose(k)
-            _ip(f"netns del rb-host-{k}", check=False)
-        _ip("link del rb-hosts", check=False)
+        ip(f"link del {self.bridge}", check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -269,21 +253,30 @@ def packages() -> list[str]:
     return [path for path in sys.path if path.endswith("site-packages")]
 
 
+def seen(*more: Path) -> list[Path]:
+    """Return the folders that hosts see: this Python, its packages, and more."""
+    places = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr"), Path("/")}
+    places |= {
+        p for p in (*map(Path, packages()), *more) if not any(p.is_relative_to(s) for s in places)
+    }
+    return sorted(places)
+
+
 @contextmanager
 def hosts(count: int, folder: Path, *more: Path) -> Iterator[Hosts]:
     """Yield running hosts that see this Python and its packages, and more folders."""
-    seen = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr"), Path("/")}
-    seen |= {
-        p for p in (*map(Path, packages()), *more) if not any(p.is_relative_to(s) for s in seen)
-    }
-    made = Hosts(count, folder, sorted(seen))
+    made = Hosts(folder, seen(*more))
     try:
-        made.start()
+        made.open()
+        for k in range(1, count + 1):
+            made.start(k)
+        for k in range(1, count + 1):
+            made.wait(k)
         yield made
     finally:
         made.stop()
 
 
-def _ip(words: str, check: bool = True) -> None:
+def ip(words: str, check: bool = True) -> None:
     made = call("ip", *words.split())
     assert made.returncode == 0 or not check, f"ip {words}: {made.stderr.strip()}"

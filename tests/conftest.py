@@ -178,17 +178,17 @@ class Reads(Counter[str]):
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     """Return a count of what is read and written from now on."""
-    from raybench.store.files import Local
+    from raybench.store.files import LocalFolder
 
     result = Reads()
     for name in ("read", "write"):
-        plain = getattr(Local, name)
+        plain = getattr(LocalFolder, name)
 
         def counting(self, rel, *rest, plain=plain, name=name):
             result[rel if name == "read" else f"{name} {rel}"] += 1
             return plain(self, rel, *rest)
 
-        monkeypatch.setattr(Local, name, counting)
+        monkeypatch.setattr(LocalFolder, name, counting)
     return result
 
 

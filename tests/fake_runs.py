@@ -18,9 +18,8 @@ def make(runs):
     g = [np.asarray(run["g"], float) for run in runs]
     rounds = [np.arange(len(values)) for values in g]
     bits = [run["per_round"] * t for run, t in zip(runs, rounds, strict=True)]
-    same = {
-        c: [run[c] for run in runs] for c in ("algorithm", "compressor", "k", "seed", "dataset")
-    }
+    columns = ("algorithm", "compressor", "k", "seed", "dataset")
+    same = {column: [run[column] for run in runs] for column in columns}
     same |= {"cell": [f"cell{i}" for i in range(len(runs))], "group": [*map(_group, runs)]}
     same |= {"label": [f"{run['algorithm']} k={run['k']}" for run in runs]}
     same |= {"step_multiple": [run["multiple"] for run in runs]}

@@ -16,19 +16,7 @@ from typing import Any
 
 import known_problem
 import numpy as np
-from known_problem import (
-    CURVED,
-    LCAL,
-    MOST,
-    PM,
-    SINGLE,
-    TILDE,
-    C,
-    L,
-    generic,
-    q,
-    shrink,
-)
+from known_problem import CURVED, LCAL, MOST, PM, SINGLE, TILDE, C, L, generic, q, shrink
 
 from raybench.problems.base import Fact
 
@@ -314,6 +302,8 @@ ef21_pp ef21_bc ef21_page ef21_sgd | released | alpha: 0.3; p: 0.4; batch: 2; do
     ef21_step(0.3)
 ef21_w | nonconvex | alpha: ALPHAS | ef21_step(alpha, MEAN)
 ef21 | arithmetic | alpha: ALPHAS | ef21_step(alpha, MEAN)
+ef21 ef14 | tight | alpha: ALPHAS |
+    2 / (MEAN + (0.2 + CURVED + 0.07) / 3) * (1 - sqrt(1 - alpha)) / (1 + sqrt(1 - alpha))
 ef21_w | pl | alpha: ALPHAS | linear((MEAN * q(alpha)) ** 2, shrink(alpha))
 ef21_p | nonconvex | down_alpha: ALPHAS | ef21_step(down_alpha, L)
 vertical_ef21 | nonconvex | alpha: ALPHAS; p: 0.0 0.3 1.0; batch: "full" |

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from raybench import theory
 from raybench.algorithms.by_speed import AIMED
-from raybench.algorithms.events import SAME_DATA
 from raybench.problems.base import Constants, Fact
 from raybench.theory import Setting
 
@@ -64,7 +63,7 @@ def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, shar
         m=m,
         common_mask=mask,
         numbers={numbers.get(k, k): v for k, v in given.items()},
-        operators=own,
+        compressors=own,
         dense_share=share,
         nonsmooth=nonsmooth,
         rounds=T,
@@ -131,7 +130,7 @@ BREAKS = {  # assumption: a change that breaks it and no other, as far as that i
     theory.DOWN_UNBIASED: {"down_omega": None},
     theory.INDEPENDENT: {"common": True},
     theory.CONSTANT_STEP: {"steady": False},
-    SAME_DATA: {"without": Fact.SAME_CLIENTS},
+    theory.SAME_CLIENTS: {"without": Fact.SAME_CLIENTS},
     AIMED: {"batch": 2, "noise": 0.0},
 }
 

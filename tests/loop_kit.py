@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
-from raybench.torch.saved import opened
+from raybench.torch.saved import parts_of_ranks
 
 TOP = "top_k:k=10%"
 D = 1715  # parameters of the network
@@ -63,7 +63,7 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
 
 def memory(opt: Any, name: str) -> Tensor:
     """Return what this rank's method remembers under a name, (1, 1, d)."""
-    [part] = opened(opt.state_dict()).values()
+    [part] = parts_of_ranks(opt.state_dict()).values()
     return part["exchanges"][0]["c"][name]
 
 

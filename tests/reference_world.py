@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import each_round
 
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 
 ALL = 1.0  # everyone pays
 LAMBDA = 0.5  # of the least squares problem's l2 term
@@ -18,7 +18,7 @@ LAMBDA = 0.5  # of the least squares problem's l2 term
 class World:
     """A cell's data, compressors and random numbers; ``bits`` up and ``evals`` are means over clients, ``told`` bits down."""
 
-    def __init__(self, method: Method, multiple: float, seed: int) -> None:
+    def __init__(self, method: TrialMethod, multiple: float, seed: int) -> None:
         run = started(method.batch((multiple,), (seed,)))
         self.net, self.a, self.x0 = run.net, run.a, run.s.x[0].numpy().copy()
         parts = run.problem.rows.parts()
@@ -37,9 +37,8 @@ class World:
             self.evals += np.mean([len(b) for _, b in rows] * np.ones(self.n) * pays)
         if J is None and pays is ALL:
             self.known = x
-        return np.stack(
-            [A.T @ (A @ p - b) / len(b) + LAMBDA * p for (A, b), p in zip(rows, points)]
-        )
+        of_rows = [A.T @ (A @ p - b) / len(b) for (A, b), p in zip(rows, points)]
+        return np.stack(of_rows) + LAMBDA * points
 
     def hessians(self):
         eye = LAMBDA * np.eye(len(self.x0))
@@ -89,7 +88,7 @@ class World:
         return self.net.stream(purpose).uniform(1)[0, :, 0].numpy() < p
 
 
-def compare(method: Method, reference, gamma: float, down: bool = False) -> None:
+def compare(method: TrialMethod, reference, gamma: float, down: bool = False) -> None:
     """Compare two cells of a method with its reference: iterates, bits up, gradients; with ``down`` bits down too."""
     cells = ((1.0, 0), (0.5, 1))
     run = started(method.batch(*zip(*cells, strict=True)))

@@ -38,8 +38,8 @@ from raybench.store import (
     rebook,
     to_table,
 )
-from raybench.store.accounting import INDEX_BITS, PRESETS, parse
-from raybench.store.files import Disk, Local, open_folder
+from raybench.store.accounting import INDEX_BITS, PRESETS, parse_accounting
+from raybench.store.files import Disk, LocalFolder, open_folder
 from raybench.store.reader import accounting_of
 from raybench.store.remote import Remote
 from raybench.store.schema import SCHEMA_VERSION, SINCE_4, version_of
@@ -69,7 +69,7 @@ def test_bits_is_values_times_width_plus_index_plus_raw(value_bits, code, counts
     np.testing.assert_array_equal(how.bits(arrays, width), np.full((2, 1), want))
     tensors = Counts(*(torch.full((3,), v, dtype=torch.float64) for v in counts))
     assert torch.equal(how.bits(tensors, width), torch.full((3,), want, dtype=torch.float64))
-    assert parse(str(how)) == parse(how.as_dict()) == how
+    assert parse_accounting(str(how)) == parse_accounting(how.as_dict()) == how
 
 
 def test_every_code_that_is_counted_can_be_charged():
@@ -80,13 +80,19 @@ def test_every_code_that_is_counted_can_be_charged():
 
 
 def test_presets_and_text():
-    assert parse("paper:ef21") == parse("paper:marina") == Accounting(32, "none", False)
-    assert parse("paper:3pc") == Accounting(64, "none", True)
-    assert parse("value_bits=32,index_bits=none") == Accounting(32, "none", True)
-    assert parse("paper:3pc,count_init=false") == Accounting(64, "none", False)
+    assert (
+        parse_accounting("paper:ef21")
+        == parse_accounting("paper:marina")
+        == Accounting(32, "none", False)
+    )
+    assert parse_accounting("paper:3pc") == Accounting(64, "none", True)
+    assert parse_accounting("value_bits=32,index_bits=none") == Accounting(32, "none", True)
+    assert parse_accounting("paper:3pc,count_init=false") == Accounting(64, "none", False)
     # what is set beside a preset counts, wherever it stands
-    assert parse({"value_bits": 16, "preset": "paper:ef21"}) == Accounting(16, "none", False)
-    assert parse(None) == parse({}) == Accounting("dtype", "auto", True)
+    assert parse_accounting({"value_bits": 16, "preset": "paper:ef21"}) == Accounting(
+        16, "none", False
+    )
+    assert parse_accounting(None) == parse_accounting({}) == Accounting("dtype", "auto", True)
     assert set(PRESETS) == {"paper:ef21", "paper:marina", "paper:3pc"}
 
 
@@ -106,7 +112,7 @@ def test_presets_and_text():
 )
 def test_wrong_accounting_says_what_is_allowed(wrong, said):
     with pytest.raises(InputError, match=said):
-        parse(wrong)
+        parse_accounting(wrong)
 
 
 def test_rebook_by_hand(store, tmp_path):
@@ -138,7 +144,9 @@ def test_rebook_by_hand(store, tmp_path):
     assert cells(folder, "index_bits=none")["bits_down"].tolist() == [64 * 340.0] * 2
     assert load(folder, Accounting())["bits_up"].tolist() == curves["bits_up"].tolist()
     raw_frame = pd.read_parquet(folder / "curves")  # with its map of extra counts
-    booked, _ = rebook(raw_frame, pd.read_parquet(folder / "cells"), parse("index_bits=bitmask"))
+    booked, _ = rebook(
+        raw_frame, pd.read_parquet(folder / "cells"), parse_accounting("index_bits=bitmask")
+    )
     assert booked["bits_up"].tolist() == (64 * up + 7 * t + t).tolist()
 
 
@@ -220,7 +228,7 @@ def test_booking_anew_leaves_what_it_is_given():
     """The caller's tables are copied, so that they can be read under several accountings."""
     curves, ends = make([{"g": [4, 2, 1]}])
     before = curves.copy(), ends.copy()
-    result, _ = rebook(curves, ends, parse({"index_bits": "none"}))
+    result, _ = rebook(curves, ends, parse_accounting({"index_bits": "none"}))
     assert not result["bits_up"].equals(curves["bits_up"])
     pd.testing.assert_frame_equal(curves, before[0])
     pd.testing.assert_frame_equal(ends, before[1])
@@ -339,7 +347,7 @@ class Died(BaseException):
     """As if the process had been killed: whatever it tries afterwards fails, too."""
 
 
-ON_DISK = [(Local, "clear"), *((Disk, name) for name in ("mkdir", "write", "rename", "sync"))]
+ON_DISK = [(LocalFolder, "clear"), *((Disk, name) for name in ("mkdir", "write", "rename", "sync"))]
 
 
 @pytest.mark.parametrize(
@@ -455,18 +463,13 @@ def test_a_folder_of_schema_3_is_read_and_not_written_to(tmp_path):
     folder, file = tmp_path / "out", tmp_path / "s.yaml"
     raybench.sweep(KINDS, folder, inline=True)
     want, table = load(folder), cells(folder)
-    assert table["exchange"].value_counts().to_dict() == {
-        "gather": 4,
-        "reduce": 2,
-        "all_to_all": 2,
-        "mix": 2,
-    }
+    exchanges = table["exchange"].value_counts().to_dict()
+    assert exchanges == {"gather": 4, "reduce": 2, "all_to_all": 2, "mix": 2}
     as_version(folder, 3)
     pd.testing.assert_frame_equal(load(folder), want)
     pd.testing.assert_frame_equal(cells(folder), table)
-    few = (
-        log.look(open_folder(folder), columns=["cell", "status", "value_bits"]).cells().to_pandas()
-    )
+    looked = log.look(open_folder(folder), columns=["cell", "status", "value_bits"])
+    few = looked.cells().to_pandas()
     assert few["value_bits"].tolist() == table["value_bits"].tolist()
     assert cli("verify", folder).code == 0
     file.write_text(spec.load(KINDS).text)

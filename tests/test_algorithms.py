@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,16 +19,16 @@ from raybench.execution.build import method_of
 from raybench.execution.net import vectors_of
 from raybench.testing import Checks, Finding, findings, trial
 from raybench.testing.algorithms import CHECKS, close, methods
-from raybench.testing.trial import PLAIN, Method, finished, started
+from raybench.testing.trial import PLAIN, TrialMethod, finished, started
 from raybench.wire.transport import on_virtual_ranks
-from raybench.wire.wire import Wire
+from raybench.wire.wire import BookedWire
 
 NAMES = registry.names("algorithm")
 ROUNDS = 16  # in which the phases of a method follow one another, and wild cells diverge
 QUICK = {"robust": {"rule": "median"}}  # geometric medians of wild cells take ten times as long
 
 
-def of_few_rounds(m: Method) -> Method:
+def of_few_rounds(m: TrialMethod) -> TrialMethod:
     return replace(m, rounds=ROUNDS, more=QUICK if m.name.startswith("byz_") else {})
 
 
@@ -61,7 +62,7 @@ def test_every_method_is_tried():
 
 
 @pytest.mark.parametrize("method", FIRST.values(), ids=title)
-def test_runs_goes_on_and_is_shared_out(method: Method):
+def test_runs_goes_on_and_is_shared_out(method: TrialMethod):
     """As it is used most: interrupted and continued bit for bit, and on two ranks to rounding. The kit has more."""
     m = replace(method, rounds=12)
     whole = trial.ending(finished(m.batch(trial.MULTIPLES, trial.SEEDS)))
@@ -80,7 +81,7 @@ def test_runs_goes_on_and_is_shared_out(method: Method):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("method", "checks"), tried())
-def test_conforms(method: Method, checks: Checks):
+def test_conforms(method: TrialMethod, checks: Checks):
     wrong = [str(f) for f in findings(checks, method, method.name) if not f.ok]
     assert not wrong, "\n".join(wrong)
 
@@ -128,12 +129,12 @@ def test_a_loop_of_ones_own_takes_the_same_steps(method):
     A loop may reuse its buffers: what it gave and what it got stays as it was.
     """
     problem = {**PLAIN, "shape": [[4, 3]]}
-    batch = Method(
+    batch = TrialMethod(
         method.name, method.params, method.compressor, problem, method.downlink, step=0.02
     ).batch((1.0, 0.5), (0, 1))
     run = started(batch)
     f, held = run.problem, Buffers()
-    wire = Wire(vectors_of(f), run.net.roots)
+    wire = BookedWire(vectors_of(f), run.net.roots)
     a, s, c = method_of(batch.cells, f, Clock()), State(), State()
     assert isinstance(a, Estimator)
     x = run.s.x.clone()
@@ -197,11 +198,11 @@ class ForgottenCells(Faulty):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        a.kept = {"g": s.g}
+        a.kept = SimpleNamespace(g=s.g)
 
     def server(a, net, s, c, m):
-        a.kept["g"] = a.kept["g"] + net.up(m).mean()
-        s.g = a.kept["g"]
+        a.kept.g = a.kept.g + net.up(m).mean()
+        s.g = a.kept.g
 
 
 class LooksAtTheRecord(Faulty):
@@ -274,7 +275,7 @@ def faults_of(checks: Checks, kind: type[Faulty]) -> list[Finding]:
     theory = registry.lookup("algorithm", "ef21").facts.theory
     kind.declared = {"up": Contractive, "theory": theory}
     with registered("algorithm", faulty=kind):
-        return findings(checks, Method("faulty", {}, TOP), kind.__name__)
+        return findings(checks, TrialMethod("faulty", {}, TOP), kind.__name__)
 
 
 @pytest.mark.parametrize(

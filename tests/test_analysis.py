@@ -159,10 +159,8 @@ def test_steps_of_two_theories_are_two_candidates():
 def test_what_changes_a_round_makes_methods_of_their_own():
     """With the configurations that a sweep really stores; seeds of one method stay together."""
     rules = {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}
-    parts = [
-        {"outer": {"optimizer": ["momentum", "adam"]}},
-        {"local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
-    ]
+    parts = [{"outer": {"optimizer": ["momentum", "adam"]}}]
+    parts += [{"local": {"steps": 4}, "delay": {"rounds": [1, 2]}}]
     dcgd = [{"name": "dcgd", "step_size": {"value": 0.1}, **part} for part in parts]
     asked = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
     asked |= {"algorithm": [{"name": "ef21", "step_size": rules}, *dcgd]}
@@ -244,9 +242,9 @@ def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch)
     read, names = [], []
     rows, plain = log.rows, type(open_folder(folder)).read
 
-    def noted_rows(file, schema, columns):
+    def noted_rows(file, schema, columns, **how):
         names.append(set(columns))
-        return rows(file, schema, columns)
+        return rows(file, schema, columns, **how)
 
     def noted_read(self, rel):
         read.append(rel)

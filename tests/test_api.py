@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import raybench
 from raybench.core.errors import InputError
@@ -43,20 +42,6 @@ def test_names_are_there():
 )
 def test_forms_of_one_operator(name, params, text):
     assert raybench.compressor(name, **params) == raybench.compressor(text)
-
-
-def test_operator_compresses_and_packs():
-    x = torch.randn(3, 4, 50, dtype=torch.float64)
-    q = raybench.compressor("top_k", k=0.1)
-    m = q.compress(x, stream=raybench.stream(seed=0))
-    kept = x.abs().topk(5).indices
-    assert torch.equal(m.decode(), torch.zeros_like(x).scatter(-1, kept, x.gather(-1, kept)))
-    assert torch.equal(raybench.unpack(m.pack()).decode(), m.decode())
-    assert m.bits.shape == (3, 4)
-    assert (m.bits == 5 * 64 + 5 * 6).all()  # five values, five indices of 0..49
-    assert (q.omega(50), q.alpha(50)) == (None, 0.1)
-    assert raybench.compressor("rand_k", k=5).omega(50) == 9
-    assert raybench.compressor("rand_k", k=5).alpha(50) is None
 
 
 @pytest.mark.parametrize(

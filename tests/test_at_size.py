@@ -34,7 +34,7 @@ from raybench.runtime.driver import drive
 from raybench.runtime.shipping import SHARED_FROM, pack, unpack
 from raybench.runtime.worker import load_shipped
 from raybench.store import Store, load, reader
-from raybench.store.files import Local
+from raybench.store.files import LocalFolder
 from raybench.store.log import ATTEMPTS as TRIES
 
 pytestmark = pytest.mark.thorough
@@ -64,9 +64,9 @@ def test_a_plan_builds_problems_and_operators_and_resolves_forms_once(monkeypatc
     resolve.problem_of.cache_clear()
     count(problems, "build", built)
     count(Resolver, "_form", result)
-    build._operator.cache_clear()
+    build._fitted.cache_clear()
     plan = make_plan(asked)
-    bound = build._operator.cache_info().misses
+    bound = build._fitted.cache_info().misses
     assert len(built) == 2
     assert len(result) == 2 * 3 * 3  # of each problem, method and compressor
     assert bound <= 2 * 3 * 3
@@ -94,9 +94,8 @@ def test_a_cell_comes_out_of_a_plan_as_it_does_alone():
 def test_a_changed_cell_is_not_taken_for_the_one_it_was_made_of():
     """Ids and groups stay as they were where a test replaces a field: a form is known by the fields."""
     resolver = Resolver()
-    cell = spec.load(
-        {**GRID, "algorithm": "diana", "compressor": {"name": "rand_k", "k": 2}}
-    ).cells[0]
+    rand = {"name": "rand_k", "k": 2}
+    cell = spec.load({**GRID, "algorithm": "diana", "compressor": rand}).cells[0]
     before = resolver.resolve(cell)
     other = replace(cell, compressor=spec.Section("rand_k", {**cell.compressor.params, "k": 6}))
     assert (before.k, resolver.resolve(other).k) == (2, 6)
@@ -124,14 +123,14 @@ def test_a_plan_grows_by_little_for_each_cell():
 
 def test_what_is_saved_of_tries_does_not_grow_with_the_sweep(tmp_path, monkeypatch):
     sizes = []
-    plain = Local.write
+    plain = LocalFolder.write
 
     def write(self, rel, data):
         if rel == TRIES:
             sizes.append(len(json.loads(data)))
         plain(self, rel, data)
 
-    monkeypatch.setattr(Local, "write", write)
+    monkeypatch.setattr(LocalFolder, "write", write)
     few = {**GRID, "algorithm": "diana", "seed": "0..6", "rounds": 2, "name": "tries"}
     outcome = drive(spec.load(few), tmp_path / "out", inline=True)
     assert outcome.counts["ok"] == 280

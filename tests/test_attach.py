@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_kit import everyone, on_ranks
-from loop_kit import TOP, D, data, far, loss, network, plain, sgd, spread, steps, vector
+from gloo_kit import everyone, on_ranks, shared_folder
+from loop_kit import TOP, D, data, far, hooked, loss, network, plain, sgd, spread, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
+from raybench.torch.frameworks import read_checkpoint, write_checkpoint
 
 # Optimizers -----------------------------------------------------------------------------------------
 
@@ -107,84 +108,19 @@ def test_a_step_before_all_gradients_is_none():
 # Parameters -----------------------------------------------------------------------------------------
 
 
-def trained_twice(
-    make: Any, tell: Any = None, algorithm: str = "gd", **more: Any
-) -> list[nn.Module]:
-    """Return a model after four steps of plain DistributedDataParallel, and after as many with a hook."""
-    ends = []
-    for attaches in (False, True):
-        torch.manual_seed(0)
-        model = make()
-        parallel = DistributedDataParallel(model, bucket_cap_mb=0.001, **more)
-        if tell is not None:
-            tell(model)
-        hook = rt.attach(parallel, algorithm, None, size=1000) if attaches else None
-        for group in range(4):
-            parallel.zero_grad()
-            source = torch.Generator().manual_seed(10 * group + rank())
-            parallel(torch.randint(0, 30, (12,), generator=source)).square().mean().backward()
-            sgd(model).step()
-        ends.append(model)
-    assert hook is not None
-    assert hook.report().steps == 4
-    return ends
-
-
 class Words(nn.Module):
-    """An embedding, then two layers, beside parameters of unusual shapes."""
+    """An embedding with a sparse gradient, or a layer that is frozen at first; then another one."""
 
-    def __init__(self, sparse: bool = False) -> None:
+    def __init__(self, sparse: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(30, 8, sparse=sparse)
         self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
-        self.scale, self.nothing = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(0, 3))
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.head(torch.tanh(self.layer(self.table(x))))
-        return out * self.scale + self.nothing.sum()
-
-
-def ignoring(*names: str) -> nn.Module:
-    model = Words()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-    return model
-
-
-def thawed() -> nn.Module:
-    model = Words()
-    model.layer.requires_grad_(False)
-    return model
-
-
-MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "unusual shapes": (Words, None, {}),
-    "a sparse embedding": (lambda: Words(sparse=True), None, {}),
-    "ignored": (lambda: ignoring("layer.weight", "layer.bias"), None, {}),
-    "frozen before": (thawed, None, {}),
-    "frozen after": (
-        Words,
-        lambda model: model.layer.requires_grad_(False),
-        {"find_unused_parameters": True},
-    ),
-    "a static graph": (Words, None, {"static_graph": True}),
-    "views of buckets": (Words, None, {"gradient_as_bucket_view": True}),
-}
-
-
-@pytest.mark.parametrize("case", MODELS)
-@on_ranks(2)
-def test_models_train_as_in_plain_data_parallel_training(case):
-    make, tell, more = MODELS[case]
-    plainly, ours = trained_twice(make, tell, **more)
-    assert far(vector(plainly), vector(ours)) < 1e-14
-    every = everyone(vector(ours).tolist())
-    assert (every[0] == every[1]) == (case != "ignored")
+        self.layer.requires_grad_(sparse)
 
 
 @on_ranks(2)
 def test_what_cannot_be_served_is_refused_before_the_first_step():
-    model = thawed()
+    model = Words(sparse=False)
     parallel = DistributedDataParallel(model)
     model.layer.requires_grad_(True)
     with pytest.raises(InputError, match=r"layer\.weight was frozen at DistributedDataParallel"):
@@ -259,7 +195,7 @@ def test_what_a_pass_does_not_use_stays_out_of_it(algorithm, cap):
         after = [p.grad for p in nets["left" if t % 2 == 0 else "right"].parameters()]
         assert all(a is b for a, b in zip(before, after, strict=True))
     memories: dict[str, torch.Tensor] = {}
-    for part in hook.parts:
+    for part in hook.buckets:
         memories |= part.flat.layout.named(part.exchange.c.e[0, 0])
     mine = torch.cat([memories[name].flatten() for name, _ in model.named_parameters()])
     mean = sum(torch.tensor(v, dtype=torch.float64) for v in everyone(mine.tolist())) / 2
@@ -268,22 +204,6 @@ def test_what_a_pass_does_not_use_stays_out_of_it(algorithm, cap):
     assert spread(model) == 0
     if cap == 1:
         assert hook.report().rows["bytes_up"][1:].max() < 2000 * (1 + ("power" in algorithm))
-
-
-@on_ranks(2)
-def test_layers_are_frozen_and_unfrozen_between_passes():
-    """As GANs in Lightning do: what is frozen is unused, and moves on later."""
-    ends = []
-    for attaches in (False, True):
-        model = network()
-        parallel = DistributedDataParallel(model, find_unused_parameters=True)
-        if attaches:
-            rt.attach(parallel, "ef21", "identity")
-        for t in range(6):
-            model[2].requires_grad_(t % 2 == 0)
-            steps(parallel, sgd(model), rank(), [t])
-        ends.append(vector(model))
-    assert far(*ends) < 1e-14
 
 
 @on_ranks(2)
@@ -381,6 +301,20 @@ def test_scales_stay_the_same_on_all_ranks():
             factor.update()
             assert factor.get_scale() == (8.0 if t == 0 else 4.0)
         assert optimizer.report().skipped == 1
+
+
+@on_ranks(2)
+def test_memories_of_other_weights_are_refused():
+    """As where a folder holds a checkpoint of another run at the same step."""
+    _, hook, parallel, optimizer = hooked("ef14:memory=gradient", count=3)
+    write_checkpoint(hook, shared_folder())
+    memory = [exchange.c.e.clone() for exchange in hook.exchanges]
+    read_checkpoint(hook, shared_folder(), loaded=True)
+    steps(parallel, optimizer, rank(), [3])
+    read_checkpoint(hook, shared_folder())  # before the weights are there
+    assert all(torch.equal(e, x.c.e) for e, x in zip(memory, hook.exchanges, strict=True))
+    with pytest.raises(InputError, match="memories of other weights"):
+        read_checkpoint(hook, shared_folder(), loaded=True)
 
 
 @on_ranks(2)

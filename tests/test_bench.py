@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_kit import cli, tidy
+from cli_kit import cli, ran, tidy
 
 import raybench
 from raybench.compressors import Compressor, Dense
@@ -91,7 +91,7 @@ def test_best_of_turns_over_the_copy(monkeypatch):
         **{"copy": [2.0, 1.0, 1.0, 1.0], "compress": [30.0, 9.0, 7.0]},
         **{"decode": [1.0, 6.0, 5.0], "pack": [1.0, 4.0, 4.5], "unpack": [8.0, 3.0, 3.0]},
     }
-    real = bench.Clock.__call__
+    real = bench.ActionClock.__call__
 
     def call(self, key, action):
         name = key if isinstance(key, str) else key[1]
@@ -100,7 +100,7 @@ def test_best_of_turns_over_the_copy(monkeypatch):
             patch.setattr(bench, "perf_counter", lambda: next(now))
             return real(self, key, action)
 
-    monkeypatch.setattr(bench.Clock, "__call__", call)
+    monkeypatch.setattr(bench.ActionClock, "__call__", call)
     (row,) = measured({"mine": Given(alpha=1.0)}, gaussian(20), 2, limit=100.0)
     assert (row.copy_s, row.compress, row.decode, row.pack, row.unpack) == (1, 7, 5, 4, 3)
     assert all(not left for name, left in durations.items() if name != "copy")
@@ -151,11 +151,10 @@ def test_names_fill_in_what_is_required():
 
 @pytest.mark.thorough
 def test_bench_prints_two_tables():
-    said = cli(
+    said = ran(
         *("bench", "top_k:k=10%", "natural", "top_k:k=77", "--vector", "gaussian", "--d", 3000),
         *("--batch", "2,3,50", "--repeats", 2),
     )
-    assert said.code == 0, said.err
     tidy(said.out)
     lines = [line.split() for line in said.out.splitlines()]
     assert [line[0] for line in lines if line].count("natural") == 2
@@ -184,11 +183,10 @@ def test_a_busy_machine_is_told(monkeypatch):
 def test_bench_takes_a_gradient_and_prints_its_figures_as_json(tmp_path):
     values = np.arange(1.0, 401.0).reshape(20, 20)  # float64 stays so
     np.save(tmp_path / "mine.npy", values)
-    said = cli(
+    said = ran(
         *("bench", "top_k", "--vector", tmp_path / "mine.npy", "--batch", "none", "--json"),
         *("--repeats", 1),
     )
-    assert said.code == 0, said.err
     (row,) = json.loads(said.out)
     assert (row["operator"], row["vector"], row["shape"]) == ("top_k:k=1%", "mine.npy", "(400,)")
     assert (row["dtype"], row["d"], row["device"]) == ("float64", 400, "cpu")
@@ -240,7 +238,7 @@ def test_bounds_and_factors_of_the_claims():
     assert claims.claim(Given(omega=3.0, alpha=0.5), d) == (0.5, 1.0)
     assert claims.claim(Given(b1=(0.5, 2.0)), d) == (1 - 0.5 / 4, 0.5)  # 1/beta, beta^2/alpha
     assert claims.claim(Given(), d) == (None, 1.0)
-    (one, *_) = claims.check(Given(), d)
+    (one, *_) = claims.check_claims(Given(), d)
     assert (one.verdict, one.bias, one.error) == ("no claim", None, (0.0, 0.0))
 
 
@@ -257,7 +255,7 @@ def test_bounds_and_factors_of_the_claims():
     ],
 )
 def test_false_claims_are_found(op, fault):
-    result = [one for one in claims.check(op, 50) if one.family == "gaussian"]
+    result = [one for one in claims.check_claims(op, 50) if one.family == "gaussian"]
     assert fault in result[0].verdict
 
 
@@ -295,8 +293,7 @@ def test_rows_are_what_they_say():
 @pytest.mark.thorough
 def test_the_study_prints_every_compressor_by_family_and_writes_rows_and_figures(tmp_path):
     args = ("--d", 100, "--draws", 2, "--out", tmp_path / "s")
-    said = cli("study", "compressors", "top_k:k=10%", "scaled_sign", *args)
-    assert said.code == 0, said.err
+    said = ran("study", "compressors", "top_k:k=10%", "scaled_sign", *args)
     rows = pd.read_parquet(tmp_path / "s" / "study.parquet")
     assert set(rows["family"]) == {*drawn(1, 1), "gradient, start", "gradient, trained"}
     tidy(said.out)

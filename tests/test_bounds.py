@@ -1,4 +1,4 @@
-"""Theorems that are derived here: their bounds over rounds, linear, and step by step; and where nonsmooth parts end.
+"""Theorems that are derived here: their bounds over rounds, linear, and step by step.
 
 G, rho and B are those of the recursion E G^{t+1} <= (1 - rho) G^t + B E||x^{t+1} - x^t||^2; what a method's G is
 stands here anew. The steps of published theorems, and all iterates, have exact tests elsewhere.
@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from toys import ConvexL1, each_round, full_gradients, registered
+from toys import each_round, full_gradients
 
 from raybench import theory
-from raybench.core import registry
 from raybench.execution.resolve import Resolver
-from raybench.testing.trial import DATA, Method, started
+from raybench.testing.trial import DATA, TrialMethod, started
 
 SEEDS = 16  # where the bound holds in expectation; else it holds path by path, and three are run
 ROUNDS, SHORT = 120, 80
@@ -26,11 +25,9 @@ P1 = {"name": "quadratic", "dim": 12, "clients": 6, "mu": 0.05, "heterogeneity":
 P2 = {**P1, "dim": 10, "seed": 2}
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.3, "lambda": 0.01}
 RIDGE = {"name": "logistic", **DATA, "regularizer": "l2", "lambda": 0.1}
-LASSO = {"name": "convex_l1", "weight": 0.2}
 TOP, RAND = {"name": "top_k", "k": 2}, {"name": "rand_k", "k": 2}
 TOP3, RAND3 = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
-COMMON, COMMON3 = {**RAND, "mask": "common"}, {**RAND3, "mask": "common"}
-FULL, ZERO = {"init": "full"}, {"init": "zero"}
+COMMON3, ZERO = {**RAND3, "mask": "common"}, {"init": "zero"}
 
 
 class Case(NamedTuple):
@@ -43,20 +40,11 @@ class Case(NamedTuple):
     down: Any = None
     random: bool = False
 
-    def method(self, rounds: int, rule: str = "nonconvex") -> Method:
+    def method(self, rounds: int, rule: str = "nonconvex") -> TrialMethod:
         """Return the method at its step."""
         more = {"x0": {"normal": 2.0}, "record": {"every": 1}}
-        params, down = self.params, self.down
-        return Method(
-            self.name,
-            params,
-            self.compressor,
-            self.problem,
-            down,
-            rounds=rounds,
-            rule=rule,
-            more=more,
-        )
+        given = (self.name, self.params, self.compressor, self.problem, self.down)
+        return TrialMethod(*given, rounds=rounds, rule=rule, more=more)
 
     @property
     def seeds(self) -> range:
@@ -111,13 +99,7 @@ def cases(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", params)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _lasso():
-    with registered("problem", convex_l1=ConvexL1):
-        yield
-
-
-def rate_of(method: Method) -> tuple[Any, theory.Setting]:
+def rate_of(method: TrialMethod) -> tuple[Any, theory.Setting]:
     """Return what a method's theorem says, rho and B among it, and the numbers it depends on."""
     setting = Resolver(allow_unproven=True).backing(method.cell().cell)[1]
     return theory.of(method.entry.facts.theory).under(method.rule).formula(setting), setting
@@ -128,7 +110,7 @@ def mean_square(v: torch.Tensor) -> torch.Tensor:
     return v.square().sum(-1).mean(1)
 
 
-def error(run, method: Method) -> torch.Tensor:
+def error(run, method: TrialMethod) -> torch.Tensor:
     """G at a run's state between rounds, (B,)."""
     if method.name in DERIVED:
         return globals()[method.name](run, method)
@@ -259,10 +241,3 @@ def test_recursion(case):
         assert at_most(after[~coin], rest, case.random)
         assert at_most(((x - y) / gamma - grad).square().sum(-1), before, case.random)
     assert max(float(G.max()) for G, *_ in seen) > 1e-9
-
-
-# Nonsmooth parts --------------------------------------------------------------------------------
-
-PROXIMAL = [
-    n for n in registry.names("algorithm") if registry.lookup("algorithm", n).facts.proximal
-]

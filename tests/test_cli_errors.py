@@ -18,7 +18,7 @@ from raybench.core import limits, yaml
 from raybench.core.errors import InputError
 from raybench.execution import costs as admission
 from raybench.execution import resolve
-from raybench.execution.costs import DISK_PER_ROW, admit, need_of
+from raybench.execution.costs import DISK_PER_ROW, check_memory_and_disk, need_of
 from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive, mode_of
 from raybench.runtime.queue import Queue
@@ -77,14 +77,10 @@ def test_two_spellings_of_a_problem_are_one_sweep(tmp_path, first, second):
     problem = {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
     for text in (first, second):
         changed = problem | yaml.parse(text, "test")
-        plan = {
-            "name": "same",
-            "problem": changed,
-            "algorithm": "gd",
-            "step_size": 1.0,
-            "rounds": 1,
-        }
-        raybench.sweep(plan, tmp_path / "out", inline=True)
+        method = {"algorithm": "gd", "step_size": 1.0, "rounds": 1}
+        raybench.sweep(
+            {"name": "same", "problem": changed, **method}, tmp_path / "out", inline=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_an_endless_run_with_few_rows_or_a_stop_rule_is_planned(rounds: int) -> 
         "record: {every: 10000000000000000}",
     ):
         text = SWEEP.replace("rounds: 20", f"rounds: {rounds}\n{keys}")
-        need = admit(make_plan(spec.load(text)), ".")
+        need = check_memory_and_disk(make_plan(spec.load(text)), ".")
         assert need.sure == ("stop" not in keys)
         assert need.tensors < 1 << 20
 
@@ -283,7 +279,7 @@ def test_few_problems_are_built_for_many_batches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(problems, "build", lambda *a: built.append(a) or build(*a))
     resolve.problem_of.cache_clear()
     plan = make_plan(sweep)
-    admit(plan, ".")
+    check_memory_and_disk(plan, ".")
     assert mode_of(plan) == "simulate"
     assert len(plan.batches) == 144
     queue = Queue(plan.batches, [plan.work(b) for b in plan.batches], 3, False, {})

@@ -14,7 +14,7 @@ from raybench.clock.clients import Clients, mean, quantile, waiting
 from raybench.clock.events import BLOCK, Events
 from raybench.core.errors import InputError
 from raybench.spec.clocks import typed
-from raybench.testing.trial import Method, batch_of, finished, on_ranks
+from raybench.testing.trial import TrialMethod, batch_of, finished, on_ranks
 
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
@@ -22,13 +22,13 @@ SPEEDS = [1.0, 1.3, 2.9, 4.4]
 
 def method(
     name: str, clock: Mapping[str, Any], problem: Mapping[str, Any] = CHAIN, **more: Any
-) -> Method:
+) -> TrialMethod:
     """Return a method at a step of 0.3 on a clock."""
     given = {"step": 0.3, "rounds": 60, **{k: more.pop(k) for k in ("step", "rounds") if k in more}}
-    return Method(name, more, None, problem, more={"clock": clock}, **given)
+    return TrialMethod(name, more, None, problem, more={"clock": clock}, **given)
 
 
-def ended(m: Method, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray, np.ndarray]:
+def ended(m: TrialMethod, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses and the clock of every round, (B, T + 1)."""
     recorder = finished(m.batch(multiples)).recorder
     return recorder.column("loss"), recorder.column("clock_seconds")
@@ -38,9 +38,8 @@ def ended(m: Method, multiples: tuple[float, ...] = (1.0,)) -> tuple[np.ndarray,
 
 
 def test_clients_are_those_of_the_seed_whatever_runs() -> None:
-    clock = typed(
-        {"compute": {"lognormal": {"median": 2, "sigma": 0.5}}, "jitter": {"exponential": 0.1}}
-    )
+    compute = {"lognormal": {"median": 2, "sigma": 0.5}}
+    clock = typed({"compute": compute, "jitter": {"exponential": 0.1}})
     both = Clients(clock, 400, [3, 4], [1] * 400)
     alone = Clients(clock, 400, [4], [1] * 400)
     assert np.array_equal(both.tau[1], alone.tau[0])
@@ -150,7 +149,9 @@ def test_trials_of_a_trace_arrive_by_its_quantile(tmp_path) -> None:
 
 def test_a_clock_on_several_ranks_is_that_of_one_process() -> None:
     clock = {"compute": SPEEDS, "jitter": {"exponential": 0.2}, "link": {"up": [50, 60, 70, 80]}}
-    m = Method("local_sgd", {"p": 0.5}, None, CHAIN, step=0.1, rounds=15, more={"clock": clock})
+    m = TrialMethod(
+        "local_sgd", {"p": 0.5}, None, CHAIN, step=0.1, rounds=15, more={"clock": clock}
+    )
     (alone,) = on_ranks(1, m.batch((1.0, 0.5), (0, 1)))
     seconds = alone.recorder.column("clock_seconds")
     assert (np.diff(seconds) >= 0).all()

@@ -9,13 +9,13 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli, tidy
+from cli_kit import cli, ran, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.clocked import with_clock
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
-from raybench.clock.links import Link, Network, all_gather, all_reduce, overlapped
+from raybench.clock.links import Link, LinkNetwork, all_gather, all_reduce, overlapped
 from raybench.core.errors import InputError
 from raybench.report import charts, plots
 from raybench.spec.clocks import typed
@@ -55,10 +55,8 @@ LATER = [  # full gradients first
     {"name": "dasha_mvr", "batch": 3, "compressor": RAND},
     {"name": "ec_lsvrg", "compressor": {"name": "top_k", "k": 3}},
 ]
-UNTOLD = [
-    {"name": "vr_marina", "batch": 2, "p": 0.3, "compressor": RAND},
-    {"name": "local_sgd", "p": 0.5},
-]
+UNTOLD = [{"name": "vr_marina", "batch": 2, "p": 0.3, "compressor": RAND}]
+UNTOLD += [{"name": "local_sgd", "p": 0.5}]
 TOLD = {"algorithm": [*SWEEP["algorithm"], *LATER], "rounds": 21}
 
 
@@ -132,7 +130,7 @@ def test_tables_by_bits_and_by_time(tmp_path) -> None:
     said = cli("table", folder, "--target", "0.5").out
     assert "Time to target" in said
     assert "power exponent=3" in said
-    by_time = cli("table", folder, "--target", "0.5", "--x", "clock").out
+    by_time = cli("table", folder, "--target", "0.5", "--cost", "clock").out
     assert "Seconds to target" in by_time
     assert "on the simulated clock" in by_time
     figures_of = tmp_path / "figures"
@@ -155,9 +153,8 @@ def test_a_finished_sweep_is_timed_from_the_command_line(tmp_path) -> None:
 
 
 def test_a_cell_stops_by_the_clock(tmp_path) -> None:
-    curves, _ = swept(
-        tmp_path / "out", algorithm=["gd"], clock={"compute": 2.0}, stop={"clock": 20}
-    )
+    more = {"clock": {"compute": 2.0}, "stop": {"clock": 20}}
+    curves, _ = swept(tmp_path / "out", algorithm=["gd"], **more)
     assert (curves.groupby("cell")["clock_seconds"].max() == 20).all()
     assert curves["round"].max() == 10
 
@@ -193,9 +190,8 @@ def test_rows_by_simulated_seconds(tmp_path) -> None:
         record={"clock": 10},
     )
     first = curves[curves["cell"] == curves["cell"].iloc[0]]
-    late = first[first["round"] > 128][
-        "clock_seconds"
-    ]  # before, rounds 1, 2, 4, .. make rows as well
+    # before, rounds 1, 2, 4, .. make rows as well
+    late = first[first["round"] > 128]["clock_seconds"]
     assert (late.iloc[:-1] % 10 == 0).all()
     assert set(np.arange(10, 61, 10)) <= set(first["clock_seconds"])
     assert len(first) < 25
@@ -203,9 +199,8 @@ def test_rows_by_simulated_seconds(tmp_path) -> None:
 
 def test_messages_that_differ_in_length_fail_on_a_link_and_say_why(tmp_path) -> None:
     method = {"name": "async_sgd", "compressor": {"name": "random_sparsification", "p": 0.5}}
-    _, cells = swept(
-        tmp_path / "out", algorithm=[method], clock={"compute": 1.0, "link": "1Mbit,1ms"}
-    )
+    linked = {"compute": 1.0, "link": "1Mbit,1ms"}
+    _, cells = swept(tmp_path / "out", algorithm=[method], clock=linked)
     assert set(cells["status"]) == {"failed"}
     assert "differ in length" in cells["error"].iloc[0]
     _, free = swept(tmp_path / "free", algorithm=[method], clock={"compute": 1.0})
@@ -216,8 +211,7 @@ def test_a_timeline_says_what_every_client_does(tmp_path) -> None:
     folder = tmp_path / "out"
     methods = ["sgd", {"name": "fastest_sgd", "collect": 2}]
     swept(folder, algorithm=methods, clock={"compute": [1.0, 2.0, 3.0, 6.0], "link": {"up": 96}})
-    said = cli("plot", folder, "--kind", "timeline", "--out", tmp_path / "f", "--format", "csv,png")
-    assert said.code == 0
+    ran("plot", folder, "--kind", "timeline", "--out", tmp_path / "f", "--format", "csv,png")
     assert (tmp_path / "f" / "timeline.png").stat().st_size > 1000
     spans = pd.read_csv(tmp_path / "f" / "timeline.csv")
     assert spans["panel"].nunique() == 2
@@ -265,29 +259,17 @@ def test_methods_on_events_need_a_clock(tmp_path) -> None:
 
 
 A, B = 1e-3, 1e6
-RING = Network(Link(A, B), "ring")
+RING = LinkNetwork(Link(A, B), "ring")
 
 
 def curve(cell="a", rounds=(0, 1, 2), **columns):
     """Return the curve of four clients that send 100 bytes of 50 coordinates each round."""
     t = np.array(rounds, float)
-    plain = {
-        "cell": cell,
-        "round": np.array(rounds),
-        "clients": 4,
-        "workers": 1.0,
-        "d": 50,
-        "exchange": "gather",
-        "bytes_up": 100 * t,
-        "bytes_down": 400 * t,
-        "bytes_up_max": 100 * t,
-        "messages_up": t,
-        "messages_down": t,
-        "values_up": 12 * t,
-        "seconds_gradient": 0.04 * t,
-        "seconds_compress": 0.08 * t,
-        "grad_norm_sq": 10.0**-t,
-    }
+    plain = {"cell": cell, "round": np.array(rounds), "clients": 4, "workers": 1.0, "d": 50}
+    plain |= {"exchange": "gather", "values_up": 12 * t, "grad_norm_sq": 10.0**-t}
+    plain |= {"bytes_up": 100 * t, "bytes_down": 400 * t, "bytes_up_max": 100 * t}
+    plain |= {"messages_up": t, "messages_down": t}
+    plain |= {"seconds_gradient": 0.04 * t, "seconds_compress": 0.08 * t}
     return pd.DataFrame({**plain, **columns})
 
 
@@ -300,7 +282,7 @@ COMPUTE = (0.04 + 0.08) / 4  # four clients were computed here one after the oth
 
 
 T = np.arange(3.0)
-SERVER, GATHER = Network(RING.link, "server"), Network(RING.link, "gather")
+SERVER, GATHER = LinkNetwork(RING.link, "server"), LinkNetwork(RING.link, "gather")
 SERVED = 2 * A + 4 * 500 / B
 
 
@@ -392,13 +374,8 @@ def test_the_fastest_method_changes_with_the_bandwidth():
     ]
     curves = pd.concat([own for own, _ in made], ignore_index=True)
     finals = dict.fromkeys(["loss", "accuracy", "bits_up", "seconds", "rounds"], np.nan)
-    facts = {
-        "seed": 0,
-        "algorithm": "a",
-        "compressor": None,
-        "step_size": 1.0,
-        "step_multiple": 1.0,
-    }
+    facts = {"seed": 0, "algorithm": "a", "compressor": None}
+    facts |= {"step_size": 1.0, "step_multiple": 1.0}
     cells = pd.DataFrame([{**finals, **facts, **head} for _, head in made])
     at = np.array([1e8, 1e11])
     result = by_bandwidth(curves, cells, RING, {"": 1.1e-6}, at=at)
@@ -416,8 +393,7 @@ def test_the_fastest_method_changes_with_the_bandwidth():
 
 
 def test_the_table_counts_simulated_seconds(swept):
-    said = cli("table", swept, "--link", "100Mbit,5ms,server")
-    assert said.code == 0
+    said = ran("table", swept, "--link", "100Mbit,5ms,server")
     tidy(said.out)
     text = " ".join(said.out.split())
     assert "Seconds to target" in text

@@ -235,7 +235,7 @@ METRICS = [
 
 @pytest.mark.parametrize(("metric", "check", "says"), METRICS, ids=range(len(METRICS)))
 def test_a_broken_metric_is_found(metric, check, says):
-    measured = metrics.Measured(metric, build("quadratic", {"dim": 6, "clients": 3}))
+    measured = metrics.MetricTrial(metric, build("quadratic", {"dim": 6, "clients": 3}))
     assert says in finding(metrics.CHECKS, check, measured).detail
 
 

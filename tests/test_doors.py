@@ -12,7 +12,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli
+from cli_kit import cli, ran
 from data_kit import complaint, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -135,22 +135,15 @@ def agreement(drawn, folder: Path) -> None:
         assert reading("npz", table, label, client, folder) == typed
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(drawn=frames())
-def test_all_doors_read_a_frame_alike(drawn, tmp_path_factory):
-    agreement(drawn, tmp_path_factory.mktemp("doors"))
-
-
-@pytest.mark.thorough
 @pytest.mark.timeout(900)
-@settings(
-    max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(drawn=frames())
-def test_all_doors_read_two_thousand_frames_alike(drawn, tmp_path_factory):
-    agreement(drawn, tmp_path_factory.mktemp("doors"))
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.thorough)])
+def test_all_doors_read_a_frame_alike(count, tmp_path_factory):
+    @settings(max_examples=count)
+    @given(frames())
+    def read(drawn):
+        agreement(drawn, tmp_path_factory.mktemp("doors"))
+
+    read()
 
 
 # What people bring ----------------------------------------------------------------------------------
@@ -333,8 +326,7 @@ def test_a_training_file_may_lack_the_last_features(tmp_path):
 def test_show_and_plan_say_what_was_read(tmp_path, monkeypatch):
     through("csv", PLAIN, tmp_path)
     monkeypatch.chdir(tmp_path)
-    shown = cli("show", "./mine.csv")
-    assert shown.code == 0, shown.err
+    shown = ran("show", "./mine.csv")
     assert "label, 2 classes (rows): 0 (10), 1 (10)" in " ".join(shown.out.split())
     problem = "{name: logistic, dataset: ./mine.csv, split: {column: user}}"
     (tmp_path / "s.yaml").write_text(f"name: s\nproblem: {problem}\nalgorithm: gd\nrounds: 2\n")

@@ -75,7 +75,7 @@ def test_a_retry_replaces_failed_rows_one_by_one(tmp_path):
     store = Store(tmp_path / "r")
     for cell in "abc":
         store.commit(cell, None, to_table({"cell": [cell], "status": "failed"}, CELLS))
-    again = Store(tmp_path / "r", apart="abc")
+    again = Store(tmp_path / "r", retried="abc")
     seen, write = [], again.files.write
 
     def watched(rel, data):
@@ -137,9 +137,8 @@ def test_curves_that_were_wrong_from_the_start_are_damaged(mine, change, says):
     owner = json.loads((mine / "plan/owner.json").read_text())["folder"]
     data = encode(change(curves)) if change else b"no table"
     (mine / "curves" / name).write_bytes(data)
-    (mine / "cells" / name).write_bytes(
-        log.sealed(rows, name.removesuffix(".parquet"), owner, data)
-    )
+    shard = name.removesuffix(".parquet")
+    (mine / "cells" / name).write_bytes(log.sealed(rows, shard, owner, data))
     with pytest.raises(InputError, match=f"curves/{name}: {says}"):
         load(mine)
 

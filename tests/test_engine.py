@@ -21,7 +21,7 @@ from raybench.execution import run as engine_run
 from raybench.execution.execute import execute
 from raybench.execution.recorder import RecordedRounds
 from raybench.execution.run import Options
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, TrialMethod, finished, started
 
 D, N = 12, 5
 P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}
@@ -29,8 +29,8 @@ SAMPLES = {"name": "least_squares", **DATA}
 FAR = {"x0": {"normal": 1.0}}
 
 
-def on_p1(name, compressor=None, rounds=20, more=FAR, **params) -> Method:
-    return Method(name, params, compressor, P1, rounds=rounds, more=more)
+def on_p1(name, compressor=None, rounds=20, more=FAR, **params) -> TrialMethod:
+    return TrialMethod(name, params, compressor, P1, rounds=rounds, more=more)
 
 
 # Recording -----------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_the_record_is_f_and_its_gradient_at_the_iterate():
 def test_the_recorded_gradient_is_the_mapping_where_there_is_a_penalty():
     """L (x - prox(x - grad f(x)/L)), the prox a soft threshold, and f + lambda ||x||_1."""
     lasso = {**SAMPLES, "regularizer": "l1", "lambda": 0.05}
-    run = finished(Method("gd", {}, None, lasso, rounds=4, more=FAR).batch((1.0, 0.5)))
+    run = finished(TrialMethod("gd", {}, None, lasso, rounds=4, more=FAR).batch((1.0, 0.5)))
     x, L = run.s.x.numpy(), run.problem.constants.L
     grads, losses = run.problem.oracle(run.s.x)
     v = x - grads.mean(1).numpy() / L
@@ -202,7 +202,7 @@ def run_all(batches, **rest):
 
 def test_a_raising_cell_fails_alone():
     with registered("algorithm", moody=Moody):
-        method = Method("moody", {}, None, P1, step=0.125, rounds=10, more=FAR)
+        method = TrialMethod("moody", {}, None, P1, step=0.125, rounds=10, more=FAR)
         multiples = (0.5, 0.25, 1.0, 0.75, 0.3, 0.2, 0.1)
         batch = method.batch(multiples, range(7))
         curves, cells, progress = run_all([batch])

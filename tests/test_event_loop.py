@@ -15,7 +15,7 @@ from event_loop import Loop, World
 from raybench.clock.clients import Clients, Rounds, uniform
 from raybench.core.streams import Sample, stream
 from raybench.spec.clocks import typed
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 from raybench.wire.ledger import COLUMNS
 
 SPEEDS = [1.0, 1.3, 2.9, 4.4]
@@ -170,7 +170,7 @@ def test_methods_are_those_of_an_event_loop_in_numpy(name, clock) -> None:
     method, clock = COMPARED[name], CLOCKS[clock]
     keys = {"clock": clock, "x0": {"normal": 1.0}}
     problem, params = NOISY if "dropout" in clock else PROBLEM, {"batch": BATCH, **method.params}
-    m = Method(method.name, params, method.compressor, problem, step=1.0, more=keys)
+    m = TrialMethod(method.name, params, method.compressor, problem, step=1.0, more=keys)
     run = started(m.batch(GAMMAS))
     world, gamma = world_of(run, typed(clock)), np.array(GAMMAS)[:, None]
     act = method.act(4, *method.arguments)
@@ -208,7 +208,7 @@ def arrivals(clock, start, work, sizes, model=96.0) -> tuple[np.ndarray, np.ndar
 
 def started_by_speed(name: str, clock: Mapping[str, Any], compressor: Any, **params: Any) -> Any:
     keys = {"clock": clock, "x0": {"normal": 1.0}}
-    m = Method(name, {"batch": BATCH, **params}, compressor, NOISY, step=1.0, more=keys)
+    m = TrialMethod(name, {"batch": BATCH, **params}, compressor, NOISY, step=1.0, more=keys)
     return started(m.batch(GAMMAS))
 
 

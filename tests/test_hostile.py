@@ -47,7 +47,7 @@ def parts_of(packed):
 def message(text="identity", d=24, lead=(2, 3)):
     x = torch.arange(1.0, 1 + d).expand(*lead, d)
     source = stream(0).spread(tuple(lead))
-    return raybench.compressor(text).bind(d, 3).operator.compress(x, source)
+    return raybench.compressor(text).bind(d, 3).compressor.compress(x, source)
 
 
 def forged(text="identity", rest=None, **lies):
@@ -269,9 +269,8 @@ def test_files_that_are_no_archives(tmp_path):
         other = tmp_path / f"{j}.npz"
         other.write_bytes(data)
         refused_data(other, other.name)
-    refused_data(
-        forged_npz(tmp_path / "none.npz", features=npy(FEATURES)), "lacks the array labels"
-    )
+    bare = forged_npz(tmp_path / "none.npz", features=npy(FEATURES))
+    refused_data(bare, "lacks the array labels")
 
 
 def test_objects_are_never_unpickled(tmp_path):

@@ -26,17 +26,16 @@ from toys import (
 import raybench
 from raybench.algorithms.power_sgd import orthonormal
 from raybench.core.errors import InputError
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 
-COMMON = {**RAND, "mask": "common"}
 L1 = {"name": "convex_l1", "weight": 0.2}
 ONE = {**P1, "clients": 1}  # a client
 Given = tuple  # (method, parameters, compressor, downlink)
 
 
-def method(given: Given, problem=P1, step=0.02, rounds=60, **rest) -> Method:
+def method(given: Given, problem=P1, step=0.02, rounds=60, **rest) -> TrialMethod:
     name, params, compressor, downlink = (*given, None, None)[:4]
-    return Method(name, params, compressor, problem, downlink, step, rounds=rounds, **rest)
+    return TrialMethod(name, params, compressor, problem, downlink, step, rounds=rounds, **rest)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ import raybench
 from raybench.core.errors import InputError
 from raybench.data import text
 from raybench.problems import build
-from raybench.problems.networks.adapted import LowRank
+from raybench.problems.networks.adapted import LowRankUpdate
 
 SAID = "to be or not to be, that is the question: whether 'tis nobler in the mind to suffer\n"
 
@@ -174,7 +174,7 @@ def test_a_matrix_that_is_stored_the_other_way_round(transposed):
     want = layer(x)
     if transposed:
         layer.weight = torch.nn.Parameter(layer.weight.detach().T.contiguous())
-    low = LowRank(layer, 2, 0.5, transposed)
+    low = LowRankUpdate(layer, 2, 0.5, transposed)
     torch.testing.assert_close(low(x), want)
     low.lora_b.data.normal_()
     whole = low.whole(low.lora_a, low.lora_b)

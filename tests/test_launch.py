@@ -14,6 +14,7 @@ import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cli_kit
@@ -25,6 +26,8 @@ from cluster_kit import CLOUD, SWEEP, cli, cluster, refused
 from raybench import spec, store
 from raybench.cluster import file, machines
 from raybench.cluster.machines import Host
+from raybench.core.errors import InputError
+from raybench.execution import bundle
 
 pytestmark = pytest.mark.thorough
 
@@ -36,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     """Installed elsewhere it is the same package: same version, same files, same command; made twice it is equal."""
-    made = machines.wheel(tmp_path)
+    made = bundle.wheel(tmp_path)
     with zipfile.ZipFile(made) as archive:
         names = set(archive.namelist())
         assert archive.testzip() is None
@@ -50,7 +53,7 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     said = call(sys.executable, "-c", told, env=env, cwd=tmp_path, check=True).stdout
     assert said.startswith(str(tmp_path))
     (tmp_path / "again").mkdir()
-    assert machines.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
+    assert bundle.wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
 def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +100,9 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
     there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
     assert made["file_mounts"] == {"/x": "/y", **there}
     assert made["initialization_commands"] == ["take it", "true"]
-    commands = made["head_start_ray_commands"]
+    assert made["provider"]["cache_stopped_nodes"] is False, "Ray's own default stops them"
+    hour, *commands = made["head_start_ray_commands"]
+    assert hour.startswith("sed -i s/9999999999/"), "workers end at the head's hour"
     for command in [*commands, *made["worker_start_ray_commands"][:-1]]:
         assert 'lease.sh" push || exit 1;' in command
         assert "RAY_AUTH_MODE=token" in command
@@ -111,8 +116,53 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
     (boot,) = boots
     host = Leased(tmp_path / "h")  # it ends by itself before ssh answers
     host.run(boot)
-    host.run(re.sub(r"\(\d{10}", f"({int(time.time()) + 300}", boot))
-    assert host.minutes == [60, 5]
+    host.run(re.sub(r"\(\d{10}", f"({int(time.time()) + 330}", boot))
+    assert host.minutes == [15, 5]
+
+
+def test_what_a_plug_in_imports_from_beside_itself_is_missed_before_anything_is_rented(
+    tmp_path: Path,
+) -> None:
+    """The staged folder is planned by a process that sees nothing else."""
+    (tmp_path / "beside.py").write_text("K = 1\n")
+    text = (ROOT / "examples/rand_block.py").read_text()
+    for more in ("", "\nimport sys\nsys.path.insert(0, HERE)\nimport beside\n"):
+        (tmp_path / "own.py").write_text(text + more.replace("HERE", "__file__.rsplit('/', 1)[0]"))
+        sweep = spec.load(f"plugins: [{tmp_path}/own.py]\n{SWEEP}")
+        folder = tmp_path / f"stage{len(more)}"
+        machines.gather(folder, sweep, [])
+        with pytest.raises(InputError, match="beside") if more else contextlib.nullcontext():
+            bundle.check_bundle(folder)
+
+
+def test_google_deletes_at_the_deadline_and_a_second_ray_up_keeps_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour, not a duration: a worker that starts later ends with the others, and Ray finds the same machines.
+
+    It is Google's hour: where the clock here is another nothing is started.
+    """
+    rented, made = file.read_cluster_file(str(ROOT / "cluster/gcp.yaml")), []
+    dates = ["Fri, 15 Jan 2027 08:00:00 GMT"] * 6 + ["Fri, 15 Jan 2027 11:00:00 GMT"]
+    answer = SimpleNamespace(getresponse=lambda: SimpleNamespace(headers={"Date": dates.pop(0)}))
+    answer.request = answer.close = lambda *a: None
+    monkeypatch.setattr(machines, "HTTPSConnection", lambda *a, **k: answer)
+    for later in (0, 60):
+        now = SimpleNamespace(**{**vars(time), "time": lambda later=later: 1.8e9 + later})
+        monkeypatch.setattr(machines, "time", now)
+        machines.render(rented, tmp_path, "c", "true", 1.8e9 + 7200)
+        made.append(yaml.safe_load((tmp_path / "cluster.yaml").read_text()))
+    types = [one["available_node_types"] for one in made]
+    assert types[0] == types[1]
+    for node in types[0].values():
+        scheduling = node["node_config"]["scheduling"]
+        assert scheduling["terminationTime"] == "2027-01-15T10:00:00Z"
+        assert scheduling["instanceTerminationAction"] == "DELETE"
+        assert "maxRunDuration" not in scheduling
+    with pytest.raises(
+        InputError, match=r"clock is -10740 s off Google's, which deletes machines at an hour"
+    ):
+        machines.render(rented, tmp_path, "c", "true", 1.8e9 + 7200)
 
 
 # -- what is said before anything is started ------------------------------------------------------
@@ -160,6 +210,7 @@ class Leased:
         (home / "bin").mkdir()
         for name, text in {
             "shutdown": f'echo "$@" >>{self.armed}',
+            "systemctl": "true",
             "sudo": 'shift; exec "$@"',
         }.items():
             (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -179,7 +230,12 @@ class Leased:
         deadline = time.time() + hours * 3600
         take = machines.taking(self.cluster, launch, deadline, owner)
         assert take[0] != "(", "Ray puts one around it, and two begin arithmetic"
-        return self.run(take, check=False)
+        done = self.run(take, check=False)
+        script = self.home / ".raybench-lease/lease.sh"
+        if script.exists():
+            text = script.read_text().replace("/run/systemd/shutdown", str(self.home))
+            script.write_text(text)  # what this machine has scheduled is not its own
+        return done
 
     def lease(self, words: str) -> int:
         """Call its lease, and return the exit code."""
@@ -199,22 +255,21 @@ def test_a_rented_host_shuts_itself_down_unless_it_is_pushed(tmp_path: Path) -> 
     assert host.take("aaaaaaaa").returncode == 0
     assert host.minutes == [30]
     assert host.lease("push") == 0
-    assert host.minutes == [30], "armed a moment ago"
-    (host.home / ".raybench-lease/armed").write_text("0")
+    assert host.minutes == [30, 30], "no schedule stands"
+    (host.home / "scheduled").write_text(f"USEC={int(time.time()) + 1800}000000\nMODE=poweroff\n")
     host.lease("push")
-    assert host.minutes == [30, 30]
+    assert host.minutes == [30, 30], "armed a moment ago"
     host.lease("hold")
-    assert host.minutes[-1] == 120
-    host.lease("push")
-    assert host.minutes[-1] == 120
+    assert host.minutes[-1] in (119, 120), "whole minutes, and none beyond"
     host.lease("release")
-    assert host.minutes[-1] == 30
-    (host.home / ".raybench-lease/deadline").write_text(str(int(time.time()) + 90))
-    host.lease("push")
-    assert host.minutes[-1] == 2
+    (host.home / "scheduled").unlink()  # as a reboot does
+    host.lease("tick")
+    assert host.minutes[-1] in (29, 30)
+    host.lease("limit 90")
+    assert host.minutes[-1] == 1
     (host.home / ".raybench-lease/deadline").write_text(str(int(time.time()) - 1))
     assert host.lease("push") == 5
-    assert host.take("aaaaaaaa", hours=-1).returncode == 5, "nothing starts after the hours"
+    assert host.take("aaaaaaaa", hours=0.1).returncode == 5, "Ray would end in the same minute"
 
 
 def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
@@ -225,18 +280,19 @@ def test_a_job_holds_the_head_that_its_results_lie_on(tmp_path: Path) -> None:
     host, told = Leased(tmp_path / "h"), tmp_path / "kept/job-1"
     host.take("aaaaaaaa")
     assert host.minutes == [30]
+    (host.home / "scheduled").write_text(f"USEC={int(time.time()) + 1800}000000\n")
     command = f"{sys.executable} -m raybench sweep sweep.yaml --inline --out {tmp_path}/results"
     words = [str(told), "hold", "env", f"PYTHONPATH={ROOT}", *command.split()]
     machines.gather(host.home / "raybench-launch", spec.load(SWEEP), words)
     host.run("bash ~/raybench-launch/job.sh; sleep 2")
-    assert (told / "ended").read_text() == "0\n"
+    assert machines.ended(told) == 0
     assert int((told / "driver.pid").read_text()) > 1
     assert "1 cell run" in (told / "job.log").read_text()
     assert json.loads((told / "progress.json").read_text())["cells"] == 1
     assert set(store.cells(tmp_path / "results")["status"]) == {"ok"}
-    assert host.minutes[-1] == 120
+    assert host.minutes[-1] in (119, 120)
     assert host.lease("push") == 0
-    assert host.minutes[-1] == 120, "its results were not fetched"
+    assert host.minutes[-1] in (119, 120), "its results were not fetched"
 
 
 def test_a_host_has_one_launch_at_a_time(tmp_path: Path) -> None:
@@ -417,14 +473,21 @@ def test_what_a_job_tells(tmp_path: Path) -> None:
     assert told() == ({}, None)
     (job / "progress.json").write_text('{"now": {}}')
     (job / "driver.pid").write_text(f"{os.getpid()}\n")
+    (job / "ended").write_text("null\n")
     assert told() == ({"now": {}}, None)
-    (job / "ended").write_text("3\n")
+    (job / "ended").write_text("3   \n")
     assert told()[1] == 3
-    (job / "ended").unlink()
-    (job / "driver.pid").write_text(f"{2**22 + 1}\n")
-    assert told()[1] == 137
+    for begun in (
+        "null\n",
+        "",
+    ):  # written in place, for the disk may be full; empty where it was full before
+        (job / "ended").write_text(begun)
+        (job / "driver.pid").write_text(f"{2**22 + 1}\n")
+        assert told()[1] == 137
     (job / "progress.json").write_text('{"now": ')
     assert told() == ({}, 137)
+    (job / "ended").write_text("")
+    assert machines.ended(job) == 137
 
 
 # -- Kubernetes --------------------------------------------------------------------------------

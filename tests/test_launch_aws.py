@@ -66,6 +66,11 @@ class Amazon:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
+    @property
+    def asked(self) -> int:
+        """How many requests it has had."""
+        return (self.folder / "asked").read_text().count(" HTTP/1.1")
+
     def killed(self, run: subprocess.Popen[str], moment: str) -> None:
         """Kill a command at a moment, and see that what it had started ends with it, a ``ray up`` above all."""
         wait_for(lambda: MOMENTS[moment](self), run, 200)
@@ -105,10 +110,11 @@ def amazon(tmp_path: Path) -> Iterator[Amazon]:
     head["InstanceMarketOptions"] = {"MarketType": "spot"}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "far.yaml").write_text(SWEEP)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    with (tmp_path / "asked").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            env=env, stdout=log, stderr=log,
+        )  # fmt: skip
     try:
         wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, server, 60)
         yield Amazon(env, tmp_path)
@@ -136,7 +142,7 @@ def closed_and_ending_by_itself(amazon: Amazon) -> None:
     behaviour = attribute("instanceInitiatedShutdownBehavior")["InstanceInitiatedShutdownBehavior"]
     assert behaviour["Value"] == "terminate", "shut down is gone, not stopped"
     boot = base64.b64decode(attribute("userData")["UserData"]["Value"]).decode()
-    assert "m=60\nshutdown --no-wall -h" in boot.replace("[ $m -le 60 ] || ", ""), (
+    assert "m=15\nshutdown --no-wall -h" in boot.replace("[ $m -le 15 ] || ", ""), (
         "before anybody has reached it"
     )
     groups = ec2.describe_security_groups(GroupIds=[g["GroupId"] for g in head["SecurityGroups"]])
@@ -166,6 +172,34 @@ def test_killed_at_any_moment(amazon: Amazon, moment: str) -> None:
     assert set(amazon.calls) <= {"ssh", "rsync", "scp"}
 
 
+@pytest.mark.parametrize("requests", [4, 12, 20])
+def test_killed_after_any_request(amazon: Amazon, requests: int) -> None:
+    """``ray up`` makes a role, a key, a group and a machine one after another: the next ``down`` leaves no machine."""
+    run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes", "--max-cost", "20")
+    wait_for(lambda: amazon.asked >= requests, run, 200)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    print(f"after {amazon.asked} requests there were", len(amazon.nodes(*UP)))
+    end = amazon.raybench("down", "far")
+    said, _ = end.communicate(timeout=600)
+    assert end.returncode == 0, said
+    assert "the provider knows no node of this cluster" in said
+    assert amazon.nodes(*UP) == []
+
+
+def test_what_is_stopped_is_ended(amazon: Amazon) -> None:
+    """By hand, or as Ray keeps nodes for the next cluster: Ray lists it no more, and its disk costs."""
+    run = amazon.raybench("launch", "far.yaml", "--cluster", "c.yaml", "--yes", "--max-cost", "20")
+    amazon.killed(run, "made")
+    ids = [node["InstanceId"] for node in amazon.nodes("pending", "running")]
+    amazon.client("ec2").stop_instances(InstanceIds=ids)
+    assert amazon.nodes("stopped")
+    end = amazon.raybench("down", "far")
+    said, _ = end.communicate(timeout=600)
+    assert end.returncode == 0, said
+    assert amazon.nodes(*UP) == []
+
+
 def test_images_are_looked_up_before_anything_is_started(
     amazon: Amazon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,11 +207,13 @@ def test_images_are_looked_up_before_anything_is_started(
     for name, value in amazon.env.items():
         monkeypatch.setenv(name, value)
     known = amazon.client("ssm").get_parameter(Name=KNOWN)["Parameter"]["Value"]
-    cluster = file.read(str(tmp_path / "c.yaml"))
+    cluster = file.read_cluster_file(str(tmp_path / "c.yaml"))
     machines.render(cluster, tmp_path, "c", "true", time.time() + 3600)
     made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
     nodes = made["available_node_types"].values()
     assert {node["node_config"]["ImageId"] for node in nodes} == {known}
     (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text().replace(KNOWN, "/aws/no"))
     with pytest.raises(InputError, match="ParameterNotFound"):
-        machines.render(file.read(str(tmp_path / "c.yaml")), tmp_path, "c", "true", time.time())
+        machines.render(
+            file.read_cluster_file(str(tmp_path / "c.yaml")), tmp_path, "c", "true", time.time()
+        )

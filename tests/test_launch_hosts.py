@@ -7,15 +7,15 @@ import random
 import re
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import cluster_kit
+import far_kit
 import pytest
 from cluster_kit import Hosts, wait_for
+from far_kit import RAY, SWEEP, all_there, called, results_here, setup
 
 from raybench import store
 from raybench.cluster.states import Launch
@@ -26,24 +26,14 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=f"hosts: {WHY_NOT}"),
     pytest.mark.timeout(900),
 ]
-LIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-SITES = "\\n".join(cluster_kit.packages())
 MOMENTS = int(os.environ.get("RAYBENCH_MOMENTS", "1"))  # at which the laptop is killed for good
-# The hosts have no way out, so their environments lean on this one for all but raybench, which comes by the wheel.
 CLUSTER = f"""\
 cluster_name: bench
 provider: {{type: local, head_ip: HEAD, worker_ips: [WORKER]}}
 auth: {{ssh_user: root, ssh_private_key: KEY}}
 idle_timeout_minutes: 60
 metadata: {{cpus: {{head: 1, worker: 1}}, idle_minutes: 2}}
-setup_commands:
-  - test -x ~/venv/bin/python || {sys.prefix}/bin/python -m venv --without-pip ~/venv
-  - printf '{SITES}\\n' > ~/venv/{LIB}/leaning.pth
-  - {sys.prefix}/bin/python -m pip --python ~/venv/bin/python install -q --no-deps --no-index --force-reinstall
-    ~/raybench-launch/raybench-*.whl
-  - echo "#!$HOME/venv/bin/python" > ~/venv/bin/ray; chmod +x ~/venv/bin/ray
-  - echo "from ray.scripts.scripts import main; main()" >> ~/venv/bin/ray
-head_start_ray_commands:
+{setup()}head_start_ray_commands:
   - ~/venv/bin/ray stop
   - export RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=3000 RAY_health_check_failure_threshold=5;
     ~/venv/bin/ray start --head --port=6379 --num-cpus=1 --dashboard-host=127.0.0.1 --disable-usage-stats
@@ -54,18 +44,7 @@ worker_start_ray_commands:
     ~/venv/bin/ray start --address=$RAY_HEAD_IP:6379 --num-cpus=1 --disable-usage-stats
     --object-store-memory=300000000
 """
-SWEEP = textwrap.dedent("""\
-    name: far
-    problem: {name: logistic, dataset: data.libsvm, clients: 4, lambda: 0.1}
-    algorithm: [gd, ef21, diana]
-    compressor: [{name: top_k, k: 1}, {name: rand_k, k: [1, 2, 3]}]
-    step_size: {theory: [0.5, 1, 2]}
-    seed: 0..2
-    rounds: ROUNDS
-    record: {every: 100}
-    """)
 LONG = 10_000  # rounds of the sweep during which the second host joins, or is lost
-RAY = r"ps -eo args | grep -E '[r]aylet/raylet|[g]cs_server|^ray::|[r]aybench-launch|[r]aybench-lease|[d]ashboard' || true"
 
 
 @pytest.fixture(scope="module")
@@ -84,53 +63,15 @@ def here(bench: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, bench: Hosts, rounds: int, more: str = "") -> None:
-    """Write the files that a user would have: a cluster file, a sweep, its data."""
-    folder.mkdir(exist_ok=True)
+    """Write the files that a user would have, for these hosts."""
     text = re.sub(r"\bHEAD\b", bench.address(1), CLUSTER).replace("WORKER", bench.address(2))
-    text = text.replace("KEY", str(bench.key))
-    (folder / "cluster.yaml").write_text(text)
-    (folder / "far.yaml").write_text(SWEEP.replace("ROUNDS", str(rounds)) + more)
-    rows = [
-        f"{1 if i % 3 else -1} 1:{(i * 7) % 11} 2:{(i * 5) % 13} 3:{i % 4} 4:{i % 7}"
-        for i in range(60)
-    ]
-    (folder / "data.libsvm").write_text("\n".join(rows) + "\n")
-
-
-def launched(folder: Path, *args: str) -> subprocess.Popen[str]:
-    """Start the command line in a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "raybench", *args],
-        cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    sweep = SWEEP.replace("ROUNDS", str(rounds)) + more
+    far_kit.written(folder, text.replace("KEY", str(bench.key)), sweep)
 
 
 def launch(folder: Path, *more: str) -> subprocess.Popen[str]:
     """Start a launch of the sweep in a folder."""
-    return launched(folder, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes", *more)
-
-
-def results_here(folder: Path) -> Path:
-    """Run the sweep of a folder in one process of this machine, and return where its results are."""
-    subprocess.run(
-        [sys.executable, "-m", "raybench", "sweep", "far.yaml", "--inline", "--out", "here"],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
-    return folder / "here"
-
-
-def all_there(folder: Path, same: Path | None = None) -> None:
-    """Check that every cell has ended once, and equals what a run here gives; and no other cell is there."""
-    same = same or results_here(folder)
-    far, here = store.load(str(folder / "results/far")), store.load(str(same))
-    columns = ["cell", "round", "bits_up", "bytes_up", "loss", "grad_norm_sq"]
-    far, here = (f[columns].sort_values(["cell", "round"], ignore_index=True) for f in (far, here))
-    assert len(far) == len(here) > 0
-    assert (far[columns[:4]] == here[columns[:4]]).all(axis=None)
-    assert abs(far["loss"] / here["loss"] - 1).max() < 1e-9
-    cells = store.cells(str(folder / "results/far"))
-    assert cells["cell"].is_unique
-    assert set(cells["status"]) <= {"ok", "skipped"}
+    return called(folder, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes", *more)
 
 
 def free(bench: Hosts, *which: int, results: bool = False) -> None:
@@ -220,7 +161,7 @@ def test_nobody_comes_back(bench: Hosts, tmp_path: Path, moment: int) -> None:
     asked = (leased, RAY)
     wait_for(lambda: not any(bench.run(k, a) for k in (1, 2) for a in asked), None, 420)
     free(bench, 1, 2, results=True)
-    again = launched(tmp_path, "attach", "results/far")
+    again = called(tmp_path, "attach", "results/far")
     said, _ = again.communicate(timeout=400)
     assert again.returncode in (0, 137), said
     if again.returncode == 0:
@@ -241,7 +182,7 @@ def test_a_killed_launcher_and_a_killed_host(bench: Hosts, here: Path, tmp_path:
     first.send_signal(signal.SIGKILL)
     first.wait()
     bench.lose(2)
-    again = launched(tmp_path, "attach", "far")
+    again = called(tmp_path, "attach", "far")
     said, _ = again.communicate(timeout=800)
     # the sweep itself is whole; of the host that vanished nobody can say what runs there
     all_there(tmp_path, here)

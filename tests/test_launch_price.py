@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_kit import CLOUD, cli, cluster
+from cluster_kit import CLOUD, SWEEP, cli, cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raybench import spec
 from raybench.cli.launch import _costs
-from raybench.cluster import file, states
+from raybench.cluster import file, machines, states
 from raybench.cluster.file import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError, Notice
@@ -46,6 +47,8 @@ ROOT = Path(__file__).parent.parent
         ({"head_node_type": "had"}, "head_node_type"),
         ({"provider": {}}, "provider: 'type' is a required"),
         ({"unknown_key": 1}, "unknown_key"),
+        ({"min_workers": 1}, "under available_node_types"),
+        ({"docker": {"image": "x", "container_name": "y"}}, "its lease, is out of reach"),
     ],
 )
 def test_wrong_keys_are_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -138,7 +141,11 @@ REFUSED = {
     "max-cost: up to": ("", 3600 * 640, {}, 20, 1.0),
     "max-hours: up to": ("", 3600 * 640, {}, 2, None),
     # Azure bills a machine that is off until it is deleted
-    "costs on until it is deleted": ("cluster/azure.yaml", 36, {}, 20, 5.0),
+    "no limit: it ends by `raybench down`": ("cluster/azure.yaml", 36, {}, 20, 5.0),
+    "max-cost: nan limits nothing": ("", 36, {}, 20, math.nan),
+    "max-hours: inf limits nothing": ("", 36, {}, math.inf, None),
+    # Ray there ends before its host, and results travel before
+    "max-hours: up to 0.3": ("", 36, {}, 0.2, None),
 }
 
 
@@ -146,9 +153,42 @@ REFUSED = {
 def test_limits_of_a_launch(tmp_path: Path, said: str, given: Any) -> None:
     """What the cluster cannot hold, or is expected to be dearer or longer than allowed, is refused."""
     name, seconds, asked, *limits = given
-    rented = file.read(str(ROOT / name)) if name else cluster(tmp_path)
+    rented = file.read_cluster_file(str(ROOT / name)) if name else cluster(tmp_path)
     with pytest.raises(InputError, match=said):
         price(rented, (seconds / 2, seconds), 1000, Resources(**asked), *limits)
+
+
+def test_files_that_ray_takes_are_taken(tmp_path: Path) -> None:
+    """Amazon says what its machines have; nodes with GPUs serve a sweep without where there are no others."""
+    types = {
+        name: {k: v for k, v in node.items() if k != "resources" or name == "head"}
+        for name, node in CLOUD["available_node_types"].items()
+        if name != "worker"
+    }
+    rented = cluster(tmp_path, available_node_types=types)
+    assert price(rented, (36, 36), 10, ONE, 20, None).slots == 2 * 4
+
+
+@pytest.mark.parametrize(("key", "refused"), [("", True), ("IamInstanceProfile", False)])
+def test_results_in_a_bucket_need_workers_that_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, refused: bool
+) -> None:
+    """Ray gives the role to the head alone; what the scheme needs is installed on every node."""
+    types = yaml.safe_load(yaml.safe_dump(CLOUD["available_node_types"]))
+    for node in types.values():
+        node["node_config"] |= {key: {"Name": "mine"}} if key else {}
+    rented = cluster(tmp_path, available_node_types=types)
+
+    def beyond(*a: object, **b: object) -> None:
+        raise InputError.of("--out", "it is asked", "")
+
+    monkeypatch.setattr(file, "check_reachable", beyond)
+    with pytest.raises(InputError, match="worker" if refused else "it is asked"):
+        file.offer(spec.load(SWEEP), rented, "s3://b/x", 12, None)
+    machines.render(rented, tmp_path, "c", "true", time.time() + 3600, "s3://b/x")
+    made = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
+    for commands in ("head_setup_commands", "worker_setup_commands"):
+        assert made[commands][-1].endswith("s3fs")
 
 
 def test_a_group_may_be_larger_than_a_node(tmp_path: Path) -> None:
@@ -184,10 +224,12 @@ def test_what_a_launch_has_cost() -> None:
     """At list prices from its beginning to now, to its end, or to its deadline, whichever came first."""
     now = time.time()
     facts = {"began": now - 3600, "deadline": now + 3600, "per_hour": 2.0, "currency": "EUR"}
+    facts["provider"] = "aws"
     for more, cost in (
         ({"reached": {}}, "at most 2.00 EUR"),
         ({"reached": {"down": {"at": now - 1800}}}, "at most 1.00 EUR"),
         ({"reached": {}, "deadline": now - 2700}, "at most 0.50 EUR"),
+        ({"reached": {}, "deadline": now - 2700, "provider": "azure"}, "at most 2.00 EUR"),
         ({"reached": {}, "per_hour": 0.001}, "at most 0.01 EUR"),
         ({"reached": {}, "per_hour": 0.0}, "nothing"),
         ({"reached": {}, "per_hour": math.inf}, "unknown"),
@@ -260,11 +302,13 @@ def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """All of this user, with their cost and their end; one that is damaged, or whose folder is gone, hides no other."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert "no launch was begun here" in cli("launch", "ls", cwd=tmp_path).err
-    facts = {"deadline": time.time() + 3600, "per_hour": 2.0, "currency": "EUR"}
+    facts = {"deadline": time.time() + 3600, "per_hour": 2.0, "currency": "EUR", "provider": "aws"}
     first, second, third = (Launch(tmp_path / name) for name in "abc")
     for name, record in {"one": first, "two": second, "three": third}.items():
         record.amend(**record.begin(), name=name, **facts)
     first.amend(began=time.time() - 1800)
+    second.amend(provider="azure")
+    assert "raybench down" in cli("launch", "ls", cwd=tmp_path).out, "nothing else ends it"
     first.reach("up")
     damaged, third_key = second.folder / "order.json", third.folder.name
     damaged.write_text('{"name": ')

@@ -19,7 +19,7 @@ from raybench.cluster import file, steps
 from raybench.cluster.file import offer
 from raybench.cluster.machines import Host, Unreachable
 from raybench.cluster.states import Launch
-from raybench.cluster.steps import Steps
+from raybench.cluster.steps import LaunchSteps
 
 SWEEP = """\
 name: far
@@ -67,6 +67,7 @@ class World:
     empty: bool = False
     leased: dict[str, str] = field(default_factory=dict)
     clock: float = 0.0
+    said: list[str] = field(default_factory=list)
     instead: dict[str, Any] = field(default_factory=dict)
 
     def sleep(self, seconds: float) -> None:
@@ -77,7 +78,7 @@ class World:
         """Do as Ray's launcher, or what stands in its place."""
         if verb in self.instead:
             return self.instead[verb]()
-        if verb == "list nodes":
+        if verb.startswith("list"):
             return ["i-1"] if self.alive else []
         self.step(f"ray {verb}", partial(setattr, self, "alive", verb == "up"))
         return {"address": "10.0.0.1", "auth": {"ssh_user": "me"}}
@@ -103,6 +104,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     def run(self: Host, command: str, **_: Any) -> str:
         if self.address in made.gone:
             raise Unreachable(f"{self.address}: gone")
+        made.said.append(command)
         made.step(f"ssh {command[:20]}", partial(lease, self.address, command))
         if command.startswith("cat "):
             return str(made.ends)
@@ -135,6 +137,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(steps, "fetch", fetched)
+    monkeypatch.setattr(steps.bundle, "check_bundle", lambda folder: None)  # takes seconds
     monkeypatch.setattr(Host, "rsync", lambda *a: made.step("push"))
     monkeypatch.setattr(steps.machines, "ray", made.ray)
     monkeypatch.setattr(steps.time, "sleep", made.sleep)
@@ -145,7 +148,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
     """Return a launch that is ordered, and nothing more; ``began`` so many hours ago."""
     (home / "c.yaml").write_text(yaml.safe_dump(given))
-    cluster = file.read(str(home / "c.yaml"))
+    cluster = file.read_cluster_file(str(home / "c.yaml"))
     launch = Launch(home / "results")
     sweep = spec.load(SWEEP)
     _, cost = offer(sweep, cluster, str(launch.results), 12.0, None)
@@ -157,7 +160,7 @@ def ordered(home: Path, given: Any = OWN, began: float = 0.0) -> Launch:
 
 def through(launch: Launch) -> int:
     """Take all steps, as a process that was just started does."""
-    one = Steps(launch)
+    one = LaunchSteps(launch)
     one.up()
     one.submit()
     code = one.follow()
@@ -213,7 +216,7 @@ def under_way(home: Path, given: Any = RENTED) -> Launch:
     """Return a launch whose sweep was submitted."""
     home.mkdir(exist_ok=True)
     launch = ordered(home, given)
-    one = Steps(launch)
+    one = LaunchSteps(launch)
     one.up()
     one.submit()
     return launch
@@ -249,7 +252,7 @@ def test_whatever_happens_the_cluster_ends(
         setattr(world, name, value)
     for name, value in broken.items():
         monkeypatch.setattr(name, value)
-    launch = ordered(world.home, given, began=11.999 if world.ends is None else 0.0)
+    launch = ordered(world.home, given, began=11.7 if world.ends is None else 0.0)
     with contextlib.suppress(TypeError):  # of the table
         said = attached(launch)
         assert said.code == code
@@ -272,7 +275,7 @@ def test_a_head_that_is_silent_for_long_ends_with_its_cluster(world: World) -> N
     world.gone = ()
     launch = under_way(world.home / "next")
     world.gone, world.alive, world.did = ("10.0.0.1",), False, []
-    assert "is gone: the provider knows no node" in attached(launch).err
+    assert "is gone: the provider knows no such head" in attached(launch).err
     assert world.did.count("look") == 1 + 4, "one, and four to bring home what there is"
 
 
@@ -289,8 +292,8 @@ def test_a_follower_without_a_network_waits(world: World) -> None:
 
     launch = under_way(world.home)
     world.gone = ("10.0.0.1",)
-    world.instead["list nodes"] = cut
-    assert Steps(launch).follow() == 0
+    world.instead["list head"] = cut
+    assert LaunchSteps(launch).follow() == 0
 
 
 @pytest.mark.thorough
@@ -313,22 +316,60 @@ def test_results_that_cannot_be_fetched_keep_a_rented_head(
     assert not world.alive
 
 
+def test_a_kept_cluster_is_offered_as_it_is(world: World, monkeypatch: Any) -> None:
+    """Its own prices and the hours that are left of it, whatever the second file says; a sooner end is told to the host."""
+    types = {"head": {"resources": {"CPU": 2}, "node_config": {"InstanceType": "dear"}}}
+    prices = {"as_of": "2026-11-01", "per_hour": {"us-west-2": {"dear": {"list": 10}}}}
+    dear = {**RENTED, "available_node_types": types, "metadata": {"prices": prices}}
+    launch = ordered(world.home, dear)
+    for state in ("up", "submitted", "fetched"):
+        head = {"address": "10.0.0.1", "auth": {"ssh_user": "me"}, "known_hosts": ""}
+        launch.reach(state, head=head, code=0)
+    launch.amend(deadline=launch.order()["deadline"] - 8 * 3600)
+    (world.home / "s.yaml").write_text(SWEEP.replace("rounds: 5", "rounds: 6"))
+    (world.home / "c.yaml").write_text(yaml.safe_dump(RENTED))
+    words = (
+        "launch",
+        world.home / "s.yaml",
+        "--cluster",
+        world.home / "c.yaml",
+        "--out",
+        launch.results,
+    )
+    default = Launch(world.home / "results/far")
+    default._mark(launch.folder.name)
+    with contextlib.chdir(world.home):
+        said = cli(*words[:4], "--out", "s3://bucket/far", "--dry-run")
+    assert said.code == 2
+    assert "the cluster that is up is not set up for s3://" in said.err
+    said = cli(*words, "--dry-run")
+    assert "for 4 hours" in said.err
+    assert re.search(r"at most (39\.[89]\d|40\.00) USD", said.out), said.out
+    before = launch.order()["deadline"]
+    cluster = file.read_cluster_file(str(launch.folder / "given.yaml"))
+    _, cost = offer(spec.load(world.home / "s.yaml"), cluster, str(launch.results), 1.0, None)
+    steps.order(launch, spec.load(world.home / "s.yaml"), cluster, cost, [], "", False)
+    assert launch.order()["deadline"] < before - 2 * 3600
+    LaunchSteps(launch).up()
+    assert any("limit" in done for done in world.said)
+
+
 def test_what_may_be_left_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that does not answer may still run; a provider that still has nodes is asked, whatever ``ray down`` said."""
     monkeypatch.setattr(steps, "GONE_SECONDS", 0.0)
     launch = under_way(world.home, OWN)
     world.gone = ("10.0.0.2",)
     with pytest.raises(RuntimeError, match=r"10\.0\.0\.2"):
-        Steps(launch).down()
+        LaunchSteps(launch).down()
     assert launch.state != "down"
     world.gone = ()
-    assert any("10.0.0.2" in line for line in Steps(launch).down())
+    assert any("10.0.0.2" in line for line in LaunchSteps(launch).down())
     launch, nodes = under_way(world.home / "rented"), ["i-123"]
     world.instead["list nodes"] = lambda: nodes
     with pytest.raises(RuntimeError, match="i-123"):
-        Steps(launch).down()
+        LaunchSteps(launch).down()
     nodes.clear()
-    assert Steps(launch).down() == ["the provider knows no node of this cluster"]
+    assert LaunchSteps(launch).down() == ["the provider knows no node of this cluster"]
 
 
 def test_a_machine_that_is_taken_frees_the_others(world: World) -> None:

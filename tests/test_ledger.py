@@ -18,15 +18,13 @@ from raybench.algorithms.base import Dense
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.testing.algorithms import methods
-from raybench.testing.trial import DATA, Method, problem_for, started
+from raybench.testing.trial import DATA, TrialMethod, problem_for, started
 from raybench.wire import CasesMessage, ConcatMessage, Message, RaggedMessage, SparseMessage
 from raybench.wire.compound import choose
 from raybench.wire.ledger import Ledger
 
 CELLS, CLIENTS, D = 3, 4, 12
-BYTES, RAW, VALUES, MESSAGES = (
-    Counts._fields.index(n) for n in ("bytes", "raw", "values", "messages")
-)
+BYTES, RAW, VALUES, MESSAGES = map(Counts._fields.index, ("bytes", "raw", "values", "messages"))
 
 
 def dense(cells: int = CELLS, d: int = D) -> Message:
@@ -46,6 +44,8 @@ def ragged(counts: Sequence[Sequence[int]]) -> Message:
     return RaggedMessage(D, torch.float64, counts, where, live.double())
 
 
+OF_CELLS = [torch.tensor([2, 0]), torch.tensor([1])]
+MIXED = CasesMessage(D, torch.float64, OF_CELLS, [dense(2), sparse(3, 1)])
 MASK = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
 MESSAGES_OF_ALL_SORTS = {
     "dense": dense(),
@@ -55,21 +55,15 @@ MESSAGES_OF_ALL_SORTS = {
     "concat": ConcatMessage(2 * D, torch.float64, [dense(), sparse(2)]),
     "masked concat": ConcatMessage(2 * D, torch.float64, [dense(), sparse(2)]).masked(MASK),
     "flagged": choose(MASK, sparse(2), sparse(2)),
-    "cases": CasesMessage(
-        D, torch.float64, [torch.tensor([2, 0]), torch.tensor([1])], [dense(2), sparse(3, 1)]
-    ),
-    "masked cases": CasesMessage(
-        D, torch.float64, [torch.tensor([2, 0]), torch.tensor([1])], [dense(2), sparse(3, 1)]
-    ).masked(MASK),
+    "cases": MIXED,
+    "masked cases": MIXED.masked(MASK),
 }
 
 
 def row_costs(message: Message) -> np.ndarray:
     """Return the costs of each row by itself, (counts, cells, clients)."""
-    rows = [
-        [[float(c) for c in message.row(b, i).cost] for i in range(CLIENTS)] for b in range(CELLS)
-    ]
-    return np.moveaxis(np.array(rows), -1, 0)
+    costs = [message.row(b, i).cost for b in range(CELLS) for i in range(CLIENTS)]
+    return np.array(costs, float).reshape(CELLS, CLIENTS, -1).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize("name", MESSAGES_OF_ALL_SORTS)
@@ -99,13 +93,8 @@ def test_a_broadcast_is_counted_once():
 
 def test_the_union_of_what_clients_send_is_broadcast_once():
     ledger = Ledger(CELLS)
-    apart = SparseMessage(
-        D,
-        torch.float64,
-        torch.arange(CLIENTS)[:, None].expand(CELLS, CLIENTS, 1),
-        torch.ones(CELLS, CLIENTS, 1).double(),
-    )
-    ledger.book_union(apart)
+    own = torch.arange(CLIENTS)[:, None].expand(CELLS, CLIENTS, 1)
+    ledger.book_union(SparseMessage(D, torch.float64, own, torch.ones_like(own).double()))
     ledger.book_union(sparse(5))
     ledger.book_union(dense())
     assert ledger.down[VALUES].tolist() == [4 + 5 + D] * CELLS
@@ -119,9 +108,8 @@ def test_a_broadcast_of_which_cells_send_different_kinds():
     """The server's messages (B,): cells 2 and 0 send d values, cell 1 three with their indices."""
     x = torch.ones(CELLS, D).double()
     few = SparseMessage(D, x.dtype, torch.arange(3)[None], x[:1, :3])
-    cells = [torch.tensor([2, 0]), torch.tensor([1])]
     ledger = Ledger(CELLS)
-    ledger.book_down(CasesMessage(D, x.dtype, cells, [Dense(x[:2]), few]))
+    ledger.book_down(CasesMessage(D, x.dtype, OF_CELLS, [Dense(x[:2]), few]))
     assert ledger.down[VALUES].tolist() == [D, 3, D]
     assert ledger.down[BYTES].tolist() == [8 * D, float(few.nbytes), 8 * D]
     assert ledger.down[MESSAGES].tolist() == [1, 1, 1]
@@ -167,9 +155,8 @@ def test_the_largest_client_of_a_round_is_the_largest_sum_of_its_messages():
     before = ledger.bytes_up_max.copy()
     fourth = send(0, 0, 0, 3)
     assert ledger.bytes_up_max.tolist() == before + fourth.max()
-    assert np.array_equal(
-        ledger.up[BYTES], [(first + second + third + fourth).mean() + 1 + size * D]
-    )
+    each = (first + second + third + fourth).mean()
+    assert ledger.up[BYTES].tolist() == [each + 1 + size * D]
 
 
 @settings(deadline=None)
@@ -220,7 +207,7 @@ def test_a_ledger_that_was_saved_after_a_round_goes_on():
 def test_a_run_stores_them():
     """Participants are few: the largest client sends its message in each round with anyone."""
     top = {"name": "top_k", "k": 3}
-    method = Method("ef21_pp", {"p": 0.2, "init": "zero"}, top, rounds=30, step=0.01)
+    method = TrialMethod("ef21_pp", {"p": 0.2, "init": "zero"}, top, rounds=30, step=0.01)
     run = started(method.batch((1.0, 0.5), (0, 1)))
     took, participants = {}, run.net.participants
     run.net.participants = lambda p: took.setdefault(run.net.t, participants(p))
@@ -336,7 +323,7 @@ COUNTED = [  # with one compressor each: what is evaluated does not hang on it
 ]
 
 
-def label(m: Method) -> str:
+def label(m: TrialMethod) -> str:
     operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
     return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
 
@@ -356,7 +343,7 @@ def test_gradients_are_counted_as_they_are_evaluated(method):
 def test_participants_pay_for_their_own_samples():
     """And what some have paid for costs the others still, until all have paid."""
     uneven = {"name": "least_squares", **DATA, "rows": 63, "remainder": "last"}
-    run = started(Method("gd", {}, None, uneven).batch((1.0, 0.5)))
+    run = started(TrialMethod("gd", {}, None, uneven).batch((1.0, 0.5)))
     m, who = np.array(run.problem.samples), torch.zeros(2, run.problem.n, dtype=torch.bool)
     who[0, -1], who[1, :2] = True, True
     share = who.double().mean(1).numpy()

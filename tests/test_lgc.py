@@ -15,7 +15,7 @@ from raybench.algorithms import autoencoder
 from raybench.compressors.composed import Support, SupportMessage
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 from raybench.testing.vectors import gaussian
 from raybench.wire.ledger import COLUMNS
 
@@ -75,9 +75,8 @@ def reference(k, variant, W, dense, fit, leader, innovation, momentum, masking):
         else:
             lead = (t - 1) % n if leader == "rotating" else 0
             S = np.sort(np.argsort(-np.abs(v[lead]))[: k["k"]])
-            codes = (
-                np.mean([E(own[S]) for own in v], 0) if variant == "all_reduce" else E(v[lead, S])
-            )
+            every = v if variant == "all_reduce" else v[lead : lead + 1]
+            codes = np.mean([E(own[S]) for own in every], 0)
             h = D(codes, len(S))
             sent = np.zeros_like(v)
             for own, out in zip(v, sent, strict=True):
@@ -109,21 +108,12 @@ def test_iterates_are_those_by_hand(variant, leader, innovation, masking):
 
     k = {"x": run.s.x[0].numpy().copy(), "grad": grad, "rounds": 20, "k": 8}
     phases = (PHASES["dense_rounds"], PHASES["fit_rounds"])
-    by_hand = reference(
-        k,
-        variant,
-        lambda: [w[0].numpy() for w in run.s.W],
-        *phases,
-        leader,
-        innovation,
-        0.6,
-        masking,
-    )
+    weights = lambda: [w[0].numpy() for w in run.s.W]  # noqa: E731
+    by_hand = reference(k, variant, weights, *phases, leader, innovation, 0.6, masking)
     for t in range(20):
         run.advance(1)
-        np.testing.assert_allclose(
-            run.s.x[0], next(by_hand), rtol=1e-9, atol=1e-11, err_msg=f"round {t}"
-        )
+        want = next(by_hand)
+        np.testing.assert_allclose(run.s.x[0], want, rtol=1e-9, atol=1e-11, err_msg=f"round {t}")
 
 
 @BOTH
@@ -132,12 +122,10 @@ def test_what_travels(variant):
     d, n, k, more, width = 100, 4, 40, 3, 4
     problem = {"name": "quadratic", "dim": d, "clients": n, "seed": 1}
     params = {**SMALL, **PHASES, "innovation": more, "variant": variant}
-    method = Method("lgc", params, {"name": "top_k", "k": k}, problem, step=0.01, rounds=12)
+    method = TrialMethod("lgc", params, {"name": "top_k", "k": k}, problem, step=0.01, rounds=12)
     at = [COLUMNS.index(name) for name in ("values", "index_explicit")]
-    each = each_round(
-        started(method.batch()),
-        lambda r: np.stack([r.net.ledger.up[at, 0].copy(), r.net.ledger.down[at, 0].copy()]),
-    )
+    ways = lambda r: np.stack([side[at, 0] for side in (r.net.ledger.up, r.net.ledger.down)])  # noqa: E731
+    each = each_round(started(method.batch()), ways)
     booked = np.diff(each, axis=0)
     latents, wide = 8, 7  # 4 for 16 values, 8 for 32 to 47; an index of 100
     W = 3 * width * (1 + 2 * width + 8 * width + 4 * width) + 4 * width
@@ -146,10 +134,7 @@ def test_what_travels(variant):
     if variant == "server":
         last = [[latents / n + 1 + more, (k / n + more) * wide], [d + latents, k * wide]]
     else:
-        last = [
-            [latents + 1 + more, (k + more) / n * wide],
-            [latents + 1 + more, (k + more) * wide],
-        ]
+        last = [[latents + 1 + more, (k + more) * wide / share] for share in (n, 1)]
     latest = [np.array(last) for _ in range(3)]
     latest[0] = latest[0] + np.array([[0, 0], [W, 0]])
     np.testing.assert_allclose(booked, [dense] * 3 + [sparse] * 6 + latest)

@@ -9,20 +9,22 @@ import hypothesis.strategies as st
 import links as benchmark
 import numpy as np
 import pytest
-from cli_kit import cli, tidy
+from cli_kit import cli, ran, tidy
 from hypothesis import given
 
 from raybench.clock import links
-from raybench.clock.links import Link, Network, parse, written
+from raybench.clock.links import Link, LinkNetwork, parse_network, written
 from raybench.core import counts
 from raybench.core.errors import InputError
-from raybench.measure.link import EXCHANGES, SIZES, Timing, expected, fit
+from raybench.measure.link import EXCHANGES, SIZES, ExchangeTiming, expected, fit
 
 A, B = 1e-3, 1e6  # a millisecond, a megabyte a second
 LINK = Link(A, B)
 INNER = Link(1e-5, 1e8)
 PLAIN = ("ring", "tree", "server", "gather", "two_shot")
-NETWORKS = [Network(LINK, form) for form in PLAIN] + [Network(LINK, "hierarchical", INNER, 4)]
+NETWORKS = [LinkNetwork(LINK, form) for form in PLAIN] + [
+    LinkNetwork(LINK, "hierarchical", INNER, 4)
+]
 FORM = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.form)
 
 
@@ -38,20 +40,20 @@ FORM = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.form)
     ],
 )
 def test_collectives_of_four(form, summed, gathered):
-    assert links.all_reduce(Network(LINK, form), 4, 8e4) == pytest.approx(summed)
-    assert links.all_gather(Network(LINK, form), 4, 1e4) == pytest.approx(gathered)
+    assert links.all_reduce(LinkNetwork(LINK, form), 4, 8e4) == pytest.approx(summed)
+    assert links.all_gather(LinkNetwork(LINK, form), 4, 1e4) == pytest.approx(gathered)
 
 
 @pytest.mark.parametrize(("n", "nodes"), [(8, 2), (9, 3)])
 def test_hierarchical_by_hand(n, nodes):
     """Four to a node, the last of which need not be full: 10 kB each; a node's link carries four messages once."""
-    net, others = Network(LINK, "hierarchical", INNER, 4), nodes - 1
+    net, others = LinkNetwork(LINK, "hierarchical", INNER, 4), nodes - 1
     a, b = INNER.latency, INNER.bandwidth
     gathered = 3 * (a + 1e4 / b) + others * (A + 4e4 / B) + 3 * a + 0.75 * others * 4e4 / b
     assert links.all_gather(net, n, 1e4) == pytest.approx(gathered)
     summed = 2 * (3 * a + 0.75 * 1e4 / b) + 2 * others * (A + 1e4 / nodes / B)
     assert links.all_reduce(net, n, 1e4) == pytest.approx(summed)
-    within = Network(INNER, "ring")  # one node alone is a ring of inner links
+    within = LinkNetwork(INNER, "ring")  # one node alone is a ring of inner links
     assert links.all_reduce(net, 4, 1e4) == pytest.approx(links.all_reduce(within, 4, 1e4))
     assert links.all_gather(net, 4, 1e4) == pytest.approx(links.all_gather(within, 4, 1e4))
 
@@ -66,11 +68,11 @@ def test_one_machine_needs_no_network(network):
 
 
 def test_gloo_without_latency_is_a_ring_and_with_much_pays_for_each_pair_of_segments():
-    ring, own = Network(Link(0.0, B), "ring"), Network(Link(0.0, B), "gather")
+    ring, own = LinkNetwork(Link(0.0, B), "ring"), LinkNetwork(Link(0.0, B), "gather")
     for n in (2, 3, 4, 7):
         for size in (1e3, 1e6, 5e7):
             assert links.all_reduce(own, n, size) == pytest.approx(links.all_reduce(ring, n, size))
-    far = Network(Link(10.0, 1e15), "gather")  # 48 MiB on 4: 12 segments each, 18 pairs a phase
+    far = LinkNetwork(Link(10.0, 1e15), "gather")  # 48 MiB on 4: 12 segments each, 18 pairs a phase
     assert links.all_reduce(far, 4, 48 * 2**20) == pytest.approx(2 * 18 * 20.0, rel=1e-6)
     assert links.all_reduce(far, 4, 1e3) == pytest.approx(2 * 3 * 20.0, rel=1e-6)
 
@@ -80,16 +82,16 @@ def test_copies_along_a_binomial_tree():
 
 
 def test_a_round_adds_up_what_it_is_told():
-    ring = Network(LINK, "ring")
+    ring = LinkNetwork(LINK, "ring")
     spent = links.travel(ring, 4, up=1e4, down=1e9, up_max=2e4, messages_up=2)
     assert spent == pytest.approx(3 * (2 * A + 2e4 / B))  # padded; nothing comes down
     for how, dense in (("reduce", False), ("gather", True), ("all_to_all", True)):
         summed = links.travel(ring, 4, how, up=1e4, down=0.0, dense=dense)
         assert summed == pytest.approx(6 * A + 1.5e4 / B)
-    own = Network(LINK, "gather")
+    own = LinkNetwork(LINK, "gather")
     gathered = links.travel(own, 4, up=1e4, down=0.0, dense=True)
     assert gathered == links.all_gather(own, 4, 1e4), "raybench's own gathers dense ones too"
-    star, direct = Network(LINK, "server"), Network(LINK, "two_shot")
+    star, direct = LinkNetwork(LINK, "server"), LinkNetwork(LINK, "two_shot")
     for net, how in ((star, "gather"), (ring, "server")):  # whatever the form
         served = links.travel(net, 4, how, up=1e4, down=3e4, messages_up=1, messages_down=2)
         assert served == pytest.approx(3 * A + 4 * 4e4 / B)
@@ -110,10 +112,8 @@ def test_arrays_are_as_good_as_numbers(network):
     ups, ns = np.array([1e3, 1e5, 1e7]), np.array([1, 3, 8])
     for how in counts.EXCHANGES:
         got = links.travel(network, ns, how, up=ups, down=10.0)
-        one = [
-            links.travel(network, int(n), how, up=u, down=10.0)
-            for n, u in zip(ns, ups, strict=True)
-        ]
+        each = zip(ns.tolist(), ups, strict=True)
+        one = [links.travel(network, n, how, up=up, down=10.0) for n, up in each]
         np.testing.assert_allclose(got, one)
     assert isinstance(links.all_reduce(network, 3, 1e3), float)
 
@@ -121,7 +121,7 @@ def test_arrays_are_as_good_as_numbers(network):
 def test_the_start_of_a_collective_is_paid_once():
     near = links.nccl("nvlink", 360e9)
     assert (near.latency, near.start) == (3.4e-6, 8.4e-6)
-    spent = links.all_reduce(Network(near), 8, 0.0)
+    spent = links.all_reduce(LinkNetwork(near), 8, 0.0)
     assert spent == pytest.approx(8.4e-6 + 14 * 3.4e-6)
 
 
@@ -129,22 +129,22 @@ def test_the_start_of_a_collective_is_paid_once():
 
 
 def test_texts_of_networks():
-    assert parse("1Gbit") == Network(links.PRESETS["1Gbit"], "ring")
-    assert parse(" 1gbit/s , Ring ") == Network(links.PRESETS["1Gbit"], "ring")
-    far = parse("10Gbit,20ms,server")
+    assert parse_network("1Gbit") == LinkNetwork(links.PRESETS["1Gbit"], "ring")
+    assert parse_network(" 1gbit/s , Ring ") == LinkNetwork(links.PRESETS["1Gbit"], "ring")
+    far = parse_network("10Gbit,20ms,server")
     assert (far.link.latency, far.link.bandwidth, far.form) == (0.02, 1.1e9, "server")
-    assert parse("10Gbit,server,20ms") == far
-    nodes = parse("100Gbit,hierarchical,8xnvlink4")
+    assert parse_network("10Gbit,server,20ms") == far
+    nodes = parse_network("100Gbit,hierarchical,8xnvlink4")
     assert (nodes.inner, nodes.per_node) == (links.PRESETS["nvlink4"], 8)
-    assert parse("100Gbit,8xnvlink4") == nodes
-    own = parse("250Mbit,2ms,two-shot")
+    assert parse_network("100Gbit,8xnvlink4") == nodes
+    own = parse_network("250Mbit,2ms,two-shot")
     assert (own.link.bandwidth, own.link.latency, own.form) == (31.25e6, 2e-3, "two_shot")
-    assert parse("31MB/s,80us").link.bandwidth == 31e6
+    assert parse_network("31MB/s,80us").link.bandwidth == 31e6
 
 
 @given(st.floats(1e-7, 10), st.floats(1e3, 1e12), st.sampled_from(PLAIN))
 def test_what_is_written_can_be_read(latency, bandwidth, form):
-    result = parse(written(latency, bandwidth, form))
+    result = parse_network(written(latency, bandwidth, form))
     assert result.form == form
     assert result.link.latency == pytest.approx(latency, rel=1e-3)
     assert result.link.bandwidth == pytest.approx(bandwidth, rel=1e-3)
@@ -173,13 +173,13 @@ def test_what_is_written_can_be_read(latency, bandwidth, form):
 )
 def test_wrong_texts_name_the_fix(text, said):
     with pytest.raises(InputError, match=said):
-        parse(text)
+        parse_network(text)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_network_or_an_input_error(text):
     with contextlib.suppress(InputError):
-        assert parse(text).link.bandwidth > 0
+        assert parse_network(text).link.bandwidth > 0
 
 
 # -- fitting a link to measured times, and bench link itself ---------------------------------------
@@ -194,7 +194,7 @@ def made(what, n, noise=0.0, spoilt=(), sizes=SIZES, seed=0):
     result = []
     for j, size in enumerate(sizes):
         times = float(expected(what, TRUE, n, size)) * np.exp(noise * generator.standard_normal(7))
-        result.append(Timing(what, n, size, tuple(times * (10 if j in spoilt else 1))))
+        result.append(ExchangeTiming(what, n, size, tuple(times * (10 if j in spoilt else 1))))
     return result
 
 
@@ -211,15 +211,14 @@ def test_exact_times_give_the_link_back(what, n):
 @pytest.mark.thorough
 def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = cli("bench", "link", "--processes", "2", "--repeats", "2", "--json")
-    assert said.code == 0, said.err
+    said = ran("bench", "link", "--processes", "2", "--repeats", "2", "--json")
     result = json.loads(said.out)
     assert [(t["what"], t["size"]) for t in result["timings"]] == [
         (what, size) for what in EXCHANGES for size in SIZES
     ]
     assert all(len(t["seconds"]) == 2 and min(t["seconds"]) > 0 for t in result["timings"])
     for kind, got in result["fits"].items():
-        network = parse(got["text"])
+        network = parse_network(got["text"])
         assert network.form == ("ring" if kind == "pair" else "gather")
         assert network.link.bandwidth == pytest.approx(got["link"]["bandwidth"], rel=1e-3)
         # memory of one machine: more than a slow network, less than any memory
@@ -230,8 +229,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
 def test_bench_link_prints_tables(monkeypatch):
     times = [t for what in EXCHANGES for t in made(what, 4, noise=0.01)]
     monkeypatch.setattr("raybench.measure.link.measure_here", lambda *a, **k: times)
-    said = cli("bench", "link", "--processes", "4")
-    assert said.code == 0, said.err
+    said = ran("bench", "link", "--processes", "4")
     tidy(said.out)
     assert "4 processes of this machine" in said.out
     assert ",gather" in said.out

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_kit import D, loss, memory, network, sgd, steps, vector
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import raybench.torch as rt
 from raybench.core import registry
@@ -129,6 +130,14 @@ def test_states_and_models_of_something_else_are_refused():
         opt.load_state_dict(small.state_dict())
     with pytest.raises(InputError, match="then wrap"):
         opt.add_param_group({"params": []})
+    model = network()
+    opt = rt.CompressedOptimizer(sgd(model), "top_k:k=10%", "ef21")
+    steps(model, opt, 0, [0])
+    opt.zero_grad()
+    before = opt.state_dict()
+    with pytest.raises(InputError, match="beside the model's"):
+        get_state_dict(model, opt)
+    assert str(opt.state_dict()) == str(before)
 
 
 @given(before=st.integers(1, 5), after=st.integers(1, 5), d=st.integers(1, 4), error=st.booleans())

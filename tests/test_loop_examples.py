@@ -38,7 +38,8 @@ PLAIN = """
 import raybench.torch.frameworks as frameworks
 
 class Nothing:
-    on = False
+    on, digests = False, list
+    replica = property(lambda self: self)
     def report(self): return ""
     def state_dict(self): return {{}}
     def detach(self): pass
@@ -55,7 +56,7 @@ import os, runpy, signal, sys
 from pathlib import Path
 import raybench.torch.frameworks as frameworks
 
-write, count = frameworks.write, []
+write, count = frameworks.write_checkpoint, []
 def cut(hook, folder, *name):
     count.append(folder)
     if os.environ["RANK"] == "1" and len(count) == 3:
@@ -63,7 +64,7 @@ def cut(hook, folder, *name):
         os.kill(os.getpid(), signal.SIGKILL)
     write(hook, folder, *name)
 
-frameworks.write, sys.argv = cut, [{file!r}]
+frameworks.write_checkpoint, sys.argv = cut, [{file!r}]
 runpy.run_path({file!r}, run_name="__main__")
 """
 # What a fit leaves, saved after it, is what the next one goes on from; a checkpoint without it is refused.

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
-from raybench.torch.saved import opened
+from raybench.torch.saved import parts_of_ranks
 
 STEPS = 12
 H = {"steps": 3}
@@ -174,7 +174,7 @@ def test_other_nodes_go_on_from_what_all_have_saved():
     """Two nodes of two ranks, then four of one: all begin at the shared point, and x - mean e is what it was."""
     model, opt = run("ddp", TOP)
     x, states = full(model), everyone(opt.state_dict())
-    parts = opened(rt.whole(states)).values()
+    parts = parts_of_ranks(rt.whole(states)).values()
     before = [part["exchanges"][0]["c"]["e"] for part in parts if part["place"] == 0]
     alone = dist.new_subgroups(group_size=1)[0]
     again = network(seed=7)
@@ -320,7 +320,7 @@ def test_a_method_remembers_a_vector_for_every_shard():
     assert far(x, plain()) > 1e-4
     assert hook.report().bytes_up < 4 * D / 2 / 4
     assert len(hook.exchanges) == 3  # two layers, and what is left
-    [part] = opened(hook.state_dict()).values()
+    [part] = parts_of_ranks(hook.state_dict()).values()
     states = part["exchanges"]
     assert len(states) == 3
     assert sum(state["c"]["g"].shape[-1] for state in states) >= D / 2
@@ -365,6 +365,29 @@ def test_a_nan_in_one_shard_skips_the_step_of_all():
 @on_ranks(4)
 def test_a_nan_in_one_replica_skips_the_step_of_all():
     skips_a_nan(replicas=2)
+
+
+@on_ranks(2)
+def test_passes_that_ask_for_no_all_reduce_wait_for_one_that_does():
+    """One exchange of the sum of two passes' gradients, as torch has it."""
+    ends, costs = [], []
+    for apart in (True, False):
+        model, group = sharded(replicas=1)
+        optimizer, hook = sgd(model), rt.attach(model, "ef21", TOP, group=group)
+        for t in range(4):
+            optimizer.zero_grad()
+            if apart:
+                model.set_requires_all_reduce(False)
+                loss(model, 2 * t, rank(), SINGLE).backward()
+                model.set_requires_all_reduce(True)
+                loss(model, 2 * t + 1, rank(), SINGLE).backward()
+            else:
+                sum(loss(model, 2 * t + i, rank(), SINGLE) for i in range(2)).backward()
+            optimizer.step()
+        ends.append(equal_parameters(model))
+        costs.append(hook.report().bytes_up)
+    assert far(*ends) < 1e-5
+    assert costs[0] == costs[1] > 0
 
 
 @pytest.mark.thorough

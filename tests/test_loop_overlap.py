@@ -26,17 +26,24 @@ H = {"steps": 3}
 OUTER: dict[str, Any] = {"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7}
 
 
-def held_back(exchange: Any) -> Semaphore:
-    """Let each message of an exchange, and of others on its transport, wait until the loop lets one through."""
-    transport, let = exchange.wire.transport, Semaphore(0)
+def held_back(exchange: Any) -> tuple[Semaphore, Semaphore]:
+    """Let each message of an exchange wait until the loop lets it through; return who waits, and what lets one."""
+    transport, waits, let = exchange.wire.transport, Semaphore(0), Semaphore(0)
     send = transport.gather
 
     def late(*arguments: Any) -> Any:
+        waits.release()
         assert let.acquire(timeout=100), "the loop waits for the exchange"
         return send(*arguments)
 
     transport.gather = late
-    return let
+    return waits, let
+
+
+def begin(waits: Semaphore, let: Semaphore, count: int, *_: Any) -> None:
+    """Let ``count`` messages through once one of them waits."""
+    assert waits.acquire(timeout=100), "no exchange begins"
+    let.release(count)
 
 
 @on_ranks(2)
@@ -47,10 +54,11 @@ def test_a_late_exchange_goes_on_beside_the_next_local_steps():
         model = network()
         more: dict[str, Any] = {"local": H, "outer": OUTER, "delay": {"rounds": 1}}
         opt = rt.CompressedOptimizer(sgd(model), TOP, "ef14", **more)
-        let = held_back(opt._exchange) if slow else Semaphore()
+        waits, let = held_back(opt._exchange) if slow else (Semaphore(STEPS), Semaphore())
         for t in range(STEPS):
             steps(model, opt, rank(), [t])
             if t > 3 and t % 3 == 1:
+                assert waits.acquire(timeout=100), "the exchange does not begin"
                 let.release()
         ends.append(vector(model))
         let.release()
@@ -112,9 +120,9 @@ def test_buckets_go_out_while_the_backward_pass_goes_on():
         hook = rt.attach(parallel, "ef21", TOP, size=1, overlap=overlap)
         for t in range(3):
             if t == 2 and overlap:  # DistributedDataParallel has made its buckets anew by now
-                let = held_back(hook.exchanges[0])
-                every = partial(let.release, len(hook.exchanges))
-                model[0].register_full_backward_hook(lambda *_, every=every: every())
+                waits, let = held_back(hook.exchanges[0])
+                go = partial(begin, waits, let, len(hook.exchanges))
+                model[0].register_full_backward_hook(go)
             parallel.zero_grad()
             loss(parallel, t, rank()).backward()
             sgd(model).step()

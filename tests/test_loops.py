@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
-from raybench.torch.saved import opened
+from raybench.torch.saved import parts_of_ranks
 
 
 @on_ranks(2)
@@ -270,7 +270,7 @@ def test_a_distributed_checkpoint_keeps_what_every_rank_remembers(way):
     checkpoint.load({"model": other, "compressed": stateful}, checkpoint_id=folder)
     steps(other, again, rank(), range(4, 8))
     assert far(vector(model), vector(other)) == 0
-    parts = opened(rt.whole(folder))
+    parts = parts_of_ranks(rt.whole(folder))
     assert [(part["rank"], part["n"]) for part in parts.values()] == [(0, 2), (1, 2)]
 
 

@@ -181,11 +181,11 @@ def test_errors(make, says):
 
 def test_auto_takes_the_shape_of_a_single_tensor():
     conv, several = Layout((("w", (8, 3, 2, 2)),)), Layout((("w", (8, 3)), ("b", (8,))))
-    assert SVD(2).bind(96, layout=conv).operator == SVD(2, (8, 3, 2, 2))
-    assert CP().bind(96, layout=conv).operator == CP((8, 3, 2, 2))
-    assert SVD(2, (12, 8)).bind(96, layout=conv).operator == SVD(2, (12, 8))
+    assert SVD(2).bind(96, layout=conv).compressor == SVD(2, (8, 3, 2, 2))
+    assert CP().bind(96, layout=conv).compressor == CP((8, 3, 2, 2))
+    assert SVD(2, (12, 8)).bind(96, layout=conv).compressor == SVD(2, (12, 8))
     for layout in (several, Layout.vector(32), None):
-        assert SVD().bind(32, layout=layout).operator == SVD()
+        assert SVD().bind(32, layout=layout).compressor == SVD()
 
 
 def test_near_cube_has_fewest_values():

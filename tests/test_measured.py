@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from cli_kit import cli
+from cli_kit import ran
 
 from raybench import theory
 from raybench.cli import main
@@ -28,8 +28,7 @@ RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
 
 
 def said(*words) -> str:
-    shown = cli("show", *words)
-    assert shown.code == 0, shown.err
+    shown = ran("show", *words)
     return shown.out
 
 

@@ -113,18 +113,13 @@ def levels(table, s, base, d, bucket, lead, dtype):
     return LevelsMessage(d, dtype, codes, scales, table, s, base, bucket)
 
 
+SHAPES = ((1, 0), (24, 7), (24, UNSCALED), (24, 100), (3000, 512), (6000, 1), (5200, 0))
+
+
 @pytest.mark.parametrize(("table", "s", "base"), TABLES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decoded_levels_equal_the_reference(table, s, base, dtype, two_threads):
-    for d, bucket in (
-        (1, 0),
-        (24, 7),
-        (24, UNSCALED),
-        (24, 100),
-        (3000, 512),
-        (6000, 1),
-        (5200, 0),
-    ):
+    for d, bucket in SHAPES:
         if table == "pair" and bucket == UNSCALED:
             continue
         for lead in ((), (2, 3)):
@@ -251,9 +246,8 @@ def test_costs_of_compounds_and_absent_rows():
     assert both.cost.messages == 1
     assert both.masked(here).cost.messages.tolist() == here.tolist()
     sparse = SparseMessage(20, x.dtype, torch.arange(2).expand(1, 3, 2), x[:1, :, :2])
-    mixed = CasesMessage(
-        20, x.dtype, [torch.tensor([1]), torch.tensor([0])], [Dense(x[:1]), sparse]
-    )
+    cells = [torch.tensor([1]), torch.tensor([0])]
+    mixed = CasesMessage(20, x.dtype, cells, [Dense(x[:1]), sparse])
     assert mixed.cost.values.tolist() == [[2] * 3, [20] * 3]
     assert mixed.nbytes.tolist() == [[16 + 2] * 3, [160] * 3]
     assert mixed.masked(here).nbytes.tolist() == [[18, 0, 18], [0, 0, 0]]

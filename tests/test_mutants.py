@@ -30,7 +30,9 @@ def test_every_fault_is_another_program():
     for mutant in mutants.mutants():
         source = (ROOT / mutant.file).read_text()
         changed = source.replace(mutant.old, mutant.new)
-        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source)), mutant.name
+        if mutant.file.endswith(".py"):  # of a shell's script a comment would do
+            changed, source = (ast.dump(ast.parse(text)) for text in (changed, source))
+        assert changed != source, mutant.name
 
 
 def test_what_no_longer_applies_is_told_with_its_new_place():

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 import raybench
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
-from raybench.testing.trial import Method, finished, on_ranks, recorded, started
+from raybench.testing.trial import TrialMethod, finished, on_ranks, recorded, started
 
 
 def test_gd_is_sgd_on_minibatches_of_the_problem():
     """A network's ``batch`` is the minibatch of every method that does not name its own."""
     problem = {"name": "network", **DIGITS, "batch": 8}
-    run = started(Method("gd", {}, None, problem, step=0.1, rounds=5).batch())
+    run = started(TrialMethod("gd", {}, None, problem, step=0.1, rounds=5).batch())
     x = run.problem.start()
     for _ in range(5):
         run.advance(1)
@@ -36,7 +36,7 @@ def test_gd_is_sgd_on_minibatches_of_the_problem():
 def test_differences_are_of_full_gradients(name):
     problem = {"name": "network", **DIGITS, "batch": 8}
     operator = {"name": "rand_k" if name in ("marina", "dasha") else "top_k", "k": 50}
-    run = finished(Method(name, {}, operator, problem, step=0.1, rounds=4).batch())
+    run = finished(TrialMethod(name, {}, operator, problem, step=0.1, rounds=4).batch())
     assert run.net.oracle.evals.tolist() == [5 * 30]
 
 
@@ -54,9 +54,8 @@ def test_only_some_rows_of_the_test_part():
 def test_a_row_measures_what_it_is_asked_for():
     more = {"record": {"every": 1}, "evaluate": {"every": 4, "loss": True}}
     problem = {"name": "network", **DIGITS, "test_size": 0.2}
-    frame = raybench.run(
-        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
-    )
+    method = {"algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10}
+    frame = raybench.run({"problem": problem, **method, **more})
     asked = frame["round"] % 4 == 0
     asked |= frame["round"] == 10
     for column in ("loss", "accuracy", "test_loss"):
@@ -104,7 +103,7 @@ def test_a_stop_at_a_gradient_stops_networks_too():
 @pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
 def test_the_minibatch_loss_is_that_of_the_minibatches_since_the_row_before(params):
     problem = {"name": "network", **params, "batch": 8}
-    method = Method("gd", {}, None, problem, step=0.1, rounds=4)
+    method = TrialMethod("gd", {}, None, problem, step=0.1, rounds=4)
     run = started(method.batch([1.0, 3.0]), every=2)
     want = []
     for t in range(1, 5):
@@ -122,22 +121,24 @@ def test_the_minibatch_loss_is_that_of_the_minibatches_since_the_row_before(para
 
 
 def test_full_gradients_and_participants_tell_their_loss():
-    run = finished(Method("gd", {}, None, {"name": "network", **DIGITS, "batch": "full"}, step=0.1, rounds=3).batch())  # fmt: skip
+    run = finished(TrialMethod("gd", {}, None, {"name": "network", **DIGITS, "batch": "full"}, step=0.1, rounds=3).batch())  # fmt: skip
     loss, heard = (run.recorder.column(name)[0] for name in ("loss", "minibatch_loss"))
     np.testing.assert_allclose(heard[1:], loss[:-1], rtol=1e-9)
-    net = started(Method("sgd", {}, None, {"name": "network", **DIGITS}, step=0.1).batch()).net
+    net = started(TrialMethod("sgd", {}, None, {"name": "network", **DIGITS}, step=0.1).batch()).net
     x, who = net.oracle.problem.start()[None], torch.tensor([[True, False, True]])
     J = net.sample("some", 8)
     net.grad(x, J, clients=who)
     want = [float(by_hand(net.oracle.problem, x[0], J.indices[0, i], i)[1]) for i in (0, 2)]
-    assert net.oracle.told()["minibatch_loss"][0] == pytest.approx(np.mean(want), rel=1e-9)
-    assert np.isnan(net.oracle.told()["minibatch_loss"]).all()
+    assert net.oracle.pop_minibatch_losses()["minibatch_loss"][0] == pytest.approx(
+        np.mean(want), rel=1e-9
+    )
+    assert np.isnan(net.oracle.pop_minibatch_losses()["minibatch_loss"]).all()
 
 
 @pytest.mark.parametrize("params", first_of_each([DIGITS, NORMED]), ids=["mlp", "batchnorm"])
 def test_what_minibatches_told_goes_along_to_ranks_and_other_processes(params):
     problem = {"name": "network", **params, "batch": 8}
-    batch = Method("gd", {}, None, problem, step=0.1, rounds=5).batch()
+    batch = TrialMethod("gd", {}, None, problem, step=0.1, rounds=5).batch()
     whole = finished(batch, every=5).recorder.column("minibatch_loss")
     ranks = on_ranks(3, batch, lambda run: run.recorder.column("minibatch_loss")[:, -1])
     of_every_round = finished(batch).recorder.column("minibatch_loss")[:, -1]
@@ -182,14 +183,9 @@ def test_tokens_are_counted_by_client(tmp_path):
 
 
 def test_clients_keep_statistics_or_share_them():
-    kept, shared = (
-        finished(
-            Method(
-                "sgd", {}, None, {"name": "network", **NORMED, "batchnorm": b}, step=0.05, rounds=4
-            ).batch()
-        )
-        for b in ("server", "sync")
-    )
+    problems = ({"name": "network", **NORMED, "batchnorm": how} for how in ("server", "sync"))
+    methods = (TrialMethod("sgd", {}, None, problem, step=0.05, rounds=4) for problem in problems)
+    kept, shared = (finished(method.batch()) for method in methods)
     own, mean = kept.net.oracle.buffers, shared.net.oracle.buffers
     for name in own:
         assert not torch.allclose(own[name][0, 0], own[name][0, 1])
@@ -202,16 +198,10 @@ def test_clients_keep_statistics_or_share_them():
 @pytest.mark.parametrize("batchnorm", ["server", "sync", "frozen"])
 def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
     """Minibatches fit into one pass of either ``chunk``, so that gradients are the same."""
-    runs = [
-        finished(
-            Method(
-                "sgd", {}, None,
-                {"name": "network", **NORMED, "batchnorm": batchnorm, "chunk": chunk},
-                step=0.05, rounds=3,
-            ).batch()
-        )
-        for chunk in (1000, 9)
-    ]  # fmt: skip
+    problem = {"name": "network", **NORMED, "batchnorm": batchnorm}
+    problems = ({**problem, "chunk": chunk} for chunk in (1000, 9))
+    methods = (TrialMethod("sgd", {}, None, problem, step=0.05, rounds=3) for problem in problems)
+    runs = [finished(method.batch()) for method in methods]
     whole = recorded(runs[0])["loss"]
     for run in runs[1:]:
         np.testing.assert_allclose(recorded(run)["loss"], whole, rtol=1e-10)
@@ -226,7 +216,7 @@ def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
 
 def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
     problem = {"name": "network", **NORMED, "test_size": 0.3}
-    run = finished(Method("sgd", {}, None, problem, step=0.05, rounds=3).batch())
+    run = finished(TrialMethod("sgd", {}, None, problem, step=0.05, rounds=3).batch())
     means = {name: own.mean(1) for name, own in run.net.oracle.buffers.items()}
     torch.testing.assert_close(run.net.oracle.means(), means)
     losses = run.net.oracle.measure(run.s.x, frozenset({"test_loss"})).values["test_loss"]
@@ -237,7 +227,7 @@ def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
 
 def test_clients_that_sit_out_keep_their_statistics():
     problem = {"name": "network", **NORMED}
-    net = started(Method("sgd", {}, None, problem, step=0.05).batch((1.0, 0.5))).net
+    net = started(TrialMethod("sgd", {}, None, problem, step=0.05).batch((1.0, 0.5))).net
     x, who = point(net.oracle.problem), torch.tensor([[True, False, True], [False, True, False]])
     for cells in (None, torch.tensor([1])):  # clients are those of the cells asked for
         was, took = dict(net.oracle.buffers), torch.zeros_like(who)
@@ -250,7 +240,7 @@ def test_clients_that_sit_out_keep_their_statistics():
 
 def test_statistics_are_shared_by_the_cells_that_took_gradients():
     problem = {"name": "network", **NORMED, "batchnorm": "sync"}
-    method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)
+    method = TrialMethod("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)
     run = started(method.batch([1.0, 2.0]))
     run.advance(1)
     net, before = run.net, Counts(*run.net.ledger.up).values.copy()

@@ -9,7 +9,7 @@ from gloo_kit import everyone, on_ranks
 
 import raybench
 from raybench.store import cells
-from raybench.testing.trial import Method, finished
+from raybench.testing.trial import TrialMethod, finished
 from raybench.wire.transport import Distributed
 
 pytestmark = pytest.mark.thorough
@@ -41,11 +41,11 @@ ROBUST = {
 ROUNDED = {"dcgd bf16": 2e-3}  # sums of 16 bits are rounded on the way, to 2^-8 of gradients
 
 
-def method(name: str) -> Method:
+def method(name: str) -> TrialMethod:
     params, compressor, step = CASES[name]
     more = {"robust": ROBUST[name]} if name in ROBUST else {}
     algorithm = name.split()[0]
-    return Method(algorithm, params, compressor, PROBLEM, step=step, rounds=ROUNDS, more=more)
+    return TrialMethod(algorithm, params, compressor, PROBLEM, step=step, rounds=ROUNDS, more=more)
 
 
 def result(name, transport=None):

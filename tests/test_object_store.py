@@ -15,13 +15,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli, tree
+from cli_kit import cli, ran, tree
 
 import raybench
 from raybench import spec
+from raybench.core import patience
 from raybench.core.errors import InputError
 from raybench.runtime.driver import drive
-from raybench.store import Store, lock, remote
+from raybench.store import Store, lock
 from raybench.store.files import open_folder
 from raybench.store.log import verified
 
@@ -60,7 +61,7 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.address}.items():
         monkeypatch.setenv(name, value)
     S3FileSystem.clear_instance_cache()  # one that was opened before knows another address
-    monkeypatch.setattr(remote, "FIRST", 0.01)
+    monkeypatch.setattr(patience, "FIRST", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SWEEP)
     yield proxy
@@ -92,13 +93,11 @@ def check_sound(url: str, expected: pd.DataFrame) -> None:
 def test_every_verb_on_an_object_store(
     store: FaultyProxy, url: str, tmp_path: Path, expected: pd.DataFrame
 ) -> None:
-    said = cli("sweep", "s.yaml", "--inline", "--out", url)
-    assert said.code == 0, said.err
+    ran("sweep", "s.yaml", "--inline", "--out", url)
     check_sound(url, expected)
     assert "nothing was missing" in cli("sweep", "s.yaml", "--inline", "--out", url).out
     for verb in ("table", "verify", "report", "status"):
-        said = cli(verb, url)
-        assert said.code == 0, said.err
+        ran(verb, url)
     name = url.rsplit("/", 1)[1]
     assert (tmp_path / f"{name}-report" / "report.html").is_file()
     assert "0 to run, 28 ok" in cli("plan", "s.yaml", "--out", url).out
@@ -125,8 +124,7 @@ def test_workers_of_ray_write_to_the_store_themselves(
         return chance.choice([500, 503, "reset"]) if chance.random() < 0.1 else None
 
     store.rule = now_and_then
-    said = cli("sweep", "s.yaml", "--out", url)
-    assert said.code == 0, said.err
+    ran("sweep", "s.yaml", "--out", url)
     store.rule = lambda method, path: None
     check_sound(url, expected)
     assert store.faults > 5
@@ -202,8 +200,7 @@ def test_a_store_that_fails_now_and_then(
         return chance.choice([500, 503, "reset", "lost", "cut" if method == "GET" else 500, 0.05])
 
     store.rule = now_and_then
-    said = cli("sweep", "s.yaml", "--inline", "--out", url)
-    assert said.code == 0, said.err
+    said = ran("sweep", "s.yaml", "--inline", "--out", url)
     assert store.faults > 10
     assert "trying again" in said.err
     store.rule = lambda method, path: None
@@ -215,7 +212,7 @@ def test_a_store_that_fails_for_good(
     store: FaultyProxy, url: str, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The sweep stops with a message; nothing is torn, no cell is blamed, and the same command goes on."""
-    monkeypatch.setenv(remote.VARIABLE, "0.3")
+    monkeypatch.setenv(patience.VARIABLE, "0.3")
     puts: list[str] = []
 
     def full(method: str, path: str) -> Fault:
@@ -285,7 +282,7 @@ def test_out_of_reach_is_a_short_message_and_exit_2(
         store.rule = lambda method, path: 403
     else:
         store.rule = lambda method, path: 503
-    monkeypatch.setenv(remote.VARIABLE, "0.1")
+    monkeypatch.setenv(patience.VARIABLE, "0.1")
     before = tree(tmp_path)
     for verb in VERBS:
         said = cli(*(url if part == "URL" else part for part in verb))

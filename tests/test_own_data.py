@@ -10,7 +10,7 @@ import polars
 import pytest
 import scipy.sparse
 import torch
-from cli_kit import cli
+from cli_kit import cli, ran
 from data_kit import complaint
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -105,13 +105,13 @@ def test_clients_of_a_column_need_no_number(tmp_path, name):
     asked = {"name": name, "dataset": write(frame(), tmp_path / "mine.csv")}
     asked |= {} if name in ("softmax", "least_squares") else {"positive": [["flu"]]}
     grouped = {**asked, "split": {"column": "hospital"}}
-    two = [problems.read({**grouped, **clients}) for clients in ({}, {"clients": 3})]
+    two = [problems.read_problem({**grouped, **clients}) for clients in ({}, {"clients": 3})]
     assert [p.n for p in two] == [3, 3]
     x = torch.randn(2, two[0].dim, generator=torch.Generator().manual_seed(0)).double()
     for a, b in zip(*(p.oracle(x) for p in two), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match=r"problem.clients: required(.|\n)*column: NAME"):
-        problems.read({**asked, "split": "shuffled"})
+        problems.read_problem({**asked, "split": "shuffled"})
 
 
 def test_two_classes_of_text(tmp_path):
@@ -212,14 +212,11 @@ def test_a_table_runs_from_the_command_line(tmp_path, monkeypatch):
     write(frame(12, seed=4).drop(columns="hospital"), tmp_path / "held.csv")
     monkeypatch.chdir(tmp_path)
     problem = "softmax:dataset=./mine.parquet,split={column: hospital},test_set=./held.csv"
-    told = cli("run", "--algorithm", "gd", "--problem", problem, "--rounds", 3)
-    assert told.code == 0, told.err
-    shown = cli("show", problem)  # the column's clients, not those of the usual problem
-    assert shown.code == 0, shown.err
+    ran("run", "--algorithm", "gd", "--problem", problem, "--rounds", 3)
+    shown = ran("show", problem)  # the column's clients, not those of the usual problem
     assert re.search(r"^ +n +3$", shown.out, re.MULTILINE), shown.out
     plain = ("run", "--algorithm", "gd", "--problem", "softmax", "--dataset", "./held.csv")
-    usual = cli(*plain, "--rounds", 3)
-    assert usual.code == 0, usual.err
+    usual = ran(*plain, "--rounds", 3)
     assert "10 clients: --clients N takes another number" in usual.err
     asked = cli(*plain, "--rounds", 3, "--clients", 2)
     assert (asked.code, "--clients N" in asked.err) == (0, False), asked.err
@@ -332,11 +329,8 @@ def test_data_is_not_written_through_a_link(tmp_path):
 def test_workers_of_ray_find_the_data(tmp_path):
     """Two batches on two workers, each with a test set of its own: what they record is what one process does."""
     given = {"mine": (X, Y, CLIENT), "held": (X[:9], Y[:9])}
-    asked = {
-        **config(test_set="held"),
-        "algorithm": ["gd", "ef21"],
-        "compressor": {"name": "top_k", "k": 2},
-    }
+    methods = {"algorithm": ["gd", "ef21"], "compressor": {"name": "top_k", "k": 2}}
+    asked = {**config(test_set="held"), **methods}
     more = {"data": given, "sets": ["resources.workers=2"]}
     one = raybench.sweep(asked, tmp_path / "one", inline=True, **more)
     two = raybench.sweep(asked, tmp_path / "two", address="local", **more)

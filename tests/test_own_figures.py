@@ -1,4 +1,4 @@
-"""Figures of one's own, one look per method; what the page of a report holds: cells, growth, K, its size."""
+"""Figures and metrics of one's own, one look per method; what the page of a report holds: cells, growth, K, its size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import cli
+from cli_kit import cli, ran
 from fake_runs import make, reaching
 from page_kit import drawn, table_rows
 
 import raybench
 from raybench import plot
-from raybench.analysis import describe, frames, profile, tuned
+from raybench.analysis import describe, frames, frames_of, profile, tuned
 from raybench.analysis.frames import framed
 from raybench.analysis.methods import k_words
 from raybench.core.errors import InputError
@@ -39,12 +39,12 @@ def test_a_line_for_each_k_or_step(swept):
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
-@pytest.mark.parametrize("x", [None, "round"])
-def test_the_cost_of_the_target_by_k(swept, x):
+@pytest.mark.parametrize("cost", [None, "round"])
+def test_the_cost_of_the_target_by_k(swept, cost):
     result = frames(swept)
-    made = figure(result, kind="k", x=x)
-    assert made.y == (x or "bits_up")
-    best = result.tuned("series", cost=x or "")
+    made = figure(result, kind="k", cost=cost)
+    assert made.y == (cost or "bits_up")
+    best = result.tuned("series", cost=cost or "")
     best = best[best["k"].notna() & np.isfinite(best["cost"]) & best["eligible"]]
     got = made.data.dropna(subset=["y"]).set_index(["series", "x"])["y"].sort_index()
     want = best.set_index(["method", "k"])["cost"].sort_index()
@@ -78,9 +78,8 @@ def test_curves_are_those_of_the_tuned_cells_whatever_the_source(swept):
     """Of one seed, and of two that are alike, a curve is its rows, as they are in the folder."""
     curves, ends = raybench.load(swept), raybench.store.cells(swept)
     best = frames(swept).tuned("method").set_index("method").loc["GD"]
-    rows = curves[
-        (curves["algorithm"] == "gd") & (curves["step_multiple"] == best["step_multiple"])
-    ]
+    rows = curves[curves["algorithm"] == "gd"]
+    rows = rows[rows["step_multiple"] == best["step_multiple"]]
     want = rows.groupby("round")["loss"].median()
     for source in (swept, curves, (curves, ends)):
         made = figure(source, x="round", y="loss", methods=["gd"])
@@ -108,7 +107,8 @@ WRONG = [
     ({"best": "tuned"}, "step_size"),
     ({"kind": "heatmap", "x": "round"}, "a figure of kind heatmap has its own x"),
     ({"kind": "k", "y": "loss"}, "a figure of kind k has its own y"),
-    ({"kind": "k", "x": "rounds"}, "did you mean round?"),
+    ({"kind": "k", "x": "round"}, "a figure of kind k has its own x"),
+    ({"kind": "k", "cost": "rounds"}, "did you mean round?"),
     ({"labels": {"ef12": "x"}}, "ef21"),
     ({"size": "3.3"}, "3.3x2.5"),
     ({"size": "0x2"}, "100 inches"),
@@ -130,11 +130,10 @@ def test_what_is_wrong_is_told(swept):
 @pytest.mark.thorough
 def test_on_the_command_line(swept, tmp_path):
     out = tmp_path / "figures"
-    said = cli(
+    ran(
         "plot", swept, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
         "--label", "ef21=EF21 (ours)", "--size", "column", "--format", "pdf,csv",
     )  # fmt: skip
-    assert said.code == 0, said.err
     assert sorted(p.name for p in out.iterdir()) == ["loss_vs_epoch.csv", "loss_vs_epoch.pdf"]
     table = pd.read_csv(out / "loss_vs_epoch.csv")
     told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}
@@ -168,16 +167,12 @@ def test_a_point_without_neighbours_has_a_marker():
     """K = 2 never gets there: of the line only the points at K = 1 and 3 are left, with nothing between them."""
     runs = [*reaching(1.0, 10, 11), *reaching(1.0, 60, 60, k=2), *reaching(1.0, 9, 9, k=3)]
     source = framed(*make([*runs, *reaching(1.0, 7, 7, algorithm="marina")]))
-    seen = {
-        tuple(line.get_xdata()): list(line.get_markevery())
-        for line in plot(source, kind="k", target=0.1).axes[0].lines
-    }
+    lines = plot(source, kind="k", target=0.1).axes[0].lines
+    seen = {tuple(line.get_xdata()): list(line.get_markevery()) for line in lines}
     assert seen == {(1.0, 2.0, 3.0): [True, False, True], (1.0,): [True]}
     panel = drawn_panels(figure(source, kind="k", target=0.1))[0]
-    assert [trace["marker"]["size"] for trace in panel["data"] if "marker" in trace] == [
-        [6, 0, 6],
-        [6],
-    ]
+    sizes = [trace["marker"]["size"] for trace in panel["data"] if "marker" in trace]
+    assert sizes == [[6, 0, 6], [6]]
 
 
 @pytest.mark.parametrize(
@@ -224,9 +219,7 @@ def test_each_pair_costs_what_its_best_step_needs(folder):
     assert (grid.data["target"] == TARGET).all()
     cells = result.cells.assign(z=configs(result.cells)["algorithm.z"].astype(float))
     for row in grid.data.itertuples():
-        own = cells[
-            (cells["facet"] == row.facet) & (cells["k"] == row.k) & (cells["z"] == row.value)
-        ]
+        own = cells[(cells[["facet", "k", "z"]] == [row.facet, row.k, row.value]).all(axis=1)]
         assert len(own) == 2
         costs = []
         for cell, status in zip(own["cell"], own["status"], strict=True):
@@ -303,12 +296,8 @@ def test_growth_of_f_is_told(values, said):
 
 def shares():
     """Runs at K = 10 % of two data sets that differ in d, and at K = 1."""
-    curves, cells = make(
-        [
-            {"g": [1, 0.1], "dataset": d, "k": k}
-            for d, k in (("a", 12), ("b", 30), ("a", 1), ("b", 1))
-        ]
-    )
+    ks = (("a", 12), ("b", 30), ("a", 1), ("b", 1))
+    curves, cells = make([{"g": [1, 0.1], "dataset": dataset, "k": k} for dataset, k in ks])
 
     def asked(row):
         config = json.loads(row["config"])
@@ -343,3 +332,61 @@ def test_the_page_draws_what_the_figures_hold(tmp_path):
             for trace, column in ((line, "y"), (low, "low"), (high, "high")):
                 np.testing.assert_allclose(trace["x"], rows["x"] / one.x_unit, rtol=1e-4)
                 np.testing.assert_allclose(trace["y"], rows[column], rtol=1e-4)
+
+
+# Metrics of one's own, kept in the map ``extra`` ------------------------------------------------------
+
+MEASURED = """
+name: own
+problem: {name: quadratic, dim: 12, clients: 4}
+algorithm: [gd, ef21]
+compressor: {name: top_k, k: 3}
+seed: 0..1
+x0: {normal: 1.0}
+rounds: 20
+evaluate: {metrics: [iterate_norm, sparsity]}
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    out = tmp_path_factory.mktemp("swept") / "results"
+    raybench.sweep(MEASURED, out, inline=True)
+    return out
+
+
+def test_rows_of_a_folder_have_the_metric_that_is_asked_for(measured):
+    result, rows = frames(measured), raybench.load(measured)
+    cells = list(result.cells["cell"])
+    assert result.curves_source.extras(cells) == ["extra.iterate_norm", "extra.sparsity"]
+    own = result.rows(cells, ["extra.iterate_norm", "loss", "extra.none"])
+    assert own["extra.none"].isna().all()
+    for name in ("extra.iterate_norm", "loss"):
+        np.testing.assert_array_equal(own[name], rows[name])
+    part = frames_of(measured, {"algorithm": "ef21"})
+    some = list(part.cells["cell"])
+    assert part.curves_source.extras(some) == ["extra.iterate_norm", "extra.sparsity"]
+    assert set(part.rows(some, ["extra.sparsity"])["cell"]) == set(some) < set(cells)
+
+
+def test_the_page_draws_them(measured):
+    result = frames(measured)
+    names = {figure.name for figure in build(result, extras=True)} - {f.name for f in build(result)}
+    assert {"extra.iterate_norm_vs_bits_up", "extra.sparsity_vs_round"} <= names
+
+
+def test_counts_that_are_kept_beside_them_are_no_axes():
+    """What the store keeps in ``extra`` for the accounting is no metric."""
+    curves, cells = make([{"g": [1, 0.5, 0.1]}])
+    curves = curves.assign(**{"extra.own": 1.0, "extra.index_entropy_up": 3.0})
+    assert framed(curves, cells).curves_source.extras(["cell0"]) == ["extra.own"]
+
+
+def test_a_figure_of_one(measured, tmp_path):
+    made = figure(frames(measured), y="extra.sparsity", methods=["ef21"])
+    rows = raybench.load(measured)
+    want = rows[rows["algorithm"] == "ef21"].groupby("round")["extra.sparsity"].median()
+    np.testing.assert_allclose(made.data["y"], want)
+    wrong = cli("plot", measured, "--y", "extra.sparsty", "--out", tmp_path / "none")
+    assert (wrong.code, wrong.complaints) == (2, 1)
+    assert "did you mean extra.sparsity" in wrong.err

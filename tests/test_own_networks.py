@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cli_kit import cli
+from cli_kit import cli, ran
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
@@ -52,8 +52,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_ten_lines_of_python_and_five_of_yaml(mine):
-    said = cli("sweep", "my.yaml", "--inline")
-    assert said.code == 0, said.err
+    ran("sweep", "my.yaml", "--inline")
     cells = raybench.load("results/my")
     last = cells[cells["round"] == 40]
     assert (last["accuracy"] > 0.5).all(), "three classes are learnt"
@@ -359,8 +358,7 @@ class Broken(Estimator):
 
 
 def test_a_smoke_test_runs_every_kind_and_saves_nothing(mine):
-    said = cli("sweep", "my.yaml", "--smoke")
-    assert said.code == 0, said.err
+    said = ran("sweep", "my.yaml", "--smoke")
     lines = [line for line in said.out.splitlines() if line]
     assert [line.split()[0] for line in lines] == ["ef21_sgd", "sgd", "my"]
     assert "two rounds of 2 kinds of cells" in lines[-1]

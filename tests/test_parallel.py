@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.core import parallel
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,11 @@ def test_every_item_is_worked_on_once(monkeypatch):
 def test_torch_gets_one_thread_for_small_tensors_and_the_kernels_keep_all():
     torch.set_num_threads(3)
     for entries, inside in ((1000, 1), (parallel.LEAST_ENTRIES_FOR_THREADS, 3)):
-        with parallel.narrow(entries):
+        with parallel.one_thread(entries):
             assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
-            with parallel.wide(), parallel.wide():
+            with parallel.all_threads(), parallel.all_threads():
                 assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
-            with pytest.raises(ValueError), parallel.narrow(1), parallel.wide():
+            with pytest.raises(ValueError), parallel.one_thread(1), parallel.all_threads():
                 raise ValueError
             assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
         assert (torch.get_num_threads(), parallel.threads()) == (3, 3)
@@ -62,14 +62,14 @@ def test_threads_that_leave_in_another_order_than_they_came_keep_their_own_numbe
     left = []
 
     def second():
-        with parallel.narrow(1):
+        with parallel.one_thread(1):
             second_in.set()
             first_left.wait(60)
         left.append(parallel.threads())
 
     torch.set_num_threads(3)
     other = threading.Thread(target=second)
-    with parallel.narrow(1):
+    with parallel.one_thread(1):
         other.start()
         second_in.wait(60)
     first_left.set()
@@ -81,7 +81,7 @@ def test_threads_that_leave_in_another_order_than_they_came_keep_their_own_numbe
 
 
 def test_methods_see_one_thread_of_torch_and_problems_all(monkeypatch):
-    run = started(Method("gd", problem={"name": "quadratic", "dim": 12, "clients": 5}).batch())
+    run = started(TrialMethod("gd", problem={"name": "quadratic", "dim": 12, "clients": 5}).batch())
     seen = {"step": set(), "gradient": set()}
     move, oracle = run.a.round, run.problem.oracle
 

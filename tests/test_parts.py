@@ -17,34 +17,31 @@ from raybench.execution.costs import need_of
 from raybench.execution.plan import make_plan
 from raybench.execution.resolve import Resolver
 from raybench.store import cells
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, TrialMethod, finished, started
 
 PROBLEM = {"name": "least_squares", **DATA}
-NET = {
-    "name": "network",
-    "model": "mlp:hidden=[6]",
-    "dataset": "digits",
-    "clients": 3,
-    "rows": 90,
-    "batch": 5,
-    "dtype": "float64",
-}
+NET = {"name": "network", "model": "mlp:hidden=[6]", "dataset": "digits"}
+NET |= {"clients": 3, "rows": 90, "batch": 5, "dtype": "float64"}
 
 
 def run(name, params=None, compressor=None, step=0.02, rounds=12, problem=PROBLEM, **more):
-    method = Method(name, params or {}, compressor, problem, step=step, rounds=rounds, more=more)
+    method = TrialMethod(
+        name, params or {}, compressor, problem, step=step, rounds=rounds, more=more
+    )
     return finished(method.batch((1.0, 0.5), (0, 1)))
 
 
 def begun(name, params=None, compressor=None, step=0.02, rounds=12, problem=PROBLEM, **more):
     """Return a run of one cell that is about to begin."""
-    method = Method(name, params or {}, compressor, problem, step=step, rounds=rounds, more=more)
+    method = TrialMethod(
+        name, params or {}, compressor, problem, step=step, rounds=rounds, more=more
+    )
     return started(method.batch())
 
 
 def resolve(name, compressor=TOP, step=None, problem=PROBLEM, **more):
     """Return the resolved cell of a method, by default with the step of theory."""
-    config = Method(name, {}, compressor, problem, more=more).config
+    config = TrialMethod(name, {}, compressor, problem, more=more).config
     (cell,) = spec.load(config({"theory": 1} if step is None else {"value": step}, 0)).cells
     return Resolver(step is not None).resolve(cell)
 
@@ -321,7 +318,7 @@ def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, sa
 def test_a_step_asked_of_the_method_itself_is_a_mere_number_where_no_theorem_covers_the_cell(
     more, basis
 ):
-    config = Method("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1, "of": "ef21"}, 0)
+    config = TrialMethod("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1, "of": "ef21"}, 0)
     (cell,) = spec.load(config).cells
     own = resolve("ef21")
     assert Resolver().resolve(cell).form.basis == basis
@@ -338,7 +335,7 @@ def test_adamw_needs_a_step_of_its_own():
     [("dgd", "local", {"steps": 2}), ("extra", "robust", {"rule": "median"})],
 )
 def test_methods_without_a_server_ignore_the_parts(name, key, given):
-    method = Method(name, {}, None, PROBLEM, more={key: given})
+    method = TrialMethod(name, {}, None, PROBLEM, more={key: given})
     sweep = spec.load(method.config({"value": 0.1}, 0))
     assert getattr(sweep.cells[0], key) is None
     assert sweep.notes == (f"{name} has no server to step: {key} ignored",)
@@ -402,7 +399,7 @@ def test_a_relayed_sum_is_refused():
 def test_a_majority_of_attackers_may_be_studied():
     for robust in ({"byzantine": 5, "tolerate": 1}, {"rule": "mean", "byzantine": 6}):
         more = {"robust": {**robust, "attack": "inner_product"}}
-        finished(Method("gd", {}, None, UNLIKE, step=0.1, rounds=2, more=more).batch())
+        finished(TrialMethod("gd", {}, None, UNLIKE, step=0.1, rounds=2, more=more).batch())
 
 
 # What it takes --------------------------------------------------------------------------------------
@@ -417,7 +414,7 @@ def test_the_step_of_a_preset_is_that_of_the_honest_clients_and_of_the_rule():
     kappa, p, l = 2 / 3, 0.25, 7 / 5
     V, S = ((1 + l) + l) / 5, 2 * (1 + l)
     ratio = 2 * (1 - p) / p * ((1 + p / 2) * V + (1 + 2 / p) * kappa * S)
-    step = Method("byz_vr_marina", **given, **more).cell().step_size
+    step = TrialMethod("byz_vr_marina", **given, **more).cell().step_size
     assert step == pytest.approx(1 / (1 + np.sqrt(ratio)), rel=1e-9)
 
 

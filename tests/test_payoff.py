@@ -10,7 +10,7 @@ import pytest
 
 import raybench
 from raybench.analysis.simulated import SECONDS, simulated
-from raybench.clock.links import FORMS, Link, Network
+from raybench.clock.links import FORMS, Link, LinkNetwork
 from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
 from raybench.measure.payoff import (
     BUCKETS,
@@ -31,8 +31,8 @@ FORMAT = Exchange("four bits", (GATHER, ALL_TO_ALL), D / 2, DENSE, encode=0.02, 
 LOCAL = Exchange("local", (REDUCE,), 4 * D, DENSE, every=30)
 
 
-def ring(bandwidth: float, latency: float = 0.0) -> Network:
-    return Network(Link(latency, bandwidth))
+def ring(bandwidth: float, latency: float = 0.0) -> LinkNetwork:
+    return LinkNetwork(Link(latency, bandwidth))
 
 
 def test_break_even_of_two_lines_is_where_they_cross():
@@ -89,7 +89,7 @@ def test_a_server_sends_no_more_than_a_dense_vector():
 
 def test_within_a_node_the_inner_link_counts():
     inner = Link(1e-6, 300e9)
-    net = Network(Link(1e-4, 1e9), "hierarchical", inner, 8)
+    net = LinkNetwork(Link(1e-4, 1e9), "hierarchical", inner, 8)
     assert step_of(FORMAT, net, 8, COMPUTE).exchange < 1e-3
     own = [step_of(replace(FORMAT, collectives=(ALL_TO_ALL,)), net, 16, COMPUTE)]
     n, a, B = 16, 1e-4, 1e9  # eight processes share a node's link
@@ -124,7 +124,7 @@ def rounds(tmp_path_factory):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_seconds_of_a_table_are_those_of_advise(rounds, form):
     inner = Link(1e-6, 1e10) if form == "hierarchical" else None
-    net = Network(Link(1e-3, 1e6, start=1e-4), form, inner, 4 if inner else 1)
+    net = LinkNetwork(Link(1e-3, 1e6, start=1e-4), form, inner, 4 if inner else 1)
     seen = []
     for (how, method), rows in simulated(rounds, net).groupby(["exchange", "algorithm"]):
         booked = rows.set_index("round")[["bytes_up", "bytes_down", "messages_up", SECONDS]]

@@ -17,9 +17,7 @@ from raybench.compressors import Role
 from raybench.core.errors import InputError
 from raybench.execution import costs as estimates
 from raybench.execution import run as engine
-from raybench.execution.batch import (
-    MOST_CELLS_PER_BATCH,
-)
+from raybench.execution.batch import MOST_CELLS_PER_BATCH
 from raybench.execution.checks import SkipCode, counted, grouped
 from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan

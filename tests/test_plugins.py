@@ -17,7 +17,7 @@ from raybench import plugins, spec
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.problems.networks.build import _of_user
-from raybench.runtime.callbacks import opened
+from raybench.runtime.callbacks import named_callbacks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -120,7 +120,7 @@ def test_a_file_of_another_kind_is_no_plugin(here):
 
 
 def _callback_size():
-    return opened(["mine.py:Mine"])[0][1].size
+    return named_callbacks(["mine.py:Mine"])[0][1].size
 
 
 def _network_size():

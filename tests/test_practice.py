@@ -8,31 +8,17 @@ import scipy.fft
 import torch
 from test_hostile import parts_of, signed
 from tiers import first_of_each
-from toys import (
-    P1,
-    TOP,
-    VALUES,
-    each_round,
-    full_gradients,
-    on_p1,
-    registered,
-)
+from toys import P1, TOP, VALUES, each_round, full_gradients, on_p1, registered
 
 import raybench
 from raybench.compressors.base import keeping, kept_by, shares
-from raybench.compressors.block_top_k import (
-    DCTTopK,
-    chunks_of,
-    cosine,
-    restored,
-    transformed,
-)
+from raybench.compressors.block_top_k import DCTTopK, chunks_of, cosine, restored, transformed
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
 from raybench.core.streams import stream
 from raybench.problems.quadratic import Quadratic
-from raybench.testing.trial import Method, finished, recorded, started
+from raybench.testing.trial import TrialMethod, finished, recorded, started
 from raybench.testing.vectors import gaussian
 from raybench.wire import SparseMessage
 
@@ -88,7 +74,7 @@ def test_tensors_are_clipped_one_by_one():
 def test_dgc_warms_up(compressor, of):
     """The shares of the warm-up, so many rounds each, then the compressor's own k."""
     params = {"warmup": [["50%", 0.25, "10%"]], "warmup_rounds": 4}
-    method = Method("dgc", params, compressor, {"name": "tensors"}, step=0.02, rounds=15)
+    method = TrialMethod("dgc", params, compressor, {"name": "tensors"}, step=0.02, rounds=15)
     counts = each_round(started(method.batch()), lambda r: r.net.ledger.up[VALUES].copy())
     sent = np.diff(np.concatenate(counts))[:15]
     assert sent.tolist() == [of(0.5)] * 4 + [of(0.25)] * 4 + [of(0.1)] * 4 + [3.0] * 3
@@ -128,7 +114,9 @@ def test_operators_with_another_k():
 def test_ties_by_coin():
     """Two clients that disagree everywhere: the vote is the server's coin, fair and the same for all."""
     problem = {**P1, "clients": 2, "dim": 200}
-    run = started(Method("sign_sgd", {"ties": "random"}, None, problem, step=1.0, rounds=1).batch())
+    run = started(
+        TrialMethod("sign_sgd", {"ties": "random"}, None, problem, step=1.0, rounds=1).batch()
+    )
     g = full_gradients(run)
     run.advance(1)
     tie = (g[:, 0] >= 0) != (g[:, 1] >= 0)
@@ -140,15 +128,8 @@ def test_ties_by_coin():
 
 # Steps that are matrices of norm 1 -------------------------------------------------------------
 
-NET = {
-    "name": "network",
-    "model": "mlp:hidden=[6],activation=tanh",
-    "dataset": "digits",
-    "clients": 3,
-    "rows": 90,
-    "batch": "full",
-    "dtype": "float64",
-}
+NET = {"name": "network", "model": "mlp:hidden=[6],activation=tanh", "dataset": "digits"}
+NET |= {"clients": 3, "rows": 90, "batch": "full", "dtype": "float64"}
 
 
 def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, beta2=0.95, decay=0.1):
@@ -176,7 +157,7 @@ def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, beta2=0.95, decay=0.1):
 
 def test_dion_by_hand():
     problem = {**NET, "clients": 1}
-    method = Method("dion", {"rank": 4, "decay": 0.1}, None, problem, step=0.02, rounds=15)
+    method = TrialMethod("dion", {"rank": 4, "decay": 0.1}, None, problem, step=0.02, rounds=15)
     run = started(method.batch())
     run.advance(0)
     want = dion_by_hand(run, 15, 0.02)
@@ -188,18 +169,22 @@ def test_dion_by_hand():
 def test_ef21_muon_with_the_identity_norm_is_ef21_sgdm(monkeypatch):
     operator = {"name": "top_k", "k": "10%"}
     want = finished(
-        Method("ef21_sgdm", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8).batch()
+        TrialMethod(
+            "ef21_sgdm", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8
+        ).batch()
     )
     monkeypatch.setattr("raybench.algorithms.ef21_momentum.steepest", lambda G, norm: G)
     got = finished(
-        Method("ef21_muon", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8).batch()
+        TrialMethod(
+            "ef21_muon", {"eta": 0.3, "batch": 90}, operator, NET, step=0.1, rounds=8
+        ).batch()
     )
     torch.testing.assert_close(got.s.x, want.s.x, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", first_of_each(["spectral", "sign", "euclidean"]))
 def test_steps_have_norm_one(norm):
-    method = Method(
+    method = TrialMethod(
         "ef21_muon", {"norm": norm, "init": "full"}, {"name": "identity"}, NET, step=0.5, rounds=1
     )
     run = finished(method.batch())
@@ -221,7 +206,9 @@ WORK = {"inner_step": 0.01, "weight_decay": 0.1}
 
 def diloco(params, rounds=7, problem=NET, name="streaming_diloco", **more):
     compressor = {"name": "identity"} if name == "streaming_diloco" else None
-    return Method(name, {**WORK, **params}, compressor, problem, step=0.7, rounds=rounds, **more)
+    return TrialMethod(
+        name, {**WORK, **params}, compressor, problem, step=0.7, rounds=rounds, **more
+    )
 
 
 def streaming_by_hand(problem, x, rounds, steps, late, mix, momentum=0.9, gamma=0.7):
@@ -386,7 +373,9 @@ def demo_by_hand(problem, x, rounds, gamma, k, combine, beta=0.9, decay=0.1):
 
 def demo(combine, rounds=6, k=5):
     params = {"beta": 0.9, "decay": 0.1, "combine": combine}
-    return Method("demo", params, {"name": "dct_top_k", "k": k}, PROBLEM, step=0.003, rounds=rounds)
+    return TrialMethod(
+        "demo", params, {"name": "dct_top_k", "k": k}, PROBLEM, step=0.003, rounds=rounds
+    )
 
 
 @pytest.mark.parametrize("combine", ["mean", "senders"])
@@ -409,7 +398,7 @@ def test_the_mean_of_senders_by_hand(text):
     message = (
         raybench.compressor(text)
         .bind(9, 3)
-        .operator.compress(x, stream(0).each(range(2)).each(range(3)))
+        .compressor.compress(x, stream(0).each(range(2)).each(range(3)))
     )
     value = message.decode()
     sent = (value != 0).sum(1)

@@ -172,16 +172,8 @@ def test_of_clients_other_in_number_than_fitted_groups_cancel_and_else_nothing_i
         assert error.mean() <= bound + 5 * error.std() / math.sqrt(DRAWS) + 1e-9
 
 
-MASKED = [
-    (12, 4, 2),
-    (13, 4, 3),
-    (7, 7, 7),
-    (5, 1, 2),
-    (3, 12, 2),
-    (1, 4, 2),
-    (2, 9, 3),
-    (300, 5, 1),
-]
+MASKED = [(12, 4, 2), (13, 4, 3), (7, 7, 7), (5, 1, 2)]
+MASKED += [(3, 12, 2), (1, 4, 2), (2, 9, 3), (300, 5, 1)]  # fewer coordinates than clients, or many
 
 
 @pytest.mark.parametrize(("d", "n", "s"), [*((d, n, None) for d, n in SIZES), *MASKED])
@@ -218,9 +210,8 @@ LENGTHS = [1, 2, 7, 112, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
 
 def rows(d: int, dtype: torch.dtype) -> torch.Tensor:
     """Return 3 x 4 rows: heavy tails, zeros, one entry, ties, tiny, huge."""
-    x = (stream(d).each(range(12)).normal(d) * stream(d + 1).each(range(12)).uniform(d) ** 4).to(
-        dtype
-    )
+    normal, sizes = (stream(seed).each(range(12)) for seed in (d, d + 1))
+    x = (normal.normal(d) * sizes.uniform(d) ** 4).to(dtype)
     x[1], x[2] = 0, 0
     x[2, -1] = -3
     x[3], x[4, ::2] = -1, 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, tidy
+from cli_kit import SWEEP, cli, ran, tidy
 from fake_runs import make, reaching
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +24,8 @@ from raybench.analysis import (
     differences,
     first_crossing,
     frames,
+    frames_of,
     instances,
-    opened,
     profile,
     rank,
     scaling,
@@ -84,16 +84,13 @@ def test_bad_questions(swept, tmp_path, monkeypatch):
 
 def test_instances_and_ranks_by_loops():
     curves, cells = example(("a", "b", "c"), seeds=4)
-    result = opened((curves, cells))
+    result = frames_of((curves, cells))
     best = result.tuned("method", 1e-3)
     table = instances(result, 1e-3)
     cost = first_crossing(curves, 1e-3, settled=True)
     for row in best.to_dict("records"):
-        own = result.cells[
-            (result.cells["facet"] == row["facet"])
-            & (result.cells["series"] == row["series"])
-            & (result.cells["step"] == row["step"])
-        ]
+        keys = ["facet", "series", "step"]
+        own = result.cells[(result.cells[keys] == [row[key] for key in keys]).all(axis=1)]
         for cell in own.to_dict("records"):
             assert table.loc[(row["facet"], cell["seed"]), row["method"]] == cost[cell["cell"]]
     said = rank((curves, cells), 1e-3).set_index("method")
@@ -131,20 +128,18 @@ def test_methods_that_miss_the_target_share_the_last_rank():
 
 def test_a_method_with_fewer_seeds_has_its_median_on_the_others():
     runs = [*reaching(1.0, 7, 8, 9, 10), *reaching(1.0, 2, 6, 40, algorithm="diana")]
-    table = instances(opened(make(runs)), 0.1)
+    table = instances(frames_of(make(runs)), 0.1)
     assert table["DIANA Top-K"].tolist() == [20.0, 60.0, 400.0, 60.0]
     assert table["EF21 Top-K"].tolist() == [70.0, 80.0, 90.0, 100.0]
 
 
 def test_rank_the_verb(swept):
-    said = cli("rank", swept)
-    assert said.code == 0
+    said = ran("rank", swept)
     tidy(said.out)
     want = rank(swept)
     lines = said.out.splitlines()
-    places = [
-        next(i for i, line in enumerate(lines) if line.startswith(f" {m} ")) for m in want["method"]
-    ]
+    heads = [f" {method} " for method in want["method"]]
+    places = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]
     assert places == sorted(places)
     asked = ("--by", "series", "--format", "csv", "--target", 1e300)
     raw = pd.read_csv(io.StringIO(cli("rank", swept, *asked).out))
@@ -155,7 +150,7 @@ def test_rank_the_verb(swept):
 
 def test_a_profile_by_its_definition():
     source = example(("a", "b", "c"), seeds=4)
-    costs = instances(opened(source), 1e-4)
+    costs = instances(frames_of(source), 1e-4)
     assert np.isinf(costs.to_numpy()).any()
     result = profile(source, 1e-4)
     for row in result.to_dict("records"):
@@ -260,10 +255,8 @@ def test_a_step_that_diverges_or_fails_is_a_trial_that_costs_infinitely_much():
 
 
 def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
-    half = [
-        *grid("ef21", 1, k=2),
-        *({**run, "seed": 1} for run in grid("ef21", 1, k=2, status="diverged")),
-    ]
+    spoiled = grid("ef21", 1, k=2, status="diverged")
+    half = [*grid("ef21", 1, k=2), *({**run, "seed": 1} for run in spoiled)]
     drawn_trials = trials(make([*grid("ef21", 5, 10, seeds=2), *half]), 0.1)
     assert drawn_trials["reach"].tolist() == pytest.approx([2 / 3, 1.0, 1.0])
     assert drawn_trials["draws_low"].tolist() == [50.0] * 3
@@ -292,7 +285,7 @@ def test_trials_the_verb(swept):
     said = cli("rank", swept, "--trials", 99, "--by", "algorithm", "--link", "1Gbit,ring").out
     tidy(said)
     assert all(words in said for words in ("marina", "imulated", "which is smaller"))
-    assert "Round after 3 trials" in after_trials(results, 3, x="round").head
+    assert "Round after 3 trials" in after_trials(replace(results, cost_column="round"), 3).head
 
 
 # -- two sources ------------------------------------------------------------------------------------
@@ -308,11 +301,10 @@ def test_costs_and_pairs_by_hand():
     fast, slow = make(reaching(1.0, *[2] * 8)), reaching(1.0, *[3] * 8)
     slower = compare(fast, make(slow), 0.1).iloc[0]
     assert (slower["verdict"], slower["p_value"]) == ("dearer", 2 / 256)
-    both = [
-        make([*runs, *({**run, "k": 2} for run in runs)])
-        for runs in (reaching(1.0, *[2] * 8), slow)
-    ]
-    two = compare(*both, 0.1)
+    every = (
+        [*runs, *({**run, "k": 2} for run in runs)] for runs in (reaching(1.0, *[2] * 8), slow)
+    )
+    two = compare(*map(make, every), 0.1)
     assert two["p_value"].tolist() == [2 / 256] * 2
     assert two["p_adjusted"].tolist() == [4 / 256] * 2, "Holm: there are two rows"
     lost = compare(fast, make([{**run, "status": "diverged"} for run in slow]), 0.1).iloc[0]
@@ -324,31 +316,25 @@ def test_one_side_alone_arrives_where_the_costs_beside_it_say_so():
     late, early = reaching(1.0, 4, 4, 4), reaching(1.0, 3, 3)
     late[0]["g"] = [1.0] * 60
     for first, second, said in ((late, early, "0.375×"), (late[:1], early[:1], "B alone")):
-        sheet = comparison(*(replace(opened(make(runs)), asked=0.1) for runs in (first, second)))
+        sheet = comparison(*(replace(frames_of(make(runs)), asked=0.1) for runs in (first, second)))
         assert sheet.fields[sheet.head.index("B ÷ A")].texts == [said]
 
 
 def test_what_all_cells_differ_in_does_not_keep_them_apart():
-    a = make(
-        [{"g": [1, 0.01], "params": {"p": 0.1}}, {"g": [1, 0.1], "k": 2, "params": {"p": 0.1}}]
-    )
-    b = make(
-        [{"g": [1, 0.01], "params": {"p": 0.5}}, {"g": [1, 0.1], "k": 3, "params": {"p": 0.5}}]
+    a, b = (
+        make([{"g": [1, 0.01], **own}, {"g": [1, 0.1], "k": k, **own}])
+        for k, own in ((2, {"params": {"p": 0.1}}), (3, {"params": {"p": 0.5}}))
     )
     assert differences(a, b) == {"algorithm.p": ("0.1", "0.5")}
     result = compare(a, b, 0.5)
-    assert dict(zip(result["k"], result["verdict"], strict=True)) == {
-        1: "same",
-        2: "only a",
-        3: "only b",
-    }
+    verdicts = dict(zip(result["k"], result["verdict"], strict=True))
+    assert verdicts == {1: "same", 2: "only a", 3: "only b"}
     with pytest.raises(InputError, match="in common"):
         compare(a, make([{"g": [1], "algorithm": "gd"}, {"g": [1], "algorithm": "sgd"}]))
 
 
 def test_compare_the_verb(swept, other):
-    table = cli("compare", swept, other)
-    assert table.code == 0
+    table = ran("compare", swept, other)
     tidy(table.out)
     assert "They differ in problem.clients 4 → 6; rounds 20 → 12" in table.out
     want = compare(swept, other, by="series")
@@ -375,7 +361,7 @@ def test_groups_that_the_differing_key_alone_tells_apart_are_never_pooled():
             config = json.loads(text)
             config["problem"]["params"] |= config["algorithm"].pop("params")
             cells.loc[row, "config"] = json.dumps(config)
-        return opened((curves, cells))
+        return frames_of((curves, cells))
 
     two, third = runs_of(["contiguous", "sorted_by_label"]), runs_of(["shuffled"])
     own = to_target(two, 0.1, by=("facet", "step"))
@@ -414,11 +400,8 @@ def test_a_step_chosen_on_some_seeds_is_what_loops_find(costs, seeds):
     j = int(np.log2(row["step_multiple"]))
     assert chooses[j] == min(chooses)
     others = [costs[j][s] for s in range(4) if s not in seeds]
-    assert (row["cost"], row["seeds"], row["held_out"]) == (
-        10 * np.median(others),
-        len(others),
-        True,
-    )
+    want = (10 * np.median(others), len(others), True)
+    assert (row["cost"], row["seeds"], row["held_out"]) == want
     assert "held_out" not in tuned(*made, target=0.1)
     # so with trials: after the whole grid the step is the chosen one, paid by the other seeds
     table = trials(made, 0.1, tuning_seeds=seeds)
@@ -434,7 +417,7 @@ def test_a_step_that_fails_on_other_seeds_is_shown_with_its_failure():
     (row,) = tuned(*made, target=0.1, tuning_seeds=[0, 1]).to_dict("records")
     assert (row["step_multiple"], row["diverged"], row["eligible"]) == (2.0, 1, False)
     assert np.isnan(row["cost"])
-    table = closing_table(choosing_on(opened(made), [0, 1]), target=0.1).iloc[0]
+    table = closing_table(choosing_on(frames_of(made), [0, 1]), target=0.1).iloc[0]
     assert (table["step_multiple"], table["diverged"]) == (2.0, 1)
 
 
@@ -451,14 +434,9 @@ def test_a_method_that_ran_once_is_reported_on_its_only_seed():
 def test_frames_choose_for_all_that_is_made_of_them():
     """Seed 0 prefers the second step, seeds 1 and 2 the first: all is reported of the second, on seeds 1 and 2."""
     other = {"algorithm": "diana"}
-    made = make(
-        [
-            *reaching(1.0, 30, 10, 10),
-            *reaching(2.0, 20, 40, 44),
-            *reaching(1.0, 25, 25, 25, **other),
-        ]
-    )
-    result = replace(opened(made), asked=0.1)
+    runs = [*reaching(1.0, 30, 10, 10), *reaching(2.0, 20, 40, 44)]
+    made = make([*runs, *reaching(1.0, 25, 25, 25, **other)])
+    result = replace(frames_of(made), asked=0.1)
     assert instances(result)["EF21 Top-K"].tolist() == [300.0, 100.0, 100.0]
     held = choosing_on(result, [0])
     table = instances(held)
@@ -494,10 +472,10 @@ def test_readings_are_those_of_the_table(swept, audited):
         how = {"value_bits": 32 if values == "32" else "dtype", "index_bits": indices}
         how["count_init"] = first == "counted"
         want = closing_table(swept, how).set_index("method")["bits_to_target"].dropna()
-        part = result.readings.query(
-            "values == @values and indices == @indices and first == @first"
-        )
-        part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
+        part = result.readings.query("values == @values and indices == @indices")
+        part = part.query("first == @first and side == 'up' and steps == 'tuned'").set_index(
+            "method"
+        )["cost"]
         assert part.to_dict() == want.to_dict()
     curves, cells = raybench.load(swept), raybench.store.cells(swept)
     both = curves.assign(bits_up=curves["bits_up"] + curves["bits_down"])
@@ -514,7 +492,7 @@ def test_costs_of_an_audit_are_those_of_the_table_under_the_same_accounting(
 ):
     """A width that is neither 32 nor the cells' own is a reading; one that is theirs by another name is none besides."""
     monkeypatch.setattr("raybench.analysis.readings.INDEX_BITS", ("auto", "none"))
-    results = opened(frames(swept, how), {"algorithm": ["gd", "ef21"], "k": [math.nan, 3]})
+    results = frames_of(frames(swept, how), {"algorithm": ["gd", "ef21"], "k": [math.nan, 3]})
     said = audit(results)
     want = closing_table(results).set_index("method")["bits_to_target"]
     for row in said.pairs.itertuples():
@@ -547,8 +525,7 @@ def test_what_turns_an_order_round_is_found():
 
 @pytest.mark.thorough
 def test_it_is_told_and_drawn(swept, tmp_path):
-    said = cli("audit", swept, "--accounting", "paper:ef21", "--out", tmp_path / "figures")
-    assert said.code == 0, said.err
+    said = ran("audit", swept, "--accounting", "paper:ef21", "--out", tmp_path / "figures")
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "audit.csv", "audit.pdf", "audit.png", "audit_pairs.csv"
     ]  # fmt: skip

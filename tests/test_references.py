@@ -18,7 +18,7 @@ from raybench.compressors.sparsification import SharedMask
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.execution.resolve import Resolver, Skip, problem_of
-from raybench.testing.trial import DATA, Method, compressors_for, finished, started
+from raybench.testing.trial import DATA, TrialMethod, compressors_for, finished, started
 
 GAMMA, ROUNDS = 0.03, 25
 PROBLEM = {"name": "least_squares", **DATA, "rows": 57, "regularizer": "l2", "lambda": LAMBDA}
@@ -533,12 +533,14 @@ def test_method_is_its_reference(name, params, compressor, downlink, reference, 
         compressor = {**compressor, **operator}
     rounds = ROUNDS if extreme == "usual" else 6
     more, problem = {"x0": {"normal": 1.0}}, {**PROBLEM, **other}
-    method = Method(name, params, compressor, problem, downlink, GAMMA, rounds=rounds, more=more)
+    method = TrialMethod(
+        name, params, compressor, problem, downlink, GAMMA, rounds=rounds, more=more
+    )
     compare(method, reference, GAMMA, down=reference in BITS_DOWN)
 
 
 def test_the_problem_is_strongly_convex_for_every_client():
-    cell = Method("gd", {}, None, PROBLEM, rounds=1).cell()
+    cell = TrialMethod("gd", {}, None, PROBLEM, rounds=1).cell()
     assert problem_of(cell.cell.problem).constants.mu_min >= LAMBDA
 
 
@@ -546,7 +548,7 @@ def test_the_problem_is_strongly_convex_for_every_client():
 
 
 def test_a_normalised_step_along_nothing_is_none():
-    run = started(Method("ef21_normalized", {}, TOP, PROBLEM, step=0.05, rounds=1).batch())
+    run = started(TrialMethod("ef21_normalized", {}, TOP, PROBLEM, step=0.05, rounds=1).batch())
     zero = torch.zeros(2, 5)
     assert torch.equal(run.a.outer_step(None, zero), zero)
 
@@ -554,7 +556,7 @@ def test_a_normalised_step_along_nothing_is_none():
 @pytest.mark.thorough
 def test_compressed_scaffnew_needs_two_senders():
     with pytest.raises(InputError, match="senders"):
-        Method("compressed_scaffnew", {"senders": 1}, None, PROBLEM, step=0.1).cell()
+        TrialMethod("compressed_scaffnew", {"senders": 1}, None, PROBLEM, step=0.1).cell()
 
 
 @pytest.mark.thorough
@@ -562,7 +564,9 @@ def test_compressed_scaffnew_needs_two_senders():
     ("downlink", "says"), [(TOP, "unbiased"), ("aggregate", "would relay, is not its step")]
 )
 def test_marina_p_needs_an_unbiased_downlink(downlink, says):
-    config = Method("marina_p", {}, None, PROBLEM, downlink, step=0.1).config({"value": 0.1}, 0)
+    config = TrialMethod("marina_p", {}, None, PROBLEM, downlink, step=0.1).config(
+        {"value": 0.1}, 0
+    )
     (cell,) = spec.load({**config, "allow_unproven": False}).cells
     with pytest.raises(Skip, match=says):
         Resolver().resolve(cell)
@@ -586,7 +590,7 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(name):
     # on clients of unlike data a median leads beside the minimiser of the mean
     robust = {"robust": {"rule": "mean"}} if name.startswith("byz_") else {}
     more = {"x0": {"normal": 2.0}, **robust}
-    method = Method(name, {}, operator, lasso, down, step=0.05, rounds=600, more=more)
+    method = TrialMethod(name, {}, operator, lasso, down, step=0.05, rounds=600, more=more)
     with registered("problem", convex_l1=ConvexL1):
         run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12

@@ -9,40 +9,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import numpy_methods as by_hand
 import pytest
 import torch
-from numpy_methods import (
-    codistillation,
-    dgc,
-    diffusion,
-    easgd,
-    ef,
-    exact_diffusion,
-    extra,
-    gossip,
-    gradient_tracking,
-    lead,
-    local,
-    local_ef21,
-    loco,
-    lsgd,
-    one_bit_adam,
-    path_graph,
-    power_sgd,
-    ring,
-    scaffold,
-    scaled_sign,
-    signum,
-    top,
-    two_means,
-    vertical,
-    vertical_naive,
-    zero_one_adam,
-)
 from toys import FAR, MATRIX, P1, TOP, VALUES, path
 
 from raybench.execution.run import factor
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, TrialMethod, finished, started
 
 UNEVEN = {"name": "least_squares", **DATA, "split": {"dirichlet": 0.3}}
 HALF = {"name": "top_k", "k": 6}
@@ -87,7 +60,7 @@ def facts(run) -> SimpleNamespace:
     )
 
 
-def compare(method: Method, reference, **known) -> None:
+def compare(method: TrialMethod, reference, **known) -> None:
     """Our path and the reference's agree to 1e-10 of the largest entry, and move."""
     step = {"value": method.step, "schedule": "sqrt", "warmup": 3}
     method = replace(method, rounds=ROUNDS, more={**FAR, **method.more, "step_size": step})
@@ -109,35 +82,43 @@ def compare(method: Method, reference, **known) -> None:
     ],
 )
 def test_dgc(params):
-    compare(Method("dgc", params, TOP, P1, step=0.05), dgc, **params)
+    compare(TrialMethod("dgc", params, TOP, P1, step=0.05), by_hand.dgc, **params)
 
 
 def test_signs():
     decay = {"decay": 0.3}
-    compare(Method("sign_sgd", decay, None, {**P1, "clients": 6}, step=0.05), signum, **decay)
+    compare(
+        TrialMethod("sign_sgd", decay, None, {**P1, "clients": 6}, step=0.05),
+        by_hand.signum,
+        **decay,
+    )
     params = {"momentum": 0.8, **decay}
-    compare(Method("signum", params, None, {**P1, "clients": 6}, step=0.05), signum, **params)
+    compare(
+        TrialMethod("signum", params, None, {**P1, "clients": 6}, step=0.05),
+        by_hand.signum,
+        **params,
+    )
 
 
 def test_error_feedback_of_signs():
     for memory, inside in (("step", True), ("gradient", False)):
         compare(
-            Method("ef_sign_sgd", {"memory": memory}, None, P1, step=0.05),
-            ef,
-            C=scaled_sign,
+            TrialMethod("ef_sign_sgd", {"memory": memory}, None, P1, step=0.05),
+            by_hand.ef,
+            C=by_hand.scaled_sign,
             inside=inside,
         )
         compare(
-            Method("one_bit_sgd", {"memory": memory}, None, P1, step=0.05),
-            ef,
-            C=two_means,
+            TrialMethod("one_bit_sgd", {"memory": memory}, None, P1, step=0.05),
+            by_hand.ef,
+            C=by_hand.two_means,
             inside=inside,
         )
 
 
 def test_one_bit_adam():
     params = {"warmup_rounds": 8, "beta2": 0.99, "epsilon": 1e-3}
-    compare(Method("one_bit_adam", params, None, P1, step=0.05), one_bit_adam)
+    compare(TrialMethod("one_bit_adam", params, None, P1, step=0.05), by_hand.one_bit_adam)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +132,15 @@ def test_one_bit_adam():
 )
 def test_zero_one_adam(params):
     params = {**params, "beta2": 0.99, "epsilon": 1e-3}
-    compare(Method("zero_one_adam", params, None, P1, step=0.02), zero_one_adam, **params)
+    compare(
+        TrialMethod("zero_one_adam", params, None, P1, step=0.02), by_hand.zero_one_adam, **params
+    )
 
 
 @pytest.mark.parametrize("params", [(0.8, 5, 127), (0.3, 100, 7), (0.0, 7, "off")], ids=str)
 def test_loco(params):
     params = dict(zip(("beta", "reset", "levels"), params, strict=True))
-    compare(Method("loco", params, TOP, P1, step=0.1), loco, **params)
+    compare(TrialMethod("loco", params, TOP, P1, step=0.1), by_hand.loco, **params)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +152,7 @@ def test_loco(params):
     ],
 )
 def test_power_sgd(params):
-    method = Method("power_sgd", params, None, MATRIX, step=0.1)
+    method = TrialMethod("power_sgd", params, None, MATRIX, step=0.1)
     run = started(replace(method, more=FAR).batch())
     run.advance(0)
     basis = run.s.Q[0][0].numpy()
@@ -177,7 +160,7 @@ def test_power_sgd(params):
 
     def reference(k, **params):
         k.basis = basis
-        return power_sgd(k, **params)
+        return by_hand.power_sgd(k, **params)
 
     compare(method, reference, **params)
 
@@ -190,26 +173,25 @@ LOCAL = {"tau": 3, "p": 0.4, "batch": 2}
 def test_local_steps(name, params):
     """With few samples each, few who take part, and v in units of x through a schedule."""
     params = {**params, **({"mu": 0.5} if name == "fedprox" else {})}
-    method = Method(name, {**LOCAL, **params}, None, UNEVEN, step=0.02)
+    method = TrialMethod(name, {**LOCAL, **params}, None, UNEVEN, step=0.02)
     N = np.array(started(method.batch()).problem.samples, float)
     assert N.max() > 2 * N.min()
-    compare(method, local, by=N if name == "fedavg" else None, **params)
+    compare(method, by_hand.local, by=N if name == "fedavg" else None, **params)
 
 
 def test_scaffold():
-    compare(Method("scaffold", LOCAL, None, UNEVEN, step=0.02), scaffold)
-    compare(
-        Method("scaffold", {"tau": 3, "server": 0.7}, None, P1, step=0.05), scaffold, server=0.7
-    )
+    compare(TrialMethod("scaffold", LOCAL, None, UNEVEN, step=0.02), by_hand.scaffold)
+    server = TrialMethod("scaffold", {"tau": 3, "server": 0.7}, None, P1, step=0.05)
+    compare(server, by_hand.scaffold, server=0.7)
 
 
 def test_ef21_on_local_steps():
-    compare(Method("local_ef21", {"tau": 3}, TOP, P1, step=0.03), local_ef21)
+    compare(TrialMethod("local_ef21", {"tau": 3}, TOP, P1, step=0.03), by_hand.local_ef21)
 
 
 GRAPHS = {
-    "ring": ("ring", ring(7)),
-    "path": ({"name": "path", "weights": "laplacian"}, path_graph(7)),
+    "ring": ("ring", by_hand.ring(7)),
+    "path": ({"name": "path", "weights": "laplacian"}, by_hand.path_graph(7)),
 }
 
 
@@ -217,44 +199,44 @@ GRAPHS = {
 @pytest.mark.parametrize(
     ("name", "operator", "params", "reference", "known"),
     [
-        ("gossip", TOP, {"mix": 0.4}, gossip, {"choco": False}),
-        ("choco_sgd", TOP, {"mix": 0.4}, gossip, {}),
-        ("diffusion", None, {}, diffusion, {}),
-        ("diffusion", None, {"order": "cta"}, diffusion, {"order": "cta"}),
-        ("dgd", None, {}, diffusion, {"order": "dgd"}),
-        ("extra", None, {}, extra, {}),
-        ("gradient_tracking", None, {}, gradient_tracking, {}),
-        ("exact_diffusion", None, {}, exact_diffusion, {}),
-        ("lead", HALF, {"alpha": 0.6, "mix": 0.5}, lead, {}),
-        ("prox_lead", HALF, {"alpha": 0.6, "mix": 0.5}, lead, {}),
+        ("gossip", TOP, {"mix": 0.4}, by_hand.gossip, {"choco": False}),
+        ("choco_sgd", TOP, {"mix": 0.4}, by_hand.gossip, {}),
+        ("diffusion", None, {}, by_hand.diffusion, {}),
+        ("diffusion", None, {"order": "cta"}, by_hand.diffusion, {"order": "cta"}),
+        ("dgd", None, {}, by_hand.diffusion, {"order": "dgd"}),
+        ("extra", None, {}, by_hand.extra, {}),
+        ("gradient_tracking", None, {}, by_hand.gradient_tracking, {}),
+        ("exact_diffusion", None, {}, by_hand.exact_diffusion, {}),
+        ("lead", HALF, {"alpha": 0.6, "mix": 0.5}, by_hand.lead, {}),
+        ("prox_lead", HALF, {"alpha": 0.6, "mix": 0.5}, by_hand.lead, {}),
     ],
 )
 def test_neighbours(name, operator, params, reference, known, graph):
     asked, W = GRAPHS[graph]
     assert np.allclose(W, W.T)
     assert np.allclose(W.sum(1), 1)
-    method = Method(name, params, operator, P1, step=0.1, more={"graph": asked})
+    method = TrialMethod(name, params, operator, P1, step=0.1, more={"graph": asked})
     compare(method, reference, W=W, **known)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 7])
 def test_leaders(groups):
     params = {"tau": 2, "lam": 0.1, "far": 0.2, "groups": groups}
-    compare(Method("lsgd", params, None, P1, step=0.05), lsgd, groups=groups)
+    compare(TrialMethod("lsgd", params, None, P1, step=0.05), by_hand.lsgd, groups=groups)
 
 
 def test_springs():
-    compare(Method("easgd", {"tau": 2}, None, P1, step=0.05), easgd)
+    compare(TrialMethod("easgd", {"tau": 2}, None, P1, step=0.05), by_hand.easgd)
 
 
 @pytest.mark.parametrize("exchange", ["predictions", "checkpoints"])
 def test_codistillation(exchange):
     params = {"ramp": 5, "common": 6, "exchange": exchange, "every": 4}
-    method = Method("codistillation", params, None, UNEVEN, step=0.01)
+    method = TrialMethod("codistillation", params, None, UNEVEN, step=0.01)
 
     def reference(k):
         k.features = k.run.problem.rows.dense()
-        return codistillation(k, exchange=exchange)
+        return by_hand.codistillation(k, exchange=exchange)
 
     compare(method, reference)
 
@@ -265,7 +247,7 @@ def test_features_split_over_clients():
 
     def known(k):
         k.A, k.b = k.run.problem.train.dense(), k.run.problem.train.labels
-        return (lambda m: top(m, 30)), k.run.net
+        return (lambda m: by_hand.top(m, 30)), k.run.net
 
     def marina(k):
         C, net = known(k)
@@ -276,26 +258,26 @@ def test_features_split_over_clients():
 
         coins = [coin(t) for t in range(ROUNDS)]
         assert 0 < sum(coins) < ROUNDS
-        return vertical(k, C, coin)
+        return by_hand.vertical(k, C, coin)
 
     def plain(k):
         known(k)
-        return vertical(k, None, lambda t: True)
+        return by_hand.vertical(k, None, lambda t: True)
 
     def naive(k):
-        return vertical_naive(k, known(k)[0])
+        return by_hand.vertical_naive(k, known(k)[0])
 
     step = {"problem": problem, "step": 3e-5}
-    compare(Method("vertical_gd", {}, None, **step), plain)
-    compare(Method("vertical_marina", {"p": 0.3}, half, **step), marina)
-    compare(Method("vertical_naive", {}, half, **step), naive)
+    compare(TrialMethod("vertical_gd", {}, None, **step), plain)
+    compare(TrialMethod("vertical_marina", {"p": 0.3}, half, **step), marina)
+    compare(TrialMethod("vertical_naive", {}, half, **step), naive)
 
 
 # What is booked -------------------------------------------------------------------------------------
 
 
 def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():
-    method = Method("scaffold", {}, None, P1, "aggregate", step=0.05, rounds=10, more=FAR)
+    method = TrialMethod("scaffold", {}, None, P1, "aggregate", step=0.05, rounds=10, more=FAR)
     run, dense = finished(method.batch()), finished(replace(method, downlink=None).batch())
     assert run.net.ledger.down[VALUES].tolist() == [10 * 2 * 12]
     assert torch.equal(run.s.x, dense.s.x)

@@ -12,7 +12,7 @@ from cli_kit import own_plugins
 from raybench.algorithms.base import Algorithm, Points
 from raybench.compressors import Compressor, Role
 from raybench.core import registry
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
 
@@ -36,6 +36,11 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
 
 
 # Facts -----------------------------------------------------------------------------------------------
+
+
+def test_capital_letters_do_not_hide_the_name_that_is_meant():
+    assert nearest("EF21", registry.names("algorithm")) == "did you mean ef21?"
+    assert nearest("Topk", ["rand_k", "top_k"]) == "did you mean top_k?"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from raybench.analysis import closing_table, frames
 from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
 from raybench.report import figures, html, plots, render, words
-from raybench.report.content import LOWEST_SHOWN, build, told
+from raybench.report.content import LOWEST_SHOWN, build, with_targets
 from raybench.report.custom import figure as figure_of
 from raybench.report.plots import draw, spread
 from raybench.report.rankings import unsure
@@ -282,12 +282,11 @@ def test_a_report_begins_with_its_result_and_its_figures_mark_the_target(folder_
     best = closing_table(results).iloc[0]
     text = html(folder).read_text("utf-8")
     (said,) = re.findall(r'<p class="headline">([^<]*)', text)
-    assert said.startswith(
-        f"{best['method']} reaches ‖∇f‖² ≤ {best['target']:g} with the fewest bits"
-    )
+    goal = f"‖∇f‖² ≤ {best['target']:g}"
+    assert said.startswith(f"{best['method']} reaches {goal} with the fewest bits")
     assert words.bits(best["bits_to_target"]) in said
 
-    figure = told(build(results)[0], results)
+    figure = with_targets(build(results)[0], results)
     assert figure.goals == {"": best["target"]}
     (axis,) = draw(figure).axes
     assert best["target"] in [line.get_ydata()[0] for line in axis.lines]
@@ -320,8 +319,10 @@ def test_a_first_place_that_the_seeds_do_not_show_is_said(first, second, said):
 def test_an_axis_ends_soon_below_the_target(folder_of):
     results = frames(folder_of(seeds=1, rounds=400), target=1e-2)
     every = build(results)
-    assert all(told(f, results).goals == {} for f in every if f.y == "loss"), "of another metric"
-    figure = told(every[0], results)
+    assert all(with_targets(f, results).goals == {} for f in every if f.y == "loss"), (
+        "of another metric"
+    )
+    figure = with_targets(every[0], results)
     assert figure.data["y"].min() < 1e-9
     (axis,) = draw(figure).axes
     assert 1e-7 < axis.get_ylim()[0] < 1e-4

@@ -15,7 +15,7 @@ import raybench
 from raybench.analysis.measures import NOTHING
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.reproduce import Compared, Verdict, catalogue, find, judge, page, read
+from raybench.reproduce import ClaimVerdict, Compared, catalogue, find, judge, page, read_claims
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
 from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, details, measured_words
 
@@ -68,7 +68,7 @@ def with_claim(place: Path, **change: object):
     text["claims"][0] = {k: v for k, v in text["claims"][0].items() if v is not None}
     file = place / "changed.claims.yaml"
     file.write_text(yaml.dump(text | {"sweep": "tiny.yaml"}))
-    return read(file)
+    return read_claims(file)
 
 
 def measured(ran, measure: dict, where: dict, **more: object) -> float:
@@ -127,7 +127,7 @@ def test_a_claim_is_as_good_as_the_worst_of_its_comparisons():
         ([], NOT_RUN),
     ):
         compared = tuple(Compared({}, NOTHING, NOTHING, one) for one in words)
-        assert Verdict(None, compared).word == word
+        assert ClaimVerdict(None, compared).word == word
 
 
 COST = {"cost": "bits_up", "target": 1.0, "y": "loss"}
@@ -192,9 +192,8 @@ def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(place):
     result = results(left=[FEW], right=[MANY])
     right = result.cells["algorithm"] == "right"
     for status, word in (("failed", NOT_RUN), ("diverged", AGREES), ("skipped", NOT_RUN)):
-        curves = result.curves.assign(loss=9.0).where(
-            result.curves["cell"] == "right0", result.curves
-        )
+        of_right = result.curves["cell"] == "right0"
+        curves = result.curves.assign(loss=9.0).where(of_right, result.curves)
         cells = result.cells.assign(status=np.where(right, status, "ok"))
         (verdict,) = judge(costs(place, factor=0.1), Evidence(cells, curves, "made up"))
         assert verdict.word == word, status
@@ -334,17 +333,17 @@ def test_names_are_unique_and_something_is_there_to_run(place, tmp_path):
     stated["claims"] *= 2
     (place / "twice.claims.yaml").write_text(yaml.dump(stated | {"sweep": "tiny.yaml"}))
     with pytest.raises(InputError, match="the name is taken"):
-        read(place / "twice.claims.yaml")
+        read_claims(place / "twice.claims.yaml")
     (tmp_path / "alone.claims.yaml").write_text(CLAIMS)
     with pytest.raises(InputError, match="neither a sweep nor a script"):
-        read(tmp_path / "alone.claims.yaml")
+        read_claims(tmp_path / "alone.claims.yaml")
     with pytest.raises(InputError, match="unknown 'nobody'"):
         find("nobody")
 
 
 @pytest.mark.thorough
 def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
-    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    what, result = read_claims(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     assert kept(what, tmp_path) is None
     paths = keep(what, result, tmp_path)
     assert sum(path.stat().st_size for path in paths) < 100_000
@@ -361,7 +360,7 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
 
 @pytest.mark.thorough
 def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
-    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    what, result = read_claims(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     keep(what, result, tmp_path)
     for steps, cells in (("[1, 8]", 24), ("[3]", 0)):
         (tmp_path / "tiny.yaml").write_text(SWEEP.replace("[1, 8, 16]", steps))
@@ -428,7 +427,7 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
 @pytest.mark.thorough
 def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
     monkeypatch.setattr("raybench.cli.results.KEPT", tmp_path)
-    what, result = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    what, result = read_claims(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
     args = ("reproduce", what.file, "--no-run", "--out", tmp_path / "none")
     for status, code in (("ok", 0), ("failed", 1)):
         last = result.cells["step_multiple"] == 16

@@ -37,11 +37,8 @@ def test_ray_takes_gpus_as_they_are_asked_for(gpus):
 
 def test_cpus_and_gpus_are_asked_for_as_they_are():
     each = {"CPU": 1.0, "GPU": 0.25}
-    assert shared(gpus=0.25).scaling() == {
-        "num_workers": 2,
-        "use_gpu": True,
-        "resources_per_worker": each,
-    }
+    asked = {"num_workers": 2, "use_gpu": True, "resources_per_worker": each}
+    assert shared(gpus=0.25).scaling() == asked
     assert shared("simulate", gpus=0.25).per_trial() == each
     assert shared(gpus=0.25).device == "cuda"
     assert shared(cpus=0.5).per_worker() == {"CPU": 0.5}

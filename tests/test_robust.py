@@ -29,7 +29,7 @@ from raybench.core.parts import Robust
 from raybench.core.streams import stream
 from raybench.execution.checks import Skip
 from raybench.testing.algorithms import methods
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, TrialMethod, finished, started
 
 UNLIKE = {"name": "quadratic", "dim": 10, "clients": 7, "mu": 0.1, "seed": 1}
 LOGISTIC = {"name": "logistic", **DATA, "regularizer": "l2", "lambda": 0.1}
@@ -45,7 +45,9 @@ def _alike():
 
 
 def batch(name, compressor=None, problem=UNLIKE, params=None, step=0.1, rounds=30, **more):
-    method = Method(name, params or {}, compressor, problem, step=step, rounds=rounds, more=more)
+    method = TrialMethod(
+        name, params or {}, compressor, problem, step=step, rounds=rounds, more=more
+    )
     return method.batch((1.0, 0.5), (0, 1))
 
 
@@ -72,7 +74,7 @@ def test_client_by_client_it_is_the_same_method(name):
     plain = finished(method.batch((1.0, 0.5), (0, 1)))
     more = {"more": {"robust": {"rule": "trimmed_mean"}}, "step": plain.batch.cells[0].step_size}
     apart = finished(replace(method, **more).batch((1.0, 0.5), (0, 1)))
-    assert apart.net.apart
+    assert apart.net.per_client
     torch.testing.assert_close(apart.s.x, plain.s.x, rtol=1e-9, atol=1e-11)
     assert np.array_equal(apart.net.ledger.up, plain.net.ledger.up)
     errors = [r.recorder.column("estimator_error_sq") for r in (apart, plain)]
@@ -208,7 +210,7 @@ def test_liars_train_on_wrong_labels_and_on_nothing_else(tmp_path, batch, batchn
     model = {"model": f"{tmp_path}/net.py:small", "batchnorm": batchnorm, "batch": batch}
     given = {**PROBLEM, **model}
     more = {"robust": {"rule": "median", **LIE}}
-    run = started(Method("sgd", {}, None, given, step=0.1, rounds=3, more=more).batch())
+    run = started(TrialMethod("sgd", {}, None, given, step=0.1, rounds=3, more=more).batch())
     problem = run.problem
     x = problem.start()[None] + 0.1 * torch.randn(1, problem.dim, generator=torch.manual_seed(0))
     J = None if batch == "full" else run.net.sample("batch", batch)
@@ -229,22 +231,16 @@ def test_liars_train_on_wrong_labels_and_on_nothing_else(tmp_path, batch, batchn
 @pytest.mark.thorough
 def test_tokens_are_labels_and_pictures_to_be_drawn_again_are_none(tmp_path):
     (tmp_path / "text.txt").write_text("abcabcacbbca" * 40)
-    text = {
-        "name": "network",
-        "model": "transformer:width=8,layers=1,heads=1",
-        "dataset": f"{tmp_path}/text.txt",
-        "clients": 5,
-        "batch": 2,
-        "length": 8,
-    }
+    text = {"name": "network", "model": "transformer:width=8,layers=1,heads=1"}
+    text |= {"dataset": f"{tmp_path}/text.txt", "clients": 5, "batch": 2, "length": 8}
     more = {"robust": {"rule": "median", **LIE}}
-    run = started(Method("sgd", {}, None, text, step=0.1, rounds=2, more=more).batch())
+    run = started(TrialMethod("sgd", {}, None, text, step=0.1, rounds=2, more=more).batch())
     classes = run.problem.train.classes
     flipped = run.net.poisoned.problem.train.targets
     np.testing.assert_array_equal(flipped, classes - 1 - run.problem.train.targets)
     auto = {**PROBLEM, "model": "autoencoder:code=2"}
     with pytest.raises(Skip, match="needs labels that can be turned around"):
-        Method("sgd", {}, None, auto, step=0.1, more=more).cell()
+        TrialMethod("sgd", {}, None, auto, step=0.1, more=more).cell()
 
 
 # Where it runs --------------------------------------------------------------------------------------
@@ -331,9 +327,8 @@ def test_cells_stop_by_themselves():
     x[2] = x[2, :1]  # done at once
     whole = geometric_median(x, 0)
     for j in range(6):
-        torch.testing.assert_close(
-            geometric_median(x[j : j + 1], 0)[0], whole[j], rtol=1e-13, atol=0
-        )
+        alone = geometric_median(x[j : j + 1], 0)[0]
+        torch.testing.assert_close(alone, whole[j], rtol=1e-13, atol=0)
 
 
 # Buckets -----------------------------------------------------------------------------------------
@@ -388,9 +383,8 @@ def test_the_automatic_z_leaves_a_majority_farther_out():
     """Of 50 clients and 24 attackers 2 honest ones are lacking: Phi(z) = 24/26, as in the paper's formula."""
     robust = Robust(byzantine=24, attack="a_little_is_enough", z="auto")
     assert deviations(robust, 50) == pytest.approx(NormalDist().inv_cdf(24 / 26))
-    assert (
-        deviations(Robust(byzantine=1, z="auto"), 5) == 0
-    )  # a half of the honest ones are lacking
+    # a half of the honest ones are lacking
+    assert deviations(Robust(byzantine=1, z="auto"), 5) == 0
 
 
 # Numbers of clients, and kappa ------------------------------------------------------------------------

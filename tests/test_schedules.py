@@ -13,12 +13,12 @@ from raybench.core.errors import InputError
 from raybench.execution.build import GRAPHS, mixing
 from raybench.execution.resolve import Skip
 from raybench.execution.run import Average, factor
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, TrialMethod, finished, started
 from raybench.wire.neighbours import Neighbours
 
 
-def gd(step, **more) -> Method:
-    return Method("gd", {}, None, P1, rounds=12, more={**FAR, "step_size": step, **more})
+def gd(step, **more) -> TrialMethod:
+    return TrialMethod("gd", {}, None, P1, rounds=12, more={**FAR, "step_size": step, **more})
 
 
 def run_of(method):
@@ -80,10 +80,10 @@ def test_average_of_some_cells():
 
 @pytest.mark.thorough
 def test_a_compressed_downlink_converges_and_costs_less():
-    method = Method("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR, downlink=TOP)
+    method = TrialMethod("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR, downlink=TOP)
     run = finished(method.batch())
     assert run.recorder.last("grad_norm_sq")[0] < 1e-12
-    dense = finished(Method("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR).batch())
+    dense = finished(TrialMethod("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR).batch())
     assert run.bits("down")[0] < 0.5 * dense.bits("down")[0]
     assert torch.allclose(run.s.x, run.s.y, atol=1e-6)
 
@@ -92,13 +92,15 @@ def test_a_compressed_downlink_converges_and_costs_less():
 @pytest.mark.parametrize("downlink", [TOP, {"name": "sign"}])  # sign is of no class at all
 def test_a_compressed_downlink_has_no_borrowed_theory(downlink):
     with pytest.raises(Skip, match="no theoretical step"):
-        Method("ef21", {}, TOP, P1, downlink=downlink)._resolved({"theory": 1.0}, 0)
+        TrialMethod("ef21", {}, TOP, P1, downlink=downlink)._resolved({"theory": 1.0}, 0)
 
 
 def test_aggregate_downlink_is_charged_by_the_union():
-    method = Method("ef21", {"init": "zero"}, TOP, P1, step=0.02, more=FAR, downlink="aggregate")
+    method = TrialMethod(
+        "ef21", {"init": "zero"}, TOP, P1, step=0.02, more=FAR, downlink="aggregate"
+    )
     run = started(method.batch())
-    plain = started(Method("ef21", {"init": "zero"}, TOP, P1, step=0.02, more=FAR).batch())
+    plain = started(TrialMethod("ef21", {"init": "zero"}, TOP, P1, step=0.02, more=FAR).batch())
     assert np.array_equal(path(run), path(plain))
     rounds, width, index = 40, 64, 4
     down, up = run.bits("down")[0], run.bits("up")[0]
@@ -153,7 +155,7 @@ def toys():
 
 def method(name, problem=P1, compressor=None, rounds=60, graph="ring", step=None, **params):
     more = FAR if name in CENTRAL else {**FAR, "graph": graph}
-    return Method(name, params, compressor, problem, rounds=rounds, step=step, more=more)
+    return TrialMethod(name, params, compressor, problem, rounds=rounds, step=step, more=more)
 
 
 CENTRAL = ("lsgd", "easgd", "codistillation", "gd")
@@ -203,9 +205,8 @@ def test_leaders_alone_send_their_points(groups):
     run = finished(method("lsgd", {"name": "shared_quadratic"}, rounds=10, groups=groups).batch())
     assert run.bits("up")[0] == pytest.approx(10 * 64 * (1 + groups * 8 / 6))
     # three bits name a leader, and one or two the group of the best of all
-    assert run.bits("down")[0] == pytest.approx(
-        10 * (groups * (64 * 8 + 3) + (groups - 1).bit_length())
-    )
+    told = groups * (64 * 8 + 3) + (groups - 1).bit_length()
+    assert run.bits("down")[0] == pytest.approx(10 * told)
 
 
 # Predictions ---------------------------------------------------------------------------------
@@ -249,12 +250,6 @@ def test_predictions_are_of_the_rows_they_name():
     assert largest(p.predict(x, rows)[0, 2, :, 0], want) < 1e-12
     part = p.host(range(3, 5))
     assert largest(part.predict(x[:, 3:], rows), p.predict(x, rows)[:, 3:]) < 1e-15
-
-
-@pytest.mark.thorough
-def test_codistillation_needs_predictions():
-    with pytest.raises(Skip, match="needs a problem with predictions"):
-        method("codistillation", P1, step=0.1).batch()
 
 
 def test_checkpoints_cost_what_they_hold():

@@ -32,9 +32,8 @@ def test_top_k_is_brute_force(d, dtype):
     random = np.random.default_rng(d)
     rows = {**hard_vectors(d, dtype)}
     for most in (1, 2, 6, 40):
-        rows[f"{most} sizes"] = torch.from_numpy(random.integers(-most, most + 1, d) * 0.37).to(
-            dtype
-        )
+        sizes = 0.37 * random.integers(-most, most + 1, d)
+        rows[f"{most} sizes"] = torch.from_numpy(sizes).to(dtype)
     rows["spread"] = torch.from_numpy(np.exp(20 * random.standard_normal(d))).to(dtype)
     for name, x in rows.items():
         for k in counts_for(d):

@@ -35,7 +35,7 @@ REGISTERED["rounding:levels=1,1.5"] = ("rounding", {"levels": (1, 1.5)})
 def test_every_registered_operator_takes_them(label, dtype):
     """For all parameters that the conformance kit tries: bytes, round trip, and 16 bits a value."""
     name, params = REGISTERED[label]
-    op = lookup("compressor", name).target(**params).bind(24, 4).operator
+    op = lookup("compressor", name).target(**params).bind(24, 4).compressor
     x, q = gaussian(3, 4, 24, dtype=torch.float32).to(dtype), cells_and_clients(3, 4)
     m, wide = op.compress(x, q), op.compress(x.float(), q)
     value = m.decode()

@@ -9,7 +9,7 @@ import pytest
 from spec_kit import BASE, wrong
 
 from raybench.core import registry
-from raybench.spec import Step, json_schema, load, sections
+from raybench.spec import StepSize, json_schema, load, sections
 from raybench.spec.cells import STOP_PARAMS
 from raybench.store.schema import CURVES
 
@@ -48,9 +48,13 @@ def test_overrides_in_an_algorithm_entry():
     )
     seen = [(c.algorithm.name, c.compressor.name, c.step, c.rounds) for c in sweep.cells]
     assert seen == [
-        ("ef21", "top_k", Step("value", 0.5), 1000),
-        ("ef21", "top_k", Step("theory", 2.0, "pl", "gd"), 1000),
-        *(("diana", c, Step("theory", m), 7) for c in ("natural", "rand_k") for m in (1.0, 8.0)),
+        ("ef21", "top_k", StepSize("value", 0.5), 1000),
+        ("ef21", "top_k", StepSize("theory", 2.0, "pl", "gd"), 1000),
+        *(
+            ("diana", c, StepSize("theory", m), 7)
+            for c in ("natural", "rand_k")
+            for m in (1.0, 8.0)
+        ),
     ]
 
 
@@ -107,7 +111,7 @@ cases:
     ]
     assert {c.problem.params["clients"] for c in sweep.cells} == {20}
     assert [c.step.rule for c in sweep.cells[:4]] == ["pl"] * 4
-    assert sweep.cells[4].step == Step("value", 0.1)
+    assert sweep.cells[4].step == StepSize("value", 0.1)
     sweep = load(BASE + "cases: [{seed: 0..3}, {seed: 2..5}]\n")  # a union
     assert [c.seed for c in sweep.cells] == [0, 1, 2, 3, 4, 5]
     assert sweep.notes == ("ef21: 8 cells merged to 6",)
@@ -263,14 +267,6 @@ def test_a_mapping_is_multiplied_out_and_taken_apart_again():
     assert load(sweep.text).cells == sweep.cells
 
 
-def test_ids_hold_what_a_mapping_changes():
-    lines = ["", "local: {steps: 2}", "local: {steps: 2.0, optimizer: sgd}", "local: {steps: 3}"]
-    plain, *cells = (load(BASE + line).cells[0] for line in [*lines, "delay: {rounds: 2}"])
-    assert cells[0].id == cells[1].id, "a default that is written out"
-    assert len({plain.id, *(cell.id for cell in cells)}) == 4
-    assert len({plain.group, *(cell.group for cell in cells)}) == 4
-
-
 def test_entries_cases_set_and_patterns_may_give_a_mapping():
     entry = BASE.replace("ef21", "[gd, {name: ef21, local: {steps: 4}}]") + "local: {steps: 2}\n"
     assert [c.local["steps"] for c in load(entry).cells] == [2, 4]
@@ -304,7 +300,13 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     }
     check.validate(good)
     assert load(good)
-    for bad in ({"sed": 1}, {"seed": "x"}, {"compressor": {"name": "rand_k", "k": 0}}):
+    several = {"name": ["rand_k", "natural"], "granularity": "bucket"}
+    for granularity in ("tensor", ["global", "bucket"]):
+        one = {"name": "natural", "granularity": granularity, "collective": ["gather", "reduce"]}
+        check.validate({**good, "compressor": [several, one]})
+    wrong_operators = ({"k": 0}, {"k": 1, "granularity": "layer"}, {"k": 1, "collective": "ring"})
+    bad_ones = [{"compressor": {"name": "rand_k", **own}} for own in wrong_operators]
+    for bad in ({"sed": 1}, {"seed": "x"}, *bad_ones):
         assert list(check.iter_errors({**good, **bad}))
     assert list(check.iter_errors({**good, "cases": [{"sed": 1}]}))
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
@@ -316,9 +318,7 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
 
 
 def test_stopping_rules_are_columns_of_the_curves():
-    assert {f"{name}_seconds" if name == "clock" else name for name in STOP_PARAMS} <= set(
-        CURVES.names
-    )
+    assert {*STOP_PARAMS} - {"clock"} | {"clock_seconds"} <= {*CURVES.names}
 
 
 # ------------------------------------------------------------------ what is said about wrong ones

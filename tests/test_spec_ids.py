@@ -18,6 +18,7 @@ CONFIG = {
     "algorithm": {"name": "marina", "p": 0.5},
     "compressor": {"name": "rand_k", "k": 5},
     "step_size": {"theory": 4},
+    "local": {"steps": 2},
     "seed": 3,
     "rounds": 500,
     "stop": {"grad_norm_sq": 1e-14, "bits_up": 1000},
@@ -38,6 +39,7 @@ def written_out(config):
                 value = default(param)
                 out[kind][name] = [value] if param.kind == "list" and value is not None else value
     out["step_size"] |= {"rule": "nonconvex", "of": None, "schedule": "constant"}
+    out["local"] |= {"optimizer": "sgd"}
     return out | {
         "x0": "zeros", "downlink": None, "graph": "ring", "prox": "none", "participation": 1,
         "f_star": None, "exclude": [], "cases": [], "plugins": [], "attempts": 2,
@@ -72,6 +74,7 @@ def test_spelling_does_not_change_an_id(spell):
         "compressor.mask=common", "compressor=natural", "step_size.theory=8", "step_size.value=4",
         "step_size.rule=pl", "step_size.of=gd", "seed=4", "rounds=501", "stop.bits_up=1001",
         "stop.seconds=5", "x0={normal: 1}", "x0=problem", "participation=0.5",
+        "local.steps=3", "local.optimizer=adamw", "delay.rounds=2",
         "f_star=0", "algorithm=diana",
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
 from raybench.spec import cells, document, json_schema, keys, load, sections, values
-from raybench.spec.cells import Group
+from raybench.spec.cells import SettingsGroup
 from raybench.spec.sections import options
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def test_the_tables_have_every_key_and_setting():
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", BUILT, re.MULTILINE)
     wanted = {*document.AXES, *document.SETTINGS, *keys.STEP, *cells.STOP_PARAMS}
     for key in document.SETTINGS.values():
-        wanted |= set(key.kind.fields) if isinstance(key.kind, Group) else set()
+        wanted |= set(key.kind.fields) if isinstance(key.kind, SettingsGroup) else set()
     assert wanted <= {name for name, _ in rows}
     for name in (*document.EVERY_KEY, *sections.GRAPHS):
         assert re.search(rf"\b{name}\b", BUILT), name

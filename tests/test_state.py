@@ -29,7 +29,7 @@ from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.spec.model import Record
 from raybench.store import Store
 from raybench.store.accounting import Accounting
-from raybench.testing.trial import Method, finished, recorded, started
+from raybench.testing.trial import TrialMethod, finished, recorded, started
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 
@@ -64,12 +64,12 @@ def continued(batch: Batch, before: int) -> Run:
 
 @pytest.mark.parametrize("before", [0, 1, 7, 39, 40])
 def test_after_any_round(before):
-    continued(Method("pp_marina", {"p": 0.3}, RAND).batch((1.0, 0.5), (0, 1)), before)
+    continued(TrialMethod("pp_marina", {"p": 0.3}, RAND).batch((1.0, 0.5), (0, 1)), before)
 
 
 def test_a_state_is_a_copy():
     """The run that was saved goes on and changes nothing of what was saved."""
-    run = started(Method("ef21", {}, TOP).batch())
+    run = started(TrialMethod("ef21", {}, TOP).batch())
     run.advance(3)
     saved = run.state()
     before = written(saved)
@@ -90,7 +90,7 @@ def test_a_state_is_a_copy():
     ids=lambda more: next(iter(more)),
 )
 def test_schedules_averages_and_stops_go_on(more):
-    continued(Method("diana", {}, RAND, step=0.02, more=more).batch((1.0, 0.5), (0, 1)), 5)
+    continued(TrialMethod("diana", {}, RAND, step=0.02, more=more).batch((1.0, 0.5), (0, 1)), 5)
 
 
 def test_cells_that_left_stay_away():
@@ -103,7 +103,7 @@ def test_cells_that_left_stay_away():
 
 def test_first_messages_are_still_known():
     """A stop on bits that leaves the first messages out needs their counts after the interruption."""
-    method = Method("ef21", {"init": "full"}, TOP, step=0.02, more={"stop": {"bits_up": 2000}})
+    method = TrialMethod("ef21", {"init": "full"}, TOP, step=0.02, more={"stop": {"bits_up": 2000}})
     options = Options(Record(every=1), Accounting(count_init=False))
     batch = method.batch()
     once, first, second = (Run(batch, started(batch).problem, options) for _ in range(3))
@@ -140,8 +140,8 @@ class Frugal(Quadratic):
         return Measured(grads, losses, {"test_loss": x.square().sum(-1)})
 
 
-def on(problem: str, **rest) -> Method:
-    return Method("sgd", {"batch": 1}, None, {"name": problem}, step=0.05, **rest)
+def on(problem: str, **rest) -> TrialMethod:
+    return TrialMethod("sgd", {"batch": 1}, None, {"name": problem}, step=0.05, **rest)
 
 
 def test_a_problem_decides_what_a_row_costs():
@@ -185,11 +185,11 @@ class Torn(Cut):
     torn = True
 
 
-def method(name: str, folder: Path) -> Method:
+def method(name: str, folder: Path) -> TrialMethod:
     params = dict(network_cases.CASES[name])
     compressor, step = params.pop("compressor", None), params.pop("step_size")["value"]
     problem = network_cases.problem_of(name, folder)
-    return Method(name, params, compressor, problem, step=step, rounds=ROUNDS)
+    return TrialMethod(name, params, compressor, problem, step=step, rounds=ROUNDS)
 
 
 def keeper(folder: Path, transport: Transport, kind: type[Checkpoints], options: Options) -> Any:
@@ -199,7 +199,7 @@ def keeper(folder: Path, transport: Transport, kind: type[Checkpoints], options:
 
 
 def curve(
-    one: Method,
+    one: TrialMethod,
     folder: Path,
     ranks: int,
     kind: type[Checkpoints] | None,
@@ -363,16 +363,15 @@ def test_a_full_disk_is_no_fault_of_the_cells(tmp_path, monkeypatch):
     assert raybench.sweep(SWEEP, tmp_path / "kept", inline=True).counts["ok"] == 2
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Checkpoints, "save"), (Store, "commit")])
-def test_a_folder_removed_in_mid_run_is_not_made_again(tmp_path, monkeypatch, kind, name):
-    plain = getattr(kind, name)
+def test_a_folder_removed_before_a_checkpoint_is_not_made_again(tmp_path, monkeypatch):
+    saved = Checkpoints.save
 
-    def gone(self: Any, *args: Any) -> None:
+    def gone(self: Checkpoints, *args: Any) -> None:
         shutil.rmtree(tmp_path / "kept")
-        plain(self, *args)
+        saved(self, *args)
 
-    monkeypatch.setattr(kind, name, gone)
-    with pytest.raises(FolderLost, match="was removed while the sweep was running"):
+    monkeypatch.setattr(Checkpoints, "save", gone)
+    with pytest.raises(FolderLost, match="was removed or renamed while the sweep was running"):
         raybench.sweep(SWEEP, tmp_path / "kept", inline=True)
     assert not (tmp_path / "kept").exists()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from cli_kit import SWEEP, cli, own_plugins, tidy, tree
+from cli_kit import SWEEP, cli, own_plugins, ran, tidy, tree
 from fake_runs import make
 from process_kit import python, wait_until
 
@@ -49,7 +49,7 @@ def test_a_finished_sweep(tmp_path: Path) -> None:
     cells = raybench.store.cells(str(folder))
     assert said.out.splitlines()[0] == f"small  {len(cells)} of {len(cells)} cells ended"
     shown = fields(said.out)
-    assert shown["folder"] == str(folder)
+    assert f"folder{folder}problem" in "".join(said.out.split())
     assert shown["problem"] == "quadratic, 4 clients"
     assert shown["running"] == "nobody, and nothing is missing"
     counts = cells["status"].value_counts()
@@ -65,23 +65,21 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     assert cli("status", tmp_path).code == 2
     launch.amend(**launch.begin())
-    said = cli("status", tmp_path)
-    assert said.code == 0
+    said = ran("status", tmp_path)
     assert fields(said.out)["launch"] == "ordered, not up yet"
     launch.reach("up", head="10.0.0.1")
     launch.reach("submitted")
     drive(spec.load(SWEEP), tmp_path, inline=True)
     shown = cli("status", tmp_path).out
     assert re.fullmatch(r"up \d+ s ago, submitted \d+ s ago", fields(shown)["launch"])
-    assert f"raybench down {tmp_path} ends it" in " ".join(shown.split())
+    assert f"raybenchdown{tmp_path}endsit" in "".join(shown.split())  # on lines of any length
     for state in STATES[2:]:
         launch.reach(state)
     shown = cli("status", tmp_path).out
     assert re.search(r"down \d+ s ago", fields(shown)["launch"])
     assert "raybench down" not in shown
     (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
-    said = cli("status", tmp_path)
-    assert said.code == 0
+    said = ran("status", tmp_path)
     words = " ".join(said.out.split())  # the folder's name may break the line anywhere
     assert "launched from another machine" in words
 
@@ -99,8 +97,7 @@ def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
         driver.send_signal(signal.SIGSTOP)
         stopped = psutil.Process(driver.pid).status
         wait_until(lambda: stopped() == psutil.STATUS_STOPPED, "it does not stop")
-        said = cli("status", folder)
-        assert said.code == 0, said.err
+        said = ran("status", folder)
         done = len(raybench.store.cells(str(folder)))
         assert 3 <= done < 40
         assert said.out.startswith(f"long  {done} of 40 cells ended")
@@ -211,8 +208,7 @@ def test_every_verb_says_what_is_left_out(versions, tmp_path):
         ("table",), ("rank",), ("rank", "--trials", 2), ("audit", "--out", tmp_path),
         ("table", "--link", "1Gbit,ring"), ("plot", "--out", tmp_path, "--format", "csv"),
     ):  # fmt: skip
-        said = cli(verb[0], out, *verb[1:])
-        assert said.code == 0, said.err
+        said = ran(verb[0], out, *verb[1:])
         assert left in " ".join((said.out + said.err).split()), verb
     every = cli("table", out, "--all")
     assert "left out" not in every.out + every.err
@@ -284,8 +280,7 @@ def test_while_nothing_of_the_new_version_has_ended_the_old_one_is_not_shown(ver
 def test_runs_show_every_group_and_no_group_twice(tmp_path):
     how = ("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3")
     for rounds, seed in ((20, 0), (30, 0), (30, 1)):
-        said = cli(*how, "--rounds", rounds, "--seed", seed, "--out", tmp_path / "r")
-        assert said.code == 0, said.err
+        ran(*how, "--rounds", rounds, "--seed", seed, "--out", tmp_path / "r")
     table = closing_table(tmp_path / "r", by="series")
     assert sorted(zip(table["method"], table["seeds"])) == [
         ("EF21 Top-3 (rounds=20)", 1),

@@ -18,6 +18,7 @@ import torch
 from fake_store import batch, put
 from process_kit import python, wait_until
 
+from raybench.core import patience
 from raybench.core.errors import InputError, StoreError
 from raybench.store import CELLS, CURVES, Store, encode, load, lock, remote, shard_name, to_table
 from raybench.store.files import open_folder
@@ -269,21 +270,21 @@ def test_a_lease_is_renewed_while_it_is_held(monkeypatch, tmp_path):
 
 def test_patience_is_bounded_and_asks_less_and_less_often(monkeypatch):
     now, asked, told = [0.0], [], []
-    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(remote.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(patience.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
 
     def fail():
         asked.append(now[0])
         raise OSError(5, "down")
 
-    with remote.heard(told.append), pytest.raises(StoreError, match="last: down"):
-        remote.patiently(fail, "s3://b/x", 60.0)
+    with patience.heard(told.append), pytest.raises(StoreError, match="last: down"):
+        patience.patiently(fail, "s3://b/x", 60.0)
     assert asked[-1] <= 60.0
     assert len(told) == len(asked) - 1 < 20
     assert told[0] == "s3://b/x: down; trying again"
     waits = [b - a for a, b in itertools.pairwise(asked)]
-    assert waits[0] <= remote.FIRST
-    assert remote.LONGEST / 2 <= max(waits) <= remote.LONGEST
+    assert waits[0] <= patience.FIRST
+    assert patience.LONGEST / 2 <= max(waits) <= patience.LONGEST
     for error in (FileNotFoundError("x"), PermissionError("x"), ValueError("x")):
         asked.clear()
 
@@ -292,11 +293,11 @@ def test_patience_is_bounded_and_asks_less_and_less_often(monkeypatch):
             raise error
 
         with pytest.raises(type(error)):
-            remote.patiently(refuse, "x", 60.0)
+            patience.patiently(refuse, "x", 60.0)
         assert len(asked) == 1
-    monkeypatch.setenv(remote.VARIABLE, "long")
+    monkeypatch.setenv(patience.VARIABLE, "long")
     with pytest.raises(InputError, match="is no number of seconds"):
-        remote.patience()
+        patience.patience()
 
 
 # Readers beside writers ---------------------------------------------------------------------------

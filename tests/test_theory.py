@@ -20,18 +20,12 @@ from raybench import theory
 from raybench.core import registry
 from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.base import Constants, Fact
-from raybench.testing.trial import Method, started
+from raybench.testing.trial import TrialMethod, started
 from raybench.theory import Setting
 
 sqrt = math.sqrt
-NONCONVEX = {
-    "name": "quadratic",
-    "dim": 10,
-    "clients": 6,
-    "mu": 0.05,
-    "heterogeneity": 0.7,
-    "seed": 2,
-}
+NONCONVEX = {"name": "quadratic", "dim": 10, "clients": 6, "mu": 0.05}
+NONCONVEX |= {"heterogeneity": 0.7, "seed": 2}
 RAND = {"name": "rand_k", "k": 2}
 
 
@@ -171,6 +165,7 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
             assert theory.SMOOTH in steps.under(rule).assumes, (name, rule)
         if entry.facts.proximal:
             allowed = {"dcgd": {"nonconvex"}, "ef21_sgd": {"paper"}, "ef21_sgdm": {"paper"}}
+            allowed["ef21"] = {"tight"}
             assert smooth_only == allowed.get(name, set()), name
 
 
@@ -267,7 +262,9 @@ def test_contraction_solves_its_equations(alpha):
 def test_where_noise_is_not_bounded_the_rule_that_does_without_is_named():
     problem = {"name": "least_squares", "dataset": "breast_cancer", "clients": 1}
     with pytest.raises(Skip, match="bounded for all x") as why:
-        Method("sgd", {}, None, {**problem, "regularizer": "none"})._resolved({"theory": 1.0}, 0)
+        TrialMethod("sgd", {}, None, {**problem, "regularizer": "none"})._resolved(
+            {"theory": 1.0}, 0
+        )
     assert "step_size.rule: pl, which there is here" in why.value.fix
 
 
@@ -276,8 +273,9 @@ def test_where_noise_is_not_bounded_the_rule_that_does_without_is_named():
 
 def test_which_rules_work():
     """Those under which there is a step here, in the order of the rules, and no others."""
-    assert theory.RULES == ("nonconvex", "pl", "convex", "arithmetic", "paper", "released")
-    every = ["nonconvex", "pl", "arithmetic", "paper", "released"]
+    rules = ("nonconvex", "pl", "convex", "arithmetic", "tight", "paper", "released")
+    assert rules == theory.RULES
+    every = ["nonconvex", "pl", "arithmetic", "tight", "paper", "released"]
     assert steps_of("ef21").working(setting(alpha=0.5)) == every
     assert steps_of("ef21").working(setting()) == []
     unknown = setting(alpha=0.5, constants=Constants(L=1.0, L_i=(1.0, 2.0)))
@@ -367,26 +365,28 @@ def test_empty_messages_have_no_automatic_p(name):
     with pytest.raises(
         Skip, match="p: auto has no value here: the compressor's messages are empty"
     ):
-        Method(name, params, "zero", NONCONVEX, step=0.1).cell()
-    assert Method(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
+        TrialMethod(name, params, "zero", NONCONVEX, step=0.1).cell()
+    assert (
+        TrialMethod(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
+    )
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.7])
 def test_automatic_p_of_messages_by_chance_is_that_of_their_mean_length(p):
     """Of a gate, which sends all or nothing, as of a coin for every coordinate."""
     for name, flag in (("lazy", 1 / 640), ("random_sparsification", 0.0)):
-        cell = Method("marina", {}, {"name": name, "p": p}, NONCONVEX).cell()
+        cell = TrialMethod("marina", {}, {"name": name, "p": p}, NONCONVEX).cell()
         assert cell.params["p"] == pytest.approx(p + flag, abs=0.03)
 
 
 def test_an_unbiased_operator_is_rescaled_where_a_contraction_is_needed():
-    rescaled = Method("ef21", {}, RAND, NONCONVEX).cell()
+    rescaled = TrialMethod("ef21", {}, RAND, NONCONVEX).cell()
     assert rescaled.alpha == pytest.approx(0.2)
     assert rescaled.omega is None
     c = problem_of(rescaled.cell.problem).constants
     theta = 1 - math.sqrt(0.8)
     assert rescaled.theory_step == pytest.approx(1 / (c.L + c.L_tilde * math.sqrt(0.8) / theta))
-    run = started(Method("ef21", {}, RAND, NONCONVEX).batch())
+    run = started(TrialMethod("ef21", {}, RAND, NONCONVEX).batch())
     x = torch.randn(1, 6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sent = run.a.C(x, run.net.stream("up")).decode()
     assert torch.allclose(sent[sent != 0], x[sent != 0])  # unscaled Rand-K

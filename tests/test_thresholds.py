@@ -11,8 +11,8 @@ from hard_vectors import DTYPES, INF, NAN, by_sorting, hard_vectors, same
 from raybench.compressors.block_top_k import BlockTopK, block_energies
 from raybench.compressors.by_size import ragged
 from raybench.compressors.selection import (
-    DGC,
     AdaptiveThreshold,
+    DGCSelection,
     HardThreshold,
     Masking,
     PosNegTopK,
@@ -168,7 +168,7 @@ def test_dgc_by_hand(d, random, dtype):
     x = torch.stack(list(hard_vectors(d, dtype).values()))
     for k, count in ((1, 1), (max(1, d // 100), max(1, d // 50)), (d // 4, d // 10), (d, d)):
         q = stream(5).spread((len(x),))
-        m = DGC(k, count, "random" if random else "magnitude").compress(x, q)
+        m = DGCSelection(k, count, "random" if random else "magnitude").compress(x, q)
         sampled = ((torch.arange(count) + q.uniform(count)) * (d / count)).long().clamp(max=d - 1)
         hashes = ((q.fold("truncate").bits(d) >> 1) & (2**63 - 1)).tolist()
         for r, row in enumerate(x):

@@ -30,27 +30,12 @@ from views_kit import (
 )
 
 from raybench.core.errors import InputError
-from raybench.core.registry import lookup
 from raybench.execution.resolve import Resolver, Skip
 from raybench.execution.run import Run
 from raybench.problems import build
-from raybench.spec import Step
+from raybench.spec import StepSize
 from raybench.testing.problems import conformance as problem_conformance
-from raybench.testing.trial import DATA, Method, finished, started
-
-
-@pytest.mark.thorough
-def test_rows_split_over_clients_are_refused():
-    method = Method(
-        "vertical_naive",
-        {},
-        {"name": "rand_k", "k": 2},
-        {"name": "least_squares", **DATA},
-        step=0.1,
-    )
-    with pytest.raises(Skip, match="features split over clients"):
-        method.cell()
-
+from raybench.testing.trial import TrialMethod, finished, started
 
 # Networks whose views are split over clients ------------------------------------------------------
 
@@ -103,7 +88,7 @@ class Centralised:
         return torch.cat([self.x[n].detach().flatten() for n in self.names])
 
 
-def steps(method: Method, rounds: int = 30) -> Iterator[tuple[Tensor, Tensor | None, Run]]:
+def steps(method: TrialMethod, rounds: int = 30) -> Iterator[tuple[Tensor, Tensor | None, Run]]:
     """Yield the point after each round, the rows of the step that led to it, and the run."""
     run = started(method.batch((1.0,), (3,)), every=rounds)
     run.advance(0)
@@ -268,7 +253,7 @@ def test_constants_of_linear_parties(file):
         on(file, "vertical_ef21", TOP, {"batch": 7}),
         on(file, "vertical_gd", None, {}, NETS["deep"]),
     ):
-        cell = replace(refused.cell().cell, step=Step("theory", 1.0))
+        cell = replace(refused.cell().cell, step=StepSize("theory", 1.0))
         with pytest.raises(Skip, match="no theoretical step size"):
             Resolver().resolve(cell)
 
@@ -296,10 +281,3 @@ def test_the_batch_of_the_problem_is_that_of_methods_without_their_own(file):
     assert [cells[n].params.get("batch") for n in cells] == [8, 8, None]
     own = on(file, "vertical_sgd", None, {"batch": 5}, {"batch": 8}).cell()
     assert own.params["batch"] == 5
-
-
-@pytest.mark.thorough
-def test_methods_for_rows_are_refused(file):
-    with pytest.raises(Skip, match="features split over clients"):
-        Method("gd", {}, None, problem_of(file), step=0.1).cell()
-    assert lookup("problem", "vertical_network").facts.x0 == "problem"

@@ -17,7 +17,7 @@ from raybench.core.errors import InputError
 from raybench.data import catalogue, views
 from raybench.problems import build
 from raybench.testing.problems import conformance as problem_conformance
-from raybench.testing.trial import Method, finished
+from raybench.testing.trial import TrialMethod, finished
 
 
 def saved(path: Path, **changes) -> Path:
@@ -73,7 +73,7 @@ def test_names_that_mean_nothing(tmp_path, monkeypatch):
     refused(Path("wikipedai"), "unknown views", "wikipedia")
     refused(tmp_path / "none.npz", "no file")
     (tmp_path / "a.txt").write_text("x")
-    refused(tmp_path / "a.txt", "holds no views")
+    refused(tmp_path / "a.txt", "is no .npz")
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     refused(Path("wikipedia"), "raw_features.mat", "put it there")
     (tmp_path / "wikipedia_image_text").mkdir()
@@ -135,18 +135,16 @@ def pictured(path: Path, count: int = 12, side: int = 33) -> str:
 
 @pytest.mark.thorough
 def test_a_resnet_and_words(tmp_path):
-    params = {
-        "dataset": pictured(tmp_path / "p.npz"),
-        "encoders": ["torchvision:resnet18", "words:size=5"],
-    }
+    encoders = ["torchvision:resnet18", "words:size=5"]
+    params = {"dataset": pictured(tmp_path / "p.npz"), "encoders": encoders}
     frozen = build("vertical_network", {**params, "freeze": ["image.encoder.*"], "test_size": 0.25})
     assert frozen.dim == 2 * (512 + 5)
     assert frozen.parties[0].phi.shape == (9, 512)
     assert frozen.parties[0].test.shape == (3, 512)
     tuned = build("vertical_network", {**params, "scale": "imagenet", "chunk": 5})
     assert tuned.dim == 11_176_512 + 2 * (512 + 5)
-    given = {**params, "name": "vertical_network", "encoders": [params["encoders"]]}
-    method = Method("vertical_ef21", {"batch": 4}, TOP, given, step=0.05, rounds=2)
+    given = {**params, "name": "vertical_network", "encoders": [encoders]}
+    method = TrialMethod("vertical_ef21", {"batch": 4}, TOP, given, step=0.05, rounds=2)
     run = finished(method.batch(), every=2)
     moved = run.a.point(run.net, run.s, run.c)[0] - tuned.start()
     for (name, _), change in zip(tuned.layout, tuned.layout.views(moved), strict=True):

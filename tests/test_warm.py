@@ -13,7 +13,7 @@ from raybench.execution import run as engine_run
 from raybench.execution.execute import execute
 from raybench.execution.run import Options
 from raybench.spec.model import Evaluate, Record
-from raybench.testing.trial import Method
+from raybench.testing.trial import TrialMethod
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 P = {"name": "quadratic", "dim": 12, "clients": 4, "mu": 0.2}
@@ -43,9 +43,8 @@ def cold(monkeypatch):
 
 def curves_of(transport=None, rounds=10, **evaluate):
     result = []
-    batch = Method(
-        "late", {}, None, P, step=0.125, rounds=rounds, more={"x0": {"normal": 1.0}}
-    ).batch()
+    more = {"x0": {"normal": 1.0}}
+    batch = TrialMethod("late", {}, None, P, step=0.125, rounds=rounds, more=more).batch()
     options = Options(record=Record(every=1), evaluate=Evaluate(**evaluate))
     commit = lambda name, curves, cells, files: result.append((curves, cells))  # noqa: E731
     for _ in execute([batch], options, commit, transport=transport):

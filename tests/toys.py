@@ -18,7 +18,7 @@ from raybench.execution.batch import Batch
 from raybench.execution.run import Run, share, whole
 from raybench.problems.base import Constants, Fact
 from raybench.problems.quadratic import Quadratic
-from raybench.testing.trial import DATA, Method, started
+from raybench.testing.trial import DATA, TrialMethod, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
@@ -30,9 +30,9 @@ FAR = {"x0": {"normal": 2.0}}
 VALUES = COLUMNS.index("values")
 
 
-def on_p1(name, compressor=None, rounds=60, step=0.1, **params) -> Method:
+def on_p1(name, compressor=None, rounds=60, step=0.1, **params) -> TrialMethod:
     """Return a method on the first problem, from afar."""
-    return Method(name, params, compressor, P1, step=step, rounds=rounds, more=FAR)
+    return TrialMethod(name, params, compressor, P1, step=step, rounds=rounds, more=FAR)
 
 
 def largest(a, b) -> float:
@@ -42,7 +42,7 @@ def largest(a, b) -> float:
 
 def title(value) -> str:
     """Return a short id of a parameter of a test."""
-    if isinstance(value, Method):
+    if isinstance(value, TrialMethod):
         operator = value.compressor
         name = operator["name"] if isinstance(operator, dict) else operator
         return "-".join(map(str, (value.name, name, *value.params.values())))
@@ -150,7 +150,7 @@ def path(run: Run) -> np.ndarray:
     return np.stack(each_round(run, lambda r: r.a.point(r.net, r.s, r.c).clone().numpy()))
 
 
-def paths(*methods: Method) -> list[np.ndarray]:
+def paths(*methods: TrialMethod) -> list[np.ndarray]:
     """Return the iterates of two cells of each method."""
     return [path(started(m.batch((1.0, 0.5), (0, 1)))) for m in methods]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raybench.testing.trial import Method
+from raybench.testing.trial import TrialMethod
 
 SAMPLES, TESTED, CLASSES = 40, 12, 3
 WIDTHS = {"image": 5, "sound": 3, "text": 4}
@@ -58,10 +58,10 @@ def in_a_file(params: dict) -> dict:
     return {k: [v] if isinstance(v, list) else v for k, v in params.items()}
 
 
-def on(file: str, name: str, compressor=None, params=None, net=None, **more) -> Method:
+def on(file: str, name: str, compressor=None, params=None, net=None, **more) -> TrialMethod:
     args = {"step": 0.5, "rounds": 30, **more}
     problem = in_a_file(problem_of(file, **(net or {})))
-    return Method(name, params or {}, compressor, problem, more={"x0": "problem"}, **args)
+    return TrialMethod(name, params or {}, compressor, problem, more={"x0": "problem"}, **args)
 
 
 def standard(view: str, prefix: str = "") -> Tensor:

@@ -4,7 +4,6 @@ import torch
 
 from raybench.algorithms.base import Choice, Contractive, Dense, Flag, Integer, Number, theory
 from raybench.algorithms.events import (
-    SAME_DATA,
     TARGET,
     Asynchronous,
     compresses,
@@ -27,7 +26,7 @@ RINGMASTER = theory.StepSizes(
     nonconvex=theory.Theorem(
         with_threshold,
         "E||grad f||^2 <= epsilon within 8 R L Delta/epsilon + 16 sigma^2 L Delta/epsilon^2 steps",
-        (theory.SMOOTH, SAME_DATA),
+        (theory.SMOOTH, theory.SAME_CLIENTS),
         "Maranjyan, Tyurin, Richtarik 2025, arXiv 2501.16168",
         recalled=True,
     )

@@ -19,11 +19,11 @@ from raybench import theory
 from raybench.algorithms import parts, robust
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
-from raybench.compressors.base import Applied, count_within, keeping, shares
+from raybench.compressors.base import TimedCompressor, count_within, keeping, shares
 from raybench.compressors.composed import Support
 from raybench.compressors.sparsification import SharedMask
 from raybench.core import facts, registry
-from raybench.core.cells import PerCell, State, chosen
+from raybench.core.cells import PerCell, State, part_of_cells
 from raybench.core.errors import InputError
 from raybench.core.layout import clipped, matrices
 from raybench.core.parts import Delay, Local, Outer, Robust
@@ -82,9 +82,9 @@ class Algorithm:
     """
 
     gamma: PerCell
-    C: Applied
-    Q: Applied
-    D: Applied | None
+    C: TimedCompressor
+    Q: TimedCompressor
+    D: TimedCompressor | None
     batch: int | str | None = None  # samples of a minibatch; None or "full": full gradients
     robust: Robust | None = None  # the rule of a server that keeps clients apart; None: the mean
 
@@ -160,7 +160,7 @@ class Algorithm:
         """Return the method for some cells: numbers are per cell, compressors are not."""
         subset = object.__new__(type(a))
         for name, value in vars(a).items():
-            setattr(subset, name, chosen(value, cells))
+            setattr(subset, name, part_of_cells(value, cells))
         return subset
 
 
@@ -178,8 +178,8 @@ class Estimator(Algorithm):
     x <- x - g, without a prox. local, outer, delay: what a sweep, or a preset, puts in place of a
     gradient, of a plain step, and of a step at once. presets: which of them a method sets itself, in ``setup``.
 
-    errors: names of client state that holds what has not been sent yet, so that the sum over clients counts;
-    other client state is about a client's gradient. left_to_loops: parameters that say how a gradient is
+    unsent_state: names of client state that holds what has not been sent yet, so that the sum over clients counts;
+    other client state is about a client's gradient. refused_in_loops: parameters that say how a gradient is
     taken or x steps, each with what takes their place in a training loop of a user's own.
     """
 
@@ -187,8 +187,8 @@ class Estimator(Algorithm):
     broadcasts_model: bool = True
     in_steps: bool = False
     presets: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    left_to_loops: Mapping[str, str] = {}
+    unsent_state: tuple[str, ...] = ()
+    refused_in_loops: Mapping[str, str] = {}
     local: Local | None = None
     outer: Outer | None = None
     delay: Delay | None = None

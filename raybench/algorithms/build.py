@@ -9,8 +9,8 @@ import torch
 
 from raybench import theory
 from raybench.algorithms.base import Algorithm, Estimator
-from raybench.compressors import Bound, Compressor
-from raybench.compressors.base import Applied, build, named
+from raybench.compressors import Compressor, FittedCompressor
+from raybench.compressors.base import TimedCompressor, build, named
 from raybench.compressors.dense import Identity
 from raybench.core import registry
 from raybench.core.cells import PerCell
@@ -66,7 +66,9 @@ def _hindrances(
         yield "needs gradients at further points in a step", OWN_LOOP
     if kind.start is not Estimator.start:
         yield "needs to know the problem before the first step", OWN_LOOP
-    if kind.source is not Estimator.source and "left_to_loops" not in vars(_home(kind, "source")):
+    if kind.source is not Estimator.source and "refused_in_loops" not in vars(
+        _home(kind, "source")
+    ):
         yield (
             "does local work of its own",
             "take gd (or another estimator) with local={'steps': H}: your optimizer does the steps",
@@ -78,7 +80,7 @@ def _hindrances(
             "has momentum that belongs to your optimizer",
             "take gd or ef21 around torch.optim.SGD(momentum=...)",
         )
-    for name, instead in kind.left_to_loops.items():
+    for name, instead in kind.refused_in_loops.items():
         if params[name] != entry.params[name].default:
             yield f"leaves {name} to your loop", instead
 
@@ -88,9 +90,9 @@ def _home(kind: type, name: str) -> type:
     return next(c for c in kind.__mro__ if name in vars(c))
 
 
-def own_operators(
+def parameter_compressors(
     entry: registry.Entry[AlgorithmFacts], params: Mapping[str, Any], dims: Dims
-) -> dict[str, Bound]:
+) -> dict[str, FittedCompressor]:
     """Return the bound compressors that a method has as parameters, by name.
 
     ``compressors`` of its decorator gives their roles. Raises InputError where one cannot play its role.
@@ -108,8 +110,8 @@ def assembled(
     entry: registry.Entry[AlgorithmFacts],
     params: Mapping[str, Any],
     numbers: Mapping[str, PerCell],
-    up: tuple[Compressor, Bound],
-    down: tuple[Compressor, Bound] | None,
+    up: tuple[Compressor, FittedCompressor],
+    down: tuple[Compressor, FittedCompressor] | None,
     dims: Dims,
     clock: Clock,
 ) -> Algorithm:
@@ -122,17 +124,17 @@ def assembled(
     for name, value in params.items():
         setattr(a, name, numbers.get(name, value))
     n = dims[1]
-    for name, bound in own_operators(entry, params, dims).items():
-        setattr(a, name, Applied(bound, clock, build(params[name], name), n))
-    a.C = a.Q = Applied(up[1], clock, up[0], n)
-    a.D = None if down is None else Applied(down[1], clock, down[0], n)
+    for name, bound in parameter_compressors(entry, params, dims).items():
+        setattr(a, name, TimedCompressor(bound, clock, build(params[name], name), n))
+    a.C = a.Q = TimedCompressor(up[1], clock, up[0], n)
+    a.D = None if down is None else TimedCompressor(down[1], clock, down[0], n)
     return a
 
 
 def method(
     entry: registry.Entry[AlgorithmFacts],
     params: Mapping[str, Any],
-    operators: tuple[Any, Any],
+    compressors: tuple[Any, Any],
     n: int,
     layout: Layout,
     clock: Clock,
@@ -147,7 +149,7 @@ def method(
     """
     facts, d = entry.facts, layout.dim
     dims = d, n, layout
-    up, down = operators
+    up, down = compressors
     compressor = _uplink(entry, up)
     bound = _bound(compressor, dims, facts.up or Role.ANY, unproven)
     setting = theory.Setting(
@@ -157,7 +159,7 @@ def method(
         omega=bound.omega,
         alpha=bound.alpha,
         dense_share=bound.dense_share(like.dtype) if "auto" in params.values() else 1.0,
-        common_mask=bound.operator.correlated,
+        common_mask=bound.compressor.correlated,
         numbers=params,
     )
     settled = {
@@ -195,11 +197,11 @@ def _uplink(entry: registry.Entry[AlgorithmFacts], spec: Any) -> Any:
     return build(spec)
 
 
-def _bound(operator: Compressor, dims: Dims, role: Role, unproven: bool) -> Bound:
+def _bound(compressor: Compressor, dims: Dims, role: Role, unproven: bool) -> FittedCompressor:
     try:
-        return operator.bind(*dims, role)
+        return compressor.bind(*dims, role)
     except InputError as error:
-        free = operator.bind(*dims, Role.ANY)  # raises what is wrong in any role
+        free = compressor.bind(*dims, Role.ANY)  # raises what is wrong in any role
         if unproven:
             return free
         (why,) = error.complaints

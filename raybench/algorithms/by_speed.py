@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from raybench.algorithms.base import Algorithm, Dense, Integer, Number, theory
-from raybench.algorithms.events import SAME_DATA, length, on_clock
+from raybench.algorithms.events import length, on_clock
 from raybench.clock.clients import mean
 
 
@@ -22,7 +22,7 @@ SHADOWHEART = theory.StepSizes(
     nonconvex=theory.Theorem(
         half,
         "E||grad f||^2 <= epsilon within O(L Delta/epsilon) steps of 2 t* seconds each",
-        (theory.SMOOTH, theory.BOUNDED_NOISE, AIMED, SAME_DATA),
+        (theory.SMOOTH, theory.BOUNDED_NOISE, AIMED, theory.SAME_CLIENTS),
         "Tyurin, Pozzi, Ilin, Richtarik 2024, arXiv 2402.04785",
         recalled=True,
     )
@@ -75,7 +75,9 @@ class ShadowheartSGD(Algorithm):
         h = clients.tau[0] * (samples if clients.per_sample else 1.0)
         h = h + mean(clients.clock["jitter"])
         tau, omega = clients.up(np.full(net.n, size)), float(a.Q.bound.omega or 0.0)
+        # the equilibrium time t*, a hair later, so that what ends at t* itself counts
         t = equilibrium(h, tau, omega, a.noise) * (1 + 1e-12)
+        # b_i = floor(t*/h_i) gradients and m_i = floor(t*/tau_i) messages fit into it
         b = np.floor(t / h)
         m = np.floor(t / tau) if (tau > 0).all() else np.ones(net.n)
         if a.noise == 0 or not isinstance(a.batch, int):
@@ -83,10 +85,11 @@ class ShadowheartSGD(Algorithm):
         if omega == 0:
             m = np.minimum(m, 1)
         used = (b > 0) & (m > 0)
+        # w_i = 1/(b_i omega + omega r + m_i r), and 1 where that is 1/0
         price = b * omega + omega * a.noise + m * a.noise
         w = np.where(used, 1 / np.where(price > 0, price, 1.0), 0.0)
         a.b, a.m = b * used, m * used
-        a.w = w / (w * a.m * a.b).sum()
+        a.w = w / (w * a.m * a.b).sum()  # divided by sum_i w_i m_i b_i
 
     def round(a, net, s, c):
         many, total = torch.as_tensor(a.b), net.zeros()
@@ -98,7 +101,7 @@ class ShadowheartSGD(Algorithm):
             total = total + b * who[..., None] * net.grad(s.x, sample, clients=who)
         net.timing.repeat = 1
         copies, w, g = torch.as_tensor(a.m), torch.as_tensor(a.w, dtype=s.x.dtype), net.zero()
-        for j in range(int(a.m.max())):
+        for j in range(int(a.m.max())):  # g = sum_i w_i sum_{j <= m_i} Q_ij(total_i)
             message = a.Q(total, net.stream(f"copy {j}")).masked((copies > j).expand(len(s.x), -1))
             g = g + net.up(message).weighted(w.expand(len(s.x), -1))
         a.step(net, s, g)

@@ -4,7 +4,6 @@ import torch
 
 from raybench.algorithms.base import Count, Flag, Integer, count_within, theory
 from raybench.algorithms.events import (
-    SAME_DATA,
     TARGET,
     Asynchronous,
     noise_over_target,
@@ -30,7 +29,7 @@ RENNALA = theory.StepSizes(
     nonconvex=theory.Theorem(
         large_batch,
         "(1/K) sum_{k<K} E||grad f||^2 <= epsilon for K = 4 Delta/(gamma epsilon) steps",
-        (theory.SMOOTH, SAME_DATA),
+        (theory.SMOOTH, theory.SAME_CLIENTS),
         "Tyurin, Richtarik 2023, arXiv 2305.12387; step of the authors' code",
     )
 )

@@ -46,8 +46,8 @@ class DGC(Estimator):
     values. Source: Lin et al. 2018, Deep Gradient Compression, algorithm 4.
     """
 
-    errors = ("v",)
-    left_to_loops = {
+    unsent_state = ("v",)
+    refused_in_loops = {
         "clip": "torch.nn.utils.clip_grad_norm_ before the step, at clip/sqrt(n)",
         "decay": "the weight_decay of your optimizer",
     }
@@ -112,8 +112,8 @@ class DeMo(Estimator):
 
     broadcasts_model = False
     in_steps = True
-    errors = ("m",)
-    left_to_loops = {"decay": "the weight_decay of your optimizer"}
+    unsent_state = ("m",)
+    refused_in_loops = {"decay": "the weight_decay of your optimizer"}
 
     def setup(a, wire, s, c):
         c.m = wire.zeros()
@@ -152,7 +152,7 @@ class LoCo(Estimator):
     algorithm 1; defaults as in DeepSpeed's.
     """
 
-    errors = ("e",)
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         c.e = wire.zeros()

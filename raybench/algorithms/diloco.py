@@ -59,7 +59,7 @@ class DiLoCo(GD):
     """
 
     presets = ("local", "outer")
-    left_to_loops = LEFT
+    refused_in_loops = LEFT
     optimizer = "adamw"
 
     def setup(a, wire, s, c):
@@ -115,8 +115,8 @@ class SparseLoCo(Estimator):
     """
 
     presets = ("local",)
-    left_to_loops = LEFT
-    errors = ("e",)
+    refused_in_loops = LEFT
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         a.local = inner(a, "adamw")
@@ -170,7 +170,7 @@ class StreamingDiLoCo(Estimator):
     def setup(a, wire, s, c):
         a.local = inner(a, "adamw")
         a.parts = wire.layout.fragments(a.fragments)
-        a.operators = [a.C.fitted(layout) for _, layout in a.parts]
+        a.compressors = [a.C.fitted(layout) for _, layout in a.parts]
         s.v = wire.zero()
         c.y = wire.zeros() + s.x[:, None]
 
@@ -182,7 +182,8 @@ class StreamingDiLoCo(Estimator):
             a.work(net, s, c, a.steps - a.late, "batch")
         else:
             a.work(net, s, c, a.steps, "batch")
-        part, C = a.parts[(net.t - 1) % n][0], a.operators[(net.t - 1) % n]
+        part, C = a.parts[(net.t - 1) % n][0], a.compressors[(net.t - 1) % n]
+        # mean Delta_i, Delta_i = C(x_p - y_ip), applied now or ``late`` steps into the next round
         s.waiting = net.up(C((s.x[:, None] - c.y)[..., part], net.stream("up"))).mean()
         if not a.late:
             a.move_fragment(net, s, c, part)
@@ -195,8 +196,10 @@ class StreamingDiLoCo(Estimator):
 
     def move_fragment(a, net, s, c, part):
         """Move a fragment of x along what was exchanged, and mix it into the clients' points."""
+        # v <- mu v + Delta; x_p <- x_p - gamma (Delta + mu v)
         v = a.momentum * s.v[..., part] + s.waiting
         x = net.down(Dense(s.x[..., part] - a.gamma * (s.waiting + a.momentum * v)))
+        # y_ip <- mix y_ip + (1 - mix) x_p
         mixed = a.mix * c.y[..., part] + (1 - a.mix) * x[:, None]
         s.v, s.x, c.y = (put(old, part, new) for old, new in ((s.v, v), (s.x, x), (c.y, mixed)))
 

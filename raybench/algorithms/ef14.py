@@ -1,6 +1,6 @@
 """Error feedback, the classic form; with shifts, with a strength of its own, in both directions."""
 
-from math import inf, sqrt
+from math import exp, inf, sqrt
 
 from raybench.algorithms.base import (
     Choice,
@@ -14,7 +14,7 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.ef21 import RELEASED
+from raybench.algorithms.ef21 import RELEASED, TIGHT_SOURCE, factor, tight
 
 
 def need_memory(k: theory.Setting) -> None:
@@ -62,6 +62,22 @@ def paper(k: theory.Setting) -> float:
     return k.need("alpha") / (28 * k.need("L_max"))
 
 
+def errors(k: theory.Setting, gamma: float, c):
+    """Return e_i in units of steps, (B, n, d)."""
+    return gamma * c.e if k.numbers.get("memory") == "gradient" else c.e
+
+
+def shrinks(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return that V of ``tight`` of EF14 shrinks by EF21's ``factor``."""
+    left = sqrt(1 - k.need("alpha"))
+
+    def V(s, c, grad):
+        lag = errors(k, gamma, c)
+        return theory.together((1.0, s.x[:, None] - lag), (1 / left if left else 0.0, lag.mean(1)))
+
+    return theory.Inequality(V, gap=False, factor=factor(k, gamma), free=("e",))
+
+
 BASIC = (theory.SMOOTH, theory.CONTRACTIVE, theory.BOUNDED_NOISE)
 CONVEX = (*BASIC, theory.STRONGLY_CONVEX, theory.CONVEX_CLIENTS)
 STEPS = theory.StepSizes(
@@ -71,6 +87,7 @@ STEPS = theory.StepSizes(
         "+ (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i",
         (*BASIC, theory.BOUNDED_CLIENTS),
         "derived here",
+        says=lambda k, gamma: theory.Inequality(over=4 * exp(1) / gamma, low=True),
     ),
     pl=theory.Theorem(
         strongly_convex,
@@ -87,6 +104,13 @@ STEPS = theory.StepSizes(
         recalled=True,
     ),
 )
+TIGHT = theory.Theorem(
+    tight,
+    "V^t <= r^t V^0, V = mean ||x - x* - e_i||^2 + ||mean e_i||^2/sqrt(1 - alpha), e_i in units of steps, r as told below",
+    (*BASIC, theory.STRONGLY_CONVEX_CLIENTS, theory.SAME_CLIENTS, theory.CONSTANT_STEP),
+    TIGHT_SOURCE,
+    says=shrinks,
+)
 MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad")
 
 
@@ -94,7 +118,7 @@ MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad
     "ef14",
     up=Contractive,
     robust=True,
-    theory=STEPS.with_rules(released=RELEASED),
+    theory=STEPS.with_rules(tight=TIGHT, released=RELEASED),
     memory=MEMORY,
 )
 class EF14(Estimator):
@@ -106,7 +130,7 @@ class EF14(Estimator):
     message. Down: d values. Source: Seide et al. 2014; Stich et al. 2018.
     """
 
-    errors = ("e",)
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         a.in_steps = a.memory == "step"
@@ -149,7 +173,7 @@ class EFSignSGD(EF14):
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
 )
-class OneBit(EF14):
+class OneBitDescent(EF14):
     """EF14 with a memory of gradients and the compressor ``one_bit``: the two means of the signs.
 
     The means are over all of v; the paper takes them per column of each matrix. Up: d signs and two
@@ -174,7 +198,7 @@ class ECSGD(EF14):
 
 def rate(k: theory.Setting) -> float:
     """Return 1/(1 + omega) of the second compressor."""
-    return 1 / (1 + k.operator("shift").omega)
+    return 1 / (1 + k.compressor("shift").omega)
 
 
 @algorithm(
@@ -217,12 +241,26 @@ def known_shift_step(k: theory.Setting) -> float:
     return min(1 / (4 * L), sqrt(spread(k) / (48 * L * k.need("L_max"))))
 
 
+def known_shift(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return the promise of ``known_shift_step``."""
+    theta, _ = theory.contraction(k.need("alpha"))
+    weight = 6 * k.need("L") * gamma / theta
+
+    def V(s, c, grad):
+        lag = errors(k, gamma, c)
+        return theory.together((1.0, s.x - lag.mean(1)), (weight, lag))
+
+    half = 1 - gamma * k.need("mu") / 2
+    return theory.Inequality(V, gap=False, factor=half, free=("e",))
+
+
 KNOWN_SHIFT_STEPS = theory.StepSizes(
     pl=theory.Theorem(
         known_shift_step,
         "E||x^t - mean e_i^t - x*||^2 + (6 L gamma/theta) mean E||e_i^t||^2 <= (1 - gamma mu/2)^t ||x^0 - x*||^2",
         CONVEX,
         "derived here; method: Gorbunov, Kovalev, Makarenko, Richtarik 2020",
+        says=known_shift,
     )
 )
 
@@ -302,7 +340,8 @@ def controlled_recursion(k: theory.Setting) -> theory.Rate:
     theta, beta = theory.contraction(k.need("alpha"))
     eta, left = k.number("eta"), 1 - theta
     if eta == 0 or left == 0:
-        return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
+        drift = beta * k.need("L_tilde") ** 2
+        return theory.Rate(rho=theta, B=drift, G=lambda s, c, grad: left * (c.h - grad))
     if 2 * eta * left >= theta:
         raise theory.NoTheory(
             f"eta = {eta:.3g} feeds back more than the compressor can shrink: it must be below "
@@ -312,7 +351,11 @@ def controlled_recursion(k: theory.Setting) -> theory.Rate:
     rho = 2 * q / (b + sqrt(b * b - 4 * q))
     weight = (theta - rho) / left - eta
     factor = max(left, eta / weight)
-    return theory.Rate(rho=rho, B=(factor * k.need("L_tilde")) ** 2 / rho)
+
+    def G(s, c, grad):  # V^2 + (c E)^2 <= (V + c E)^2, equal at the start, where e_i = 0
+        return factor * theory.together((1.0, eta * c.e + grad - c.h), (weight**2, c.e))
+
+    return theory.Rate(rho=rho, B=(factor * k.need("L_tilde")) ** 2 / rho, G=G)
 
 
 CONTROLLED_STEPS = theory.recursive(
@@ -342,7 +385,7 @@ class EControl(Estimator):
     Down: d values. Source: Gao, Islamov, Stich 2024, EControl.
     """
 
-    errors = ("e",)
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         c.e, c.h, s.h = wire.zeros(), wire.zeros(), wire.zero()
@@ -374,7 +417,7 @@ class DoubleSqueeze(Estimator):
     """
 
     broadcasts_model = False
-    errors = ("e",)
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         c.e, s.E = wire.zeros(), wire.zero()

@@ -2,6 +2,8 @@
 
 from math import sqrt
 
+import torch
+
 from raybench.algorithms.base import (
     Choice,
     Contractive,
@@ -15,6 +17,11 @@ from raybench.algorithms.base import (
 )
 
 
+def errors(s, c, grad):
+    """Return g_i - grad f_i(x), (B, n, d)."""
+    return c.g - grad
+
+
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = mean ||g_i - grad f_i||^2: rho = theta, B = beta L_tilde^2.
 
@@ -22,7 +29,7 @@ def recursion(k: theory.Setting) -> theory.Rate:
     (1 + 1/t) L_i^2 ||x+ - x||^2 is a bound; t makes the first factor 1 - theta.
     """
     theta, beta = theory.contraction(k.need("alpha"))
-    return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
+    return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2, G=errors)
 
 
 LEAST_WEIGHT = 1e-9  # as a share of the largest L_i: a client whose gradient is constant must not have weight 0
@@ -36,8 +43,14 @@ def weighted(k: theory.Setting) -> theory.Rate:
     """
     theta, beta = theory.contraction(k.need("alpha"))
     most = k.need("L_max")
-    mean = sum(max(L, LEAST_WEIGHT * most) for L in k.constants.L_i) / len(k.constants.L_i)
-    return theory.Rate(rho=theta, B=beta * mean**2)
+    L_i = torch.tensor([max(L, LEAST_WEIGHT * most) for L in k.constants.L_i], dtype=torch.float64)
+    mean = float(L_i.mean())
+    nw = (L_i / mean)[:, None]
+
+    def G(s, c, grad):
+        return errors(s, c, grad) / nw.sqrt()
+
+    return theory.Rate(rho=theta, B=beta * mean**2, G=G)
 
 
 def released(k: theory.Setting) -> float:
@@ -47,11 +60,56 @@ def released(k: theory.Setting) -> float:
     return recursion(k).pl(k) if (k.constants.mu or 0) > 0 else recursion(k).nonconvex(k)
 
 
+def tight(k: theory.Setting) -> float:
+    """2/mean(L_i + mu_i) * alpha/(1 + s)^2, s = sqrt(1 - alpha): a percent more is as bad as L/mu percent less.
+
+    V = s ||grad f||^2 + mean_i w_i ||g_i - grad f_i||^2, w_i = mean_j(L_j + mu_j)/(L_i + mu_i), shrinks by the larger
+    eigenvalue of M'M, M = [[1 - a, -sqrt(s) a], [sqrt(s) a, s (1 + a)]], where a is gamma times a curvature: det M = s, so
+    it is (F + sqrt(F^2 - 4 s^2))/2, F = (1 - a)^2 + 2 s a^2 + s^2 (1 + a)^2, and at this step F is the same at both ends
+    of the curvatures. By the source no other quadratic function of these vectors shrinks faster, at any step.
+    """
+    a, s = k.need("alpha"), sqrt(1 - k.need("alpha"))
+    return 2 / (k.need("L_AM") + k.need("mu_AM")) * a / (1 + s) ** 2
+
+
+def factor(k: theory.Setting, gamma: float) -> float:
+    """Return what V of ``tight`` shrinks by in a round at a step gamma up to that of the rule.
+
+    Clients whose mu_i/L_i differ are taken for f_i of the same L_i + mu_i and the smallest of them.
+    """
+    pairs = list(zip(k.constants.mu_i, k.constants.L_i, strict=True))
+    least = min(mu / (L + mu) for mu, L in pairs)
+    a = gamma * least * sum(L + mu for mu, L in pairs) / len(pairs)
+    s = sqrt(1 - k.need("alpha"))
+    F = (1 - a) ** 2 + 2 * s * a**2 + s**2 * (1 + a) ** 2
+    return (F + sqrt(max(F**2 - 4 * s**2, 0.0))) / 2
+
+
+def shrinks(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return that V of ``tight`` shrinks by ``factor``."""
+    each = [L + mu for L, mu in zip(k.constants.L_i, k.constants.mu_i, strict=True)]
+    w = torch.tensor([sum(each) / len(each) / one for one in each], dtype=torch.float64)[:, None]
+    left = sqrt(1 - k.need("alpha"))
+
+    def V(s, c, grad):
+        return theory.together((left, grad.mean(1)), (1.0, w.sqrt() * errors(s, c, grad)))
+
+    return theory.Inequality(V, gap=False, factor=factor(k, gamma))
+
+
+TIGHT_SOURCE = "Berg Thomsen, Taylor, Dieuleveut 2025, 2026 (arXiv 2506.05271, 2605.31594)"
 RELEASED = theory.Convention(
     released,
     "IgorSokoloff/ef21_experiments_source_code, ef21_b-w_experiements_source_code: pl_ef21_fg.py, ef21_fg.py",
 )
 PLAIN = theory.Convention(recursion, "IgorSokoloff/ef21_b-w_experiements_source_code: EF21's step")
+TIGHT = theory.Theorem(
+    tight,
+    "V^t <= r^t V^0, V = sqrt(1 - alpha) ||grad f||^2 + mean w_i ||g_i - grad f_i||^2, r as told below",
+    (theory.SMOOTH, theory.CONTRACTIVE, theory.STRONGLY_CONVEX_CLIENTS),
+    TIGHT_SOURCE,
+    says=shrinks,
+)
 STEPS = theory.recursive(
     recursion,
     "Richtarik, Sokolov, Fatkhullin 2021, theorems 1 and 2",
@@ -72,7 +130,7 @@ STEPS = theory.recursive(
     up=Contractive,
     proximal=True,
     robust=True,
-    theory=STEPS,
+    theory=STEPS.with_rules(tight=TIGHT),
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
 )
 class EF21(Estimator):
@@ -204,7 +262,7 @@ def partial_recursion(k: theory.Setting) -> theory.Rate:
         return recursion(k)
     r = p * theta / (2 * (1 - p))
     drift = p * beta + (1 - p) * (1 + 1 / r)
-    return theory.Rate(rho=p * theta - (1 - p) * r, B=drift * k.need("L_tilde") ** 2)
+    return theory.Rate(rho=p * theta - (1 - p) * r, B=drift * k.need("L_tilde") ** 2, G=errors)
 
 
 @algorithm(
@@ -229,7 +287,7 @@ class EF21PP(EF21):
     Whistles, algorithm 4.
     """
 
-    left_to_loops = {}
+    refused_in_loops = {}
 
     def source(a, net, s, c):
         return net.grad(s.x, clients=net.participants(a.p)) if net.t else net.grad(s.x)
@@ -255,12 +313,25 @@ def two_way_step(k: theory.Setting) -> float:
     return 1 / (k.need("L") + k.need("L_tilde") * root)
 
 
+def two_way(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return the promise of ``two_way_step``."""
+    theta_w, _ = theory.contraction(k.need("alpha"))
+    theta_m, beta_m = theory.contraction(k.need("down_alpha"))
+    P, Q = gamma * (1 + 8 * beta_m / theta_m) / theta_w, gamma / theta_m
+
+    def V(s, c, grad):
+        return theory.together((P, errors(s, c, grad)), (Q, s.g - s.w))
+
+    return theory.Inequality(V, over=2 / gamma)
+
+
 BC_STEPS = theory.StepSizes(
     nonconvex=theory.Theorem(
         two_way_step,
         "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 2 (Delta0 + gamma (1 + s) P^0/t_w + gamma Q^0/t_M)/(gamma T)",
         (theory.SMOOTH, theory.CONTRACTIVE),
         "derived here; method: Fatkhullin et al. 2021",
+        says=two_way,
     ),
     released=PLAIN,
 )

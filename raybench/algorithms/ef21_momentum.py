@@ -15,7 +15,7 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.ef21 import EF21, PLAIN, RELEASED
+from raybench.algorithms.ef21 import EF21, PLAIN, RELEASED, errors
 from raybench.algorithms.parts import steepest
 
 
@@ -41,6 +41,19 @@ def momentum_step(k: theory.Setting) -> float:
     return 1 / (k.need("L") + k.need("L_tilde") * (2 * q) ** 0.5)
 
 
+def momentum_promise(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return the promise of ``momentum_step`` where gradients are full."""
+    eta = momentum(k)
+    theta, beta = theory.contraction(k.need("alpha"))
+    of_v, of_g = gamma * (1 / eta + 2 * eta * beta / theta), gamma / theta
+
+    def V(s, c, grad):
+        v = vars(c).get("v", grad)
+        return theory.together((of_g, c.g - v), (of_v, v - grad))
+
+    return theory.Inequality(V, over=2 / gamma)
+
+
 def momentum_paper(k: theory.Setting) -> float:
     """min{alpha/(20 L_tilde), eta/(7 L)}."""
     return min(k.need("alpha") / (20 * k.need("L_tilde")), momentum(k) / (7 * k.need("L")))
@@ -50,7 +63,7 @@ NOISE = "2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2"
 BOUND = f"(1/T) sum_{{t<T}} E||grad f(x^t)||^2 <= 2 Phi^0/(gamma T) + {NOISE}"
 ASSUMES = (theory.PROXIMABLE, theory.CONTRACTIVE, theory.BOUNDED_NOISE)
 STEPS = theory.StepSizes(
-    nonconvex=theory.Theorem(momentum_step, BOUND, ASSUMES, "derived here"),
+    nonconvex=theory.Theorem(momentum_step, BOUND, ASSUMES, "derived here", says=momentum_promise),
     paper=theory.Theorem(
         momentum_paper,
         "E||grad f||^2 <= O(Delta0/(gamma T) + noise)",
@@ -186,12 +199,27 @@ def heavy_ball_step(k: theory.Setting) -> float:
     return (1 - eta) / (L + root)
 
 
+def heavy_ball_promise(k: theory.Setting, gamma: float) -> theory.Inequality:
+    """Return the promise of ``heavy_ball_step``."""
+    theta, _ = theory.contraction(k.need("alpha"))
+    eta = k.number("eta")
+    h = gamma / (1 - eta)
+    of_m, of_g = h * (1 + eta) / (2 * (1 - eta)), h * (1 + eta) * (1 - theta) / (2 * theta)
+
+    def V(s, c, grad):
+        m = (1 - eta) * (eta * s.outer + s.g)  # of the next step
+        return theory.together((of_m, m - grad.mean(1)), (of_g, errors(s, c, grad)))
+
+    return theory.Inequality(V, over=2 / h)
+
+
 HB_STEPS = theory.StepSizes(
     nonconvex=theory.Theorem(
         heavy_ball_step,
         "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 2 Phi^0/(h T)",
         (theory.SMOOTH, theory.CONTRACTIVE),
         "derived here; method: Fatkhullin et al. 2021",
+        says=heavy_ball_promise,
     ),
     released=RELEASED,
 )

@@ -8,7 +8,8 @@ from raybench.algorithms.gd import GD
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = L^2 ||w - x||^2: rho = theta, B = beta L^2, theta and beta of the downlink compressor."""
     theta, beta = theory.contraction(k.need("down_alpha"))
-    return theory.Rate(rho=theta, B=beta * k.need("L") ** 2)
+    L = k.need("L")
+    return theory.Rate(rho=theta, B=beta * L**2, G=lambda s, c, grad: L * (s.x - s.y)[:, None])
 
 
 STEPS = theory.recursive(recursion, "derived here; method: Gruntkowska, Tyurin, Richtarik 2023")

@@ -48,7 +48,8 @@ def recursion(k: theory.Setting) -> theory.Rate:
     """
     r, r_av = shrinkage(k)
     rho = (1 - r) / (1 + sqrt(r))
-    return theory.Rate(rho=rho, B=r_av / rho * k.need("L_tilde") ** 2)
+    drift = r_av / rho * k.need("L_tilde") ** 2
+    return theory.Rate(rho=rho, B=drift, G=lambda s, c, grad: sqrt(r_av) * (c.h - grad))
 
 
 def paper(k: theory.Setting) -> float:

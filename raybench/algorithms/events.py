@@ -15,7 +15,7 @@ from raybench.algorithms.protocols import EventNet, Net
 from raybench.compressors.dense import Identity
 from raybench.core.cells import State
 from raybench.wire import Message
-from raybench.wire.wire import lent
+from raybench.wire.wire import dense_view
 
 BATCH = Integer("full", low=1, words=("full",), help="samples of a gradient")
 TARGET = Number(
@@ -57,7 +57,7 @@ class Asynchronous(Algorithm):
     def message(a, net: EventNet, s: State, c: State, i: int) -> Message:
         """Return the message (B, 1) of client i: its gradient, compressed where there is a compressor."""
         g = a.direction(net, s, c, i)[:, None]
-        return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else lent(g)
+        return a.Q(g, net.call_stream("uplink", i)) if compresses(a) else dense_view(g)
 
     def direction(a, net: EventNet, s: State, c: State, i: int) -> Tensor:
         """Return what client i has computed at its point, (B, d): by default a gradient."""
@@ -154,10 +154,3 @@ def noise_over_target(k: theory.Setting) -> float:
 def threshold(k: theory.Setting) -> float:
     """max{1, ceil(sigma^2/epsilon)}."""
     return float(max(1, -(-noise_over_target(k) // 1)))
-
-
-SAME_DATA = theory.Assumption(
-    "all clients have the same f",
-    "clients have functions of their own",
-    lambda k: k.n == 1 or k.states(theory.Fact.SAME_CLIENTS),
-)

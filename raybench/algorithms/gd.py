@@ -35,6 +35,7 @@ STEPS = theory.StepSizes(
         "f(x^t) - f* <= (1 - gamma mu)^t (f(x^0) - f*)",
         (theory.PROXIMABLE, theory.PL),
         "Polyak 1963; Karimi, Nutini, Schmidt 2016",
+        says=lambda k, gamma: theory.Inequality(factor=1 - gamma * k.need("mu")),
     ),
 )
 
@@ -122,7 +123,11 @@ def heavy_ball(k: theory.Setting) -> theory.Rate:
     if k.numbers.get("nesterov"):
         raise theory.NoTheory("Nesterov's form has none here")
     eta, L = k.number("momentum"), k.need("L")
-    return theory.Rate(rho=1 - eta, B=eta**2 / (1 - eta) * L**2, scale=1 - eta)
+
+    def G(s, c, grad):  # m of the next step is (1 - eta)(eta v + grad f)
+        return eta * ((1 - eta) * s.outer - grad.mean(1))[:, None]
+
+    return theory.Rate(rho=1 - eta, B=eta**2 / (1 - eta) * L**2, scale=1 - eta, G=G)
 
 
 def undamped(k: theory.Setting) -> float:

@@ -70,17 +70,18 @@ class LGC(Estimator):
         s.moments = [[zeros_like(w) for w in s.W] for _ in range(2)]
 
     def estimate(a, wire, s, c, grad):
+        # u_i <- eta u_i + g_i; v_i <- v_i + u_i; fits: rounds of top-k so far
         c.u = a.momentum * c.u + grad
         v, fits = c.v + c.u, wire.t - a.dense_rounds
         if fits > a.fit_rounds:
             sent, mean = a.learned(wire, s, v)
         else:
-            m = a.C(v, wire.stream("up")) if fits > 0 else Dense(v)
+            m = a.C(v, wire.stream("up")) if fits > 0 else Dense(v)  # sent_i = C(v_i), first v_i
             sent, got = m.decode(), wire.up(m)
             mean = got.mean() if a.broadcasts_model else wire.down(Dense(got.mean()))
             if fits > 0:
                 a.fit(wire, s, got, fits)
-        c.v = v - sent
+        c.v = v - sent  # v_i <- v_i - sent_i
         if a.masking and fits > 0:
             c.u = where(sent != 0, 0.0, c.u)
         return mean
@@ -101,15 +102,17 @@ class LGC(Estimator):
             s.W = autoencoder.cut(wire.down(Dense(torch.cat([w.flatten(1) for w in s.W], 1))), s.W)
             s.moments = []
         S, common = a.shared(wire, a.C(v, wire.stream("up")), v)
-        z = Dense(autoencoder.encoded(s.W, common))
+        z = Dense(autoencoder.encoded(s.W, common))  # E(v_i[S])
         z = a.passed_on(wire, z).decode() if a.broadcasts_model else wire.mean(z.values)
-        h = autoencoder.decoded(s.W, z[:, None], common.shape[-1])
+        h = autoencoder.decoded(s.W, z[:, None], common.shape[-1])  # h = D(mean E(v_i[S]))
+        # sent_i = <h, v_i[S]>/||h||^2 h on S, the best multiple of h
         size = h.square().sum(-1, keepdim=True)
         factor = where(size != 0, (h * common).sum(-1, keepdim=True) / size, 0.0)
         sent = zeros_like(v).scatter(-1, S, factor * h)
         both = wire.up(Dense(factor)).mean() if a.broadcasts_model else wire.mean(factor)
         mean = wire.zero().scatter(-1, S[:, 0], both * h[:, 0])
         if a.T is not None:
+            # of what that leaves of v_i the largest entries
             more = a.T(v - sent, wire.stream("innovation"))
             if a.broadcasts_model:
                 return sent + more.decode(), mean + wire.up(more).mean()

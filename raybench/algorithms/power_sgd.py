@@ -31,8 +31,8 @@ class PowerSGD(Estimator):
     """
 
     broadcasts_model = False
-    errors = ("e",)
-    left_to_loops = {
+    unsent_state = ("e",)
+    refused_in_loops = {
         "momentum": "the momentum of your optimizer",
         "nesterov": "the momentum of your optimizer",
     }
@@ -117,8 +117,8 @@ class Dion(Estimator):
     """
 
     broadcasts_model = False
-    errors = ("M",)
-    left_to_loops = {"decay": "the weight_decay of your optimizer"}
+    unsent_state = ("M",)
+    refused_in_loops = {"decay": "the weight_decay of your optimizer"}
 
     def setup(a, wire, s, c):
         c.M, s.m, s.Q = wire.zeros(), wire.zero(), bases(wire, a.rank)

@@ -24,7 +24,7 @@ class SignSGD(Estimator):
     """
 
     broadcasts_model = False
-    left_to_loops = {"decay": "the weight_decay of your optimizer"}
+    refused_in_loops = {"decay": "the weight_decay of your optimizer"}
 
     def estimate(a, wire, s, c, grad):
         votes = wire.up(a.ballot(grad, wire.stream("up"))).sum()
@@ -94,7 +94,7 @@ class OneBitAdam(Estimator):
     """
 
     broadcasts_model = False
-    errors = ("e",)
+    unsent_state = ("e",)
 
     def setup(a, wire, s, c):
         s.m, s.v, s.E, c.e = wire.zero(), wire.zero(), wire.zero(), wire.zeros()
@@ -153,6 +153,7 @@ class ZeroOneAdam(Estimator):
     def source(a, net, s, c):
         if net.t <= a.freeze + 1:
             return a.gradient(net, s.x)
+        # at y_i = x - u_i/(sqrt(v) + epsilon), where the client's own steps have taken it
         return a.gradient(net, s.x[:, None] - a.scaled(s.v[:, None], c.u))
 
     def estimate(a, wire, s, c, grad):
@@ -160,21 +161,22 @@ class ZeroOneAdam(Estimator):
         if t <= a.freeze:
             if t % variance_interval(t, a.updates) == 0:
                 g = wire.mean(grad)
+                # v <- beta2 v + (1 - beta2) g^2
                 s.v = a.beta2 * s.v + (1 - a.beta2) * g.square()
             else:
                 g = a.in_one_bit(wire, s, c, grad)
-            s.m = a.beta1 * s.m + (1 - a.beta1) * g
+            s.m = a.beta1 * s.m + (1 - a.beta1) * g  # m <- beta1 m + (1 - beta1) g
             return a.gamma * a.scaled(s.v, s.m)
-        if (
-            t == a.freeze + 1
-        ):  # the memories were of gradients, and are of sums of momenta from now on
+        if t == a.freeze + 1:
+            # the memories were of gradients, and are of sums of momenta from now on
             c.m, c.e, s.E = c.m + s.m[:, None], wire.zeros(), wire.zero()
+        # m_i <- beta1 m_i + (1 - beta1) g_i; u_i <- u_i + gamma m_i; time: the sum of gamma
         c.m = a.beta1 * c.m + (1 - a.beta1) * grad
         c.u, s.time = c.u + a.gamma * c.m, s.time + a.gamma * torch.ones_like(s.time)
         if t % min(a.steps_most, 2 ** ((t - a.freeze - 1) // a.steps_each)) != 0:
             return wire.zero()
         u = a.in_one_bit(wire, s, c, c.u)
-        s.m = u / s.time
+        s.m = u / s.time  # the mean momentum since the last exchange, from which all go on
         c.m, c.u, s.time = (
             torch.zeros_like(c.m) + s.m[:, None],
             wire.zeros(),

@@ -9,7 +9,7 @@ from raybench.algorithms.base import (
     algorithm,
     theory,
 )
-from raybench.algorithms.ef21 import EF21
+from raybench.algorithms.ef21 import EF21, errors
 from raybench.algorithms.marina import sync_probability
 
 
@@ -23,7 +23,7 @@ def three_point(pair: theory.Pair) -> theory.StepSizes:
     def with_constant(name: str) -> theory.Formula:
         def recursion(k: theory.Setting) -> theory.Rate:
             rho, drift = pair(k)
-            return theory.Rate(rho=rho, B=drift * k.need(name) ** 2)
+            return theory.Rate(rho=rho, B=drift * k.need(name) ** 2, G=errors)
 
         recursion.__doc__ = pair.__doc__
         return recursion
@@ -99,12 +99,12 @@ def v2(k: theory.Setting) -> tuple[float, float]:
     E||b - grad f_i(x+)||^2 = ||g_i - grad f_i(x)||^2 + omega ||grad f_i(x+) - grad f_i(x)||^2.
     """
     alpha = k.need("alpha")
-    return alpha, (1 - alpha) * k.operator("first").omega
+    return alpha, (1 - alpha) * k.compressor("first").omega
 
 
 def v4(k: theory.Setting) -> tuple[float, float]:
     """EF21's A = theta and B = beta, of alpha = 1 - (1 - alpha_1)(1 - alpha_2), alpha_1 of ``first``."""
-    left = (1 - k.operator("first").alpha) * (1 - k.need("alpha"))
+    left = (1 - k.compressor("first").alpha) * (1 - k.need("alpha"))
     return theory.contraction(1 - left)
 
 

@@ -12,8 +12,8 @@ from raybench.analysis.frames import (
     best_steps,
     closing_table,
     frames,
+    frames_of,
     keep_targets,
-    opened,
 )
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.rankings import compare, differences, profile, rank, trials
@@ -29,7 +29,7 @@ from raybench.analysis.tuned import (
     main_metric,
     tuned,
 )
-from raybench.clock.links import Network
+from raybench.clock.links import LinkNetwork
 from raybench.store.reader import configs
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "Frames",
     "How",
     "Interval",
-    "Network",
+    "LinkNetwork",
     "Source",
     "Where",
     "annotate",
@@ -58,11 +58,11 @@ __all__ = [
     "first_crossing",
     "first_reached",
     "frames",
+    "frames_of",
     "instances",
     "interval",
     "keep_targets",
     "main_metric",
-    "opened",
     "profile",
     "rank",
     "ranks",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.curves import ordered, pieces
-from raybench.analysis.frames import Source, Where, axis, keys, opened
+from raybench.analysis.frames import Source, Where, axis, frames_of, keys
 from raybench.analysis.statistics import ranks
 from raybench.core.errors import InputError
 from raybench.store.reader import How
@@ -48,10 +48,10 @@ def curves(
     2000.0      0.07194     0.19291  0.48508        0.16545
     4000.0      0.00518     0.03726  0.23633        0.02738
     """
-    results = opened(source, where, accounting)
+    results = frames_of(source, where, accounting)
     x, y = axis(x or results.cost, results, "x"), axis(y or results.metric, results, "y")
     names = keys(by, results.cells)
-    rows = results.held.columns([x, y])
+    rows = results.curves_source.columns([x, y])
     parts: list[tuple[str, np.ndarray, np.ndarray]] = []
     for block in rows.blocks:
         shown = (block[x] > 0) & ~np.isnan(block[y])

@@ -12,7 +12,7 @@ from raybench.analysis.curves import first_crossing
 from raybench.analysis.simulated import SECONDS, travel, work
 from raybench.analysis.statistics import interval
 from raybench.analysis.tuned import candidates, set_apart
-from raybench.clock.links import Network
+from raybench.clock.links import LinkNetwork
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
 POINTS = 49
@@ -27,7 +27,7 @@ COLUMNS += ["seeds", "dense", "fastest"]
 def by_bandwidth(
     curves: pd.DataFrame,
     cells: pd.DataFrame,
-    network: Network,
+    network: LinkNetwork,
     targets: dict[str, float],
     y: str = "grad_norm_sq",
     at: np.ndarray | None = None,
@@ -55,7 +55,7 @@ def by_bandwidth(
 def _facet(
     curves: pd.DataFrame,
     cells: pd.DataFrame,
-    network: Network,
+    network: LinkNetwork,
     target: float,
     y: str,
     at: np.ndarray,

@@ -188,13 +188,13 @@ class InFolder:
         return InFolder(self.results, cells, whole=False)
 
 
-Held = InMemory | InFolder
+CurvesSource = InMemory | InFolder
 
 
 # Runs that ended ``ok`` though f grew: their gradient may be small, far away from any minimum ----------
 
 
-def growth(cells: pd.DataFrame, stored: Held) -> pd.Series:
+def growth(cells: pd.DataFrame, stored: CurvesSource) -> pd.Series:
     """Return how f grew in each cell, same rows as ``cells``: ``f grew 650,000×``, empty where it did not.
 
     Of cells that ended ok. Where f(x^0) is not positive no factor tells anything: ``f grew from 0 to 454,016``.
@@ -218,7 +218,7 @@ def growth(cells: pd.DataFrame, stored: Held) -> pd.Series:
     return words
 
 
-def _first_loss(stored: Held, cells: pd.Series) -> pd.Series:
+def _first_loss(stored: CurvesSource, cells: pd.Series) -> pd.Series:
     """Return f at the first row of cells that knows it, by cell."""
     return ordered(stored.of(set(cells), ["loss"]), ["loss"]).first("loss", known("loss"))
 

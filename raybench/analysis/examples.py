@@ -35,8 +35,8 @@ def example(
     cells: list[dict[str, object]] = []
     paces = []
     for p, problem in enumerate(problems):
-        for name, operator, k, bits, decade in METHODS:
-            compressor = None if operator is None else {"name": operator, "params": {"k": k}}
+        for name, form, k, bits, decade in METHODS:
+            compressor = None if form is None else {"name": form, "params": {"k": k}}
             config = {
                 "problem": {"name": "logistic", "params": {"dataset": problem}},
                 "algorithm": {"name": name, "params": {}},
@@ -49,12 +49,12 @@ def example(
                     {
                         "cell": f"{problem} {name} {k} {step:g} {seed}",
                         "group": f"{problem} {name} {k}",
-                        "label": name if k is None else f"{name} {operator} k={k}",
+                        "label": name if k is None else f"{name} {form} k={k}",
                         "problem": "logistic",
                         "dataset": problem,
                         "clients": 10 * (p + 1),
                         "algorithm": name,
-                        "compressor": operator,
+                        "compressor": form,
                         "k": k,
                         "step_size": 0.1 * step,
                         "step_multiple": step,

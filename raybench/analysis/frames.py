@@ -23,7 +23,14 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.clocked import CLOCK, with_clock
-from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, first_crossing, growth
+from raybench.analysis.curves import (
+    NUMBERS,
+    CurvesSource,
+    InFolder,
+    InMemory,
+    first_crossing,
+    growth,
+)
 from raybench.analysis.methods import ATTACKERS, annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.analysis.tuned import (
@@ -36,14 +43,14 @@ from raybench.analysis.tuned import (
     tuned,
     with_final,
 )
-from raybench.clock.links import Network
-from raybench.clock.links import parse as parse_link
+from raybench.clock.links import LinkNetwork, parse_network
 from raybench.core.errors import InputError, nearest
 from raybench.store import reader
-from raybench.store.accounting import parse, rebook
+from raybench.store.accounting import parse_accounting, rebook
 from raybench.store.files import Files, open_folder
-from raybench.store.log import TARGETS
+from raybench.store.log import TARGETS, written
 from raybench.store.reader import How
+from raybench.store.schema import config_of
 
 MOST_METHODS_TOLD = 6  # in a note
 OF_A_PROBLEM = ("problem", "x0")
@@ -69,16 +76,16 @@ class Frames:
     cells of the folder are of no sweep that is shown.
     """
 
-    held: Held
+    curves_source: CurvesSource
     cells: pd.DataFrame
     metric: str
     sweep: dict[str, Any] = field(default_factory=dict)
     accounting: str = ""
     folder: str = ""
     texts: Mapping[str, str] = field(default_factory=dict)  # of the sweeps that ran, by file
-    link: Network | None = None
+    link: LinkNetwork | None = None
     link_text: str = ""  # as the user wrote it
-    paid: str | None = None  # the column that a target is paid in, where it is not the usual one
+    cost_column: str | None = None  # what a target is paid in, where it is not the usual one
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
     tuning_seeds: tuple[int, ...] = ()  # on which steps are chosen; none: all
@@ -90,18 +97,18 @@ class Frames:
     @property
     def curves(self) -> pd.DataFrame:
         """All curves with all columns; of a large folder more than memory may hold."""
-        return self.held.all()
+        return self.curves_source.all()
 
     def rows(self, cells: Collection[str], names: Sequence[str]) -> pd.DataFrame:
         """Return the curves of some cells: these columns of numbers, and what tells the cells apart."""
-        return self.held.of(cells, names)
+        return self.curves_source.of(cells, names)
 
     def tuned(self, by: str, target: float | None = None, cost: str = "") -> pd.DataFrame:
         """Return ``tuned`` of these frames by their metric and ``cost`` (their own); computed once."""
         cost, seeds = cost or self.cost, self.tuning_seeds
         key = (by, self.asked if target is None else target, cost)
         if key not in self._tuned:
-            curves = self.held.columns([cost, self.metric])
+            curves = self.curves_source.columns([cost, self.metric])
             goal = self.goals if target is None else target
             self._tuned[key] = tuned(curves, self.cells, goal, by, self.metric, cost, seeds or None)
         return self._tuned[key].copy()
@@ -130,14 +137,15 @@ class Frames:
     @cached_property
     def own_targets(self) -> Mapping[str, float]:
         """The ``default_target`` of each facet, from what the folder holds now."""
-        rows = self.held.columns([self.cost, self.metric])  # as ``tuned`` asks for them: read once
+        # as ``tuned`` asks for them: read once
+        rows = self.curves_source.columns([self.cost, self.metric])
         parts = self.cells.groupby("facet", sort=False)
         return {str(f): default_target(rows, part, self.metric) for f, part in parts}
 
     @cached_property
     def growth(self) -> pd.Series:
         """How f grew in each cell that ended ok: see ``analysis.growth``."""
-        return growth(self.cells, self.held)
+        return growth(self.cells, self.curves_source)
 
     @property
     def to_come(self) -> list[str]:
@@ -180,17 +188,17 @@ class Frames:
         if timed:
             head = f"{timed:,} of {len(self.cells):,} cells ran on a clock"
             lines.append(
-                f"{head}: here their rounds count as synchronous; --x clock has their time"
+                f"{head}: here their rounds count as synchronous; --cost clock has their time"
             )
         return [*lines, *self.absent]
 
     @property
     def cost(self) -> str:
         """The column that a target is paid in."""
-        return self.paid or ("bits_up" if self.link is None else SECONDS)
+        return self.cost_column or ("bits_up" if self.link is None else SECONDS)
 
     @property
-    def paid_in(self) -> str:
+    def cost_name(self) -> str:
         """How columns of ``closing_table`` name what a target costs: ``bits``, ``seconds``, or another column."""
         short = {"bits_up": "bits", CLOCK: "seconds", SECONDS: "seconds"}
         return short.get(self.cost, self.cost)
@@ -223,48 +231,56 @@ def frames(
 ) -> Frames:
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
-    link: a network as ``links.parse`` reads it, such as ``1Gbit,ring``: curves and cells get seconds simulated for it.
-    Without both only those columns and rows of the curves are read that are asked for. target: in place of those that
-    the folder keeps (``keep_targets``); ``auto``: from what it holds now. tuning_seeds: on which K and steps are
-    chosen, by all that is made of the frames; results are then those of the other seeds. every: all cells, not those
-    alone of the sweep that ran last in the folder. clock: typed; curves that have none get its ``clock_seconds``, in
-    which targets are then paid. Raises InputError if there are no results in the folder, the accounting or the link is
-    unknown, or the seeds are not some of those there are.
+    Without accounting and link only those columns and rows of the curves are read that are asked for. Raises InputError
+    if there are no results in the folder, the accounting or the link is unknown, or the seeds are not some of those
+    there are.
+
+    Args:
+        folder: a results folder, or its URL.
+        accounting: under which bits are counted anew; by default as the folder's sweep says.
+        link: a network as ``links.parse_network`` reads it, such as ``1Gbit,ring``: curves and cells get seconds simulated for
+            it.
+        target: in place of those that the folder keeps (``keep_targets``); ``auto``: from what it holds now.
+        tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the
+            other seeds.
+        every: all cells, not those alone of the sweep that ran last in the folder.
+        clock: typed; curves that have none get its ``clock_seconds``, in which targets are then paid.
     """
-    network = None if link is None else parse_link(link)
-    sweep = reader.sweep(folder)
+    network = None if link is None else parse_network(link)
+    files = reader.open_results(folder)
+    sweep = reader.sweep(files)
     if isinstance(target, str) and target != "auto":
         raise InputError.of("target", f"unknown {target!r}", "a number > 0, or auto")
     more: dict[str, Any] = {"sweep": sweep, "folder": os.fspath(folder)}
     more["asked"] = target if target is None or target == "auto" else float(target)
-    more |= {"texts": reader.sweep_texts(folder), "grid": reader.grid(folder)}
-    only = None if every else reader.planned(folder)
-    rule = parse(accounting if accounting is not None else sweep.get("accounting"))
+    more |= {"texts": reader.sweep_texts(files), "grid": reader.grid(files)}
+    only = None if every else reader.planned(files)
+    rule = parse_accounting(accounting if accounting is not None else sweep.get("accounting"))
     if accounting is None and link is None and clock is None:
-        stored = reader.Results(folder, only)
+        stored = reader.Results(files, only)
         more["left_out"] = stored.left_out
         cells = describe(stored.cells)
         stored_curves = InFolder(stored, cells)
-        more["missing"] = len(reader.missing(folder, cells["cell"]))
+        more["missing"] = len(reader.missing(files, cells["cell"]))
         metric = METRICS[0]
         if not cells[metric].notna().any():
             metric = main_metric(stored_curves.columns(METRICS))
         if metric not in cells:
             cells = with_final(cells, stored_curves.columns([metric]), metric)
-        targets = _kept(folder, cells, metric)
+        targets = _kept(files, cells, metric)
         results = Frames(stored_curves, cells, metric, accounting=str(rule), kept=targets, **more)
         return choosing_on(results, tuning_seeds)
-    curves, cells = reader.frames(folder, accounting)
-    more["missing"] = len(reader.missing(folder, cells["cell"]))
+    curves, cells = reader.frames(files, accounting)
+    more["missing"] = len(reader.missing(files, cells["cell"]))
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
         curves, cells = (part[part["cell"].isin(only)] for part in (curves, cells))
     if clock is not None:
-        curves, more["paid"] = with_clock(curves, cells, clock), CLOCK
+        curves, more["cost_column"] = with_clock(curves, cells, clock), CLOCK
     results = framed(
         curves, cells, accounting=str(rule), link=network, link_text=link or "", **more
     )
-    results = replace(results, kept=_kept(folder, results.cells, results.metric))
+    results = replace(results, kept=_kept(files, results.cells, results.metric))
     return choosing_on(results, tuning_seeds)
 
 
@@ -276,11 +292,11 @@ def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
     if not tuning_seeds:
         return results
     there = sorted({int(s) for s in results.cells["seed"].dropna()})
-    chosen = tuple(seed for seed in there if seed in tuning_seeds)
-    if not chosen or len(chosen) == len(there):
-        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
+    seeds = tuple(seed for seed in there if seed in tuning_seeds)
+    if not seeds or len(seeds) == len(there):
+        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if seeds else 'none'} of the seeds there are"
         raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
-    return replace(results, tuning_seeds=chosen, _tuned={})
+    return replace(results, tuning_seeds=seeds, _tuned={})
 
 
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
@@ -295,7 +311,7 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     return Frames(InMemory(curves), with_final(cells, curves, metric), metric, **more)
 
 
-def opened(source: Source, where: Where | None = None, accounting: How = None) -> Frames:
+def frames_of(source: Source, where: Where | None = None, accounting: How = None) -> Frames:
     """Return the frames of a source, with the cells that are meant alone.
 
     Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of
@@ -306,17 +322,17 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
     elif isinstance(source, Frames | tuple):
         tables = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
-            tables = rebook(*tables, parse(accounting))
+            tables = rebook(*tables, parse_accounting(accounting))
         results = framed(*tables)
     else:
         results = frames(source, accounting)
-    return results if not where else chosen(results, where)
+    return results if not where else frames_where(results, where)
 
 
-def chosen(results: Frames, where: Where) -> Frames:
+def frames_where(results: Frames, where: Where) -> Frames:
     """Return frames with those cells alone whose columns have one of the values given."""
     cells = having(results.cells, where, "where").reset_index(drop=True)
-    return replace(results, cells=cells, held=results.held.part(cells), _tuned={})
+    return replace(results, cells=cells, curves_source=results.curves_source.part(cells), _tuned={})
 
 
 def having(cells: pd.DataFrame, where: Where, place: str) -> pd.DataFrame:
@@ -383,9 +399,9 @@ def problems_of(cells: pd.DataFrame) -> dict[str, str]:
     """Return a key of each facet's problem, from its settings. cells: with ``facet`` (``describe``) and ``config``."""
     heads, keys = cells.drop_duplicates("facet"), {}
     for facet, config in zip(heads["facet"], heads["config"], strict=True):
-        settings = json.loads(config) if isinstance(config, str) else {"problem": facet}
+        settings = config_of(config) or {"problem": facet}
         problem = {key: settings.get(key) for key in OF_A_PROBLEM}
-        flat = {**reader.flatten(config if isinstance(config, str) else None), **settings}
+        flat = {**reader.flatten(config), **settings}
         problem |= {key: flat[key] for key in OF_A_FACET if flat.get(key) is not None}
         text = json.dumps(problem, sort_keys=True, separators=(",", ":"))
         keys[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -397,26 +413,25 @@ def read_targets(files: Files) -> dict[tuple[str, str], Kept]:
 
     Raises InputError where the file is not what ``keep_targets`` writes.
     """
-    data = files.read(TARGETS)
+    data = written(files, TARGETS, dict)
     if data is None:
         return {}
-    targets = {}
+    targets: dict[tuple[str, str], Kept] = {}
+    where, fix = f"{files.name}/{TARGETS}", "remove it: targets are then fixed anew"
     try:
-        for row in json.loads(data)["targets"]:
+        for row in data["targets"]:
             target = Kept(str(row["metric"]), float(row["value"]), str(row["since"]))
             targets[str(row["problem"]), target.metric] = target
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        fix = "remove it: targets are then fixed anew"
-        raise InputError.of(f"{files.name}/{TARGETS}", "is not as it was written", fix) from error
+        raise InputError.of(where, "is not as it was written", fix) from error
     if not all(math.isfinite(target.value) for target in targets.values()):
-        what = "holds a target that is no number"
-        raise InputError.of(f"{files.name}/{TARGETS}", what, "remove it")
+        raise InputError.of(where, "holds a target that is no number", fix)
     return targets
 
 
-def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
+def _kept(files: Files, cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
     """Return the targets that a folder keeps, by facet."""
-    targets = read_targets(reader.open_results(folder))
+    targets = read_targets(files)
     keys = problems_of(cells) if targets else {}
     return {f: targets[key, metric] for f, key in keys.items() if (key, metric) in targets}
 
@@ -436,7 +451,7 @@ def keep_targets(results: Frames) -> Frames:
     if fresh:
         rows = [{"problem": key, **vars(row)} for (key, _), row in {**targets, **fresh}.items()]
         files.write(TARGETS, json.dumps({"targets": rows}, indent=1).encode())
-    return replace(results, kept=_kept(results.folder, results.cells, metric), _tuned={})
+    return replace(results, kept=_kept(files, results.cells, metric), _tuned={})
 
 
 # The table that a sweep ends with --------------------------------------------------------------------
@@ -486,10 +501,10 @@ def closing_table(
     1  MARINA Rand-K  1.0            2.0  high          7488.0        0.418
     2             GD  NaN            2.0  high         17920.0        1.000
     """
-    results = opened(source, accounting=accounting)
+    results = frames_of(source, accounting=accounting)
     kind = "series" if by == "k" else by
     best = results.tuned(kind, target)
-    unit = results.paid_in
+    unit = results.cost_name
     names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
     heads = [names.get(name, name) for name in COLUMNS]
     if best.empty:
@@ -527,7 +542,7 @@ def clock_to_target(results: Frames, best: pd.DataFrame, by: str) -> np.ndarray 
     cells = results.cells
     if results.cost == CLOCK or not cells["on_clock"].any():
         return None
-    rows = results.held.columns([CLOCK, results.metric])
+    rows = results.curves_source.columns([CLOCK, results.metric])
     arrivals = {
         target: first_crossing(rows, target, CLOCK, results.metric, settled=True)
         for target in best["target"].dropna().unique()
@@ -578,7 +593,7 @@ def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[flo
     """
     results = framed(curves, cells)
     y = results.metric
-    rows = results.held.columns([results.cost, y])
+    rows = results.curves_source.columns([results.cost, y])
     out: dict[str, tuple[float, ...]] = {}
     for _, part in results.cells.groupby("facet", sort=False):
         table = candidates(rows, part, default_target(rows, part, y), "method", y)
@@ -588,9 +603,9 @@ def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[flo
         for series, mine in table[table["ok"] > 0].groupby("series", sort=False):
             ends = mine[y].clip(lower=SQUARED_ROUNDING) if y == METRICS[0] else mine[y]
             best = mine[mine["eligible"]].head(1)
-            chosen = list(best["step_size"])
+            sizes = list(best["step_size"])
             # where the best step ends as low as any, another one would not change the target
             if best.empty or not (ends[best.index] <= ends.min()).all():
-                chosen += list(mine.loc[ends == ends.min(), "step_size"].head(1))
-            out |= dict.fromkeys(groups[series], tuple(chosen))
+                sizes += list(mine.loc[ends == ends.min(), "step_size"].head(1))
+            out |= dict.fromkeys(groups[series], tuple(sizes))
     return out

@@ -51,7 +51,7 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class SeedSample:
     """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
 
     drawn: whether another seed would give another number. spread: how far one seed alone may be off, None if not known.
@@ -77,10 +77,10 @@ class Sample:
         """How many seeds, 0 where none enters."""
         return len(self.upper) if self.drawn else 0
 
-    def times(self, factor: float) -> Sample:
+    def times(self, factor: float) -> SeedSample:
         """This sample, multiplied by a number."""
         ends = (self.lower * factor, self.upper * factor)
-        return Sample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
+        return SeedSample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
 
     def reach(self, values: pd.Series) -> tuple[float, float]:
         """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
@@ -94,16 +94,16 @@ class Sample:
         return low - self.spread * abs(low), high + self.spread * abs(high)
 
 
-NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
+NOTHING = SeedSample(pd.Series(dtype=float), pd.Series(dtype=float))
 
 
-def certain(lower: float, upper: float) -> Sample:
+def certain(lower: float, upper: float) -> SeedSample:
     """Return a number in which no seed enters, between its bounds."""
-    return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
+    return SeedSample(pd.Series([lower]), pd.Series([upper]), drawn=False)
 
 
 def order(
-    a: Sample, x: pd.Series, b: Sample, y: pd.Series, pairs: bool = False
+    a: SeedSample, x: pd.Series, b: SeedSample, y: pd.Series, pairs: bool = False
 ) -> tuple[bool | None, float]:
     """Return whether seeds x of a are below seeds y of b, None where they do not tell, and the p-value of a test.
 
@@ -146,7 +146,7 @@ def sample(
     measure: Measure,
     budget: float = math.nan,
     spread: float | None = None,
-) -> Sample:
+) -> SeedSample:
     """Return what is measured of described cells: of the step and K that is best by the median over seeds, every seed's number.
 
     budget: what ``common`` stands for. Raises InputError for a column that there is not.
@@ -176,7 +176,7 @@ def sample(
         best((part[end].sort_index() for part in candidates), key=pd.Series.median)
         for end in ("lower", "upper")
     )
-    return Sample(lower, upper, spread=spread)
+    return SeedSample(lower, upper, spread=spread)
 
 
 def _bounds(

@@ -11,6 +11,7 @@ import pandas as pd
 
 from raybench.core import registry
 from raybench.store.reader import configs, shared
+from raybench.store.schema import config_of
 
 _METHOD_KEYS = (
     *("algorithm.", "compressor.", "downlink", "groups", "local", "outer", "delay", "robust"),
@@ -125,7 +126,8 @@ def _differs(column: str, value: object) -> str:
     if column == "plugins":
         plugins = json.loads(str(value)) if value is not None else []
         return ", ".join(
-            f"{plugin['name']} {(plugin['source'] or plugin['version'])[:6]}" for plugin in plugins
+            f"{plugin['name']} {(plugin.get('source') or plugin.get('version') or '')[:6]}"
+            for plugin in plugins
         )
     return f"{_key(column)}={_number(value)}" if _known(value) else f"no {_key(column)}"
 
@@ -291,10 +293,7 @@ def k_words(cells: pd.DataFrame) -> pd.Series:
 
 def _asked(text: str) -> tuple[str, bool]:
     """Return the K that a cell's config (JSON) asks for, spelled, and whether it is a share."""
-    config = json.loads(text)
-    compressor = config.get("compressor") if isinstance(config, dict) else None
-    params = compressor.get("params") if isinstance(compressor, dict) else None
-    k = params.get("k") if isinstance(params, dict) else None
+    k = ((config_of(text).get("compressor") or {}).get("params") or {}).get("k")
     if isinstance(k, str) and k.strip().endswith("%"):
         return "".join(k.split()), True
     if isinstance(k, float) and 0 < k < 1:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.frames import Frames, Source, Where, axis, keys, opened, targets_of
+from raybench.analysis.frames import Frames, Source, Where, axis, frames_of, keys, targets_of
 from raybench.analysis.statistics import (
-    Verdict,
+    CostComparison,
     clopper_pearson,
     critical,
     friedman,
@@ -72,7 +72,7 @@ def rank(
     1  MARINA Rand-K   2.0     0          8   1.54   True
     2             GD   3.0     0          8   3.76  False
     """
-    table = instances(opened(source, where, accounting), target, by, x)
+    table = instances(frames_of(source, where, accounting), target, by, x)
     heads = [by, "rank", "wins", "reached", "instances", "ratio", "critical", "p_value", "tied"]
     if table.empty:
         return pd.DataFrame(columns=heads)
@@ -130,7 +130,7 @@ def profile(
     GD               0.0  0.000  0.369
     MARINA Rand-K    0.5  0.157  0.843
     """
-    table = instances(opened(source, where, accounting), target, by, x)
+    table = instances(frames_of(source, where, accounting), target, by, x)
     heads = [by, "tau", "share", "low", "high", "instances"]
     if table.empty:
         return pd.DataFrame(columns=heads)
@@ -205,7 +205,7 @@ def trials(
     2       3     4    1.0  4970.0     4620.0      7980.0    5722.5
     3       4     4    1.0  4970.0     4620.0      5250.0    4970.0
     """
-    results = opened(source, where, accounting)
+    results = frames_of(source, where, accounting)
     x, by = axis(x or results.cost, results, "x"), keys(by, results.cells)[0]
     tuning = tuning_seeds if tuning_seeds is not None else results.tuning_seeds or None
     heads = list(dict.fromkeys(["facet", by, "trials", "grid", "seeds", "target"]))
@@ -227,7 +227,7 @@ def _grids(
         (results.cells["facet"] == facet) & (results.cells["status"] != "skipped")
     ]
     apart = set_apart(cells, by, tuning)
-    rows = results.held.columns([x, results.metric])
+    rows = results.curves_source.columns([x, results.metric])
     ranked = candidates(rows, cells[~apart], goal, by, results.metric, x)
     if ranked.empty:
         return
@@ -251,7 +251,7 @@ def _grids(
 def after(costs: np.ndarray) -> dict[str, np.ndarray]:
     """Return the columns of ``trials`` after 1 .. N trials, from costs (N candidates in the order of choice, seeds)."""
     count, seeds = costs.shape
-    weights = chosen(count)
+    weights = first_of_drawn(count)
     finite = np.isfinite(costs)
     sums = weights @ np.where(finite, costs, 0.0)
     sums[(weights @ ~finite) > 0] = np.inf  # 0 times infinity is none
@@ -263,7 +263,7 @@ def after(costs: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(AFTER, columns, strict=True))
 
 
-def chosen(count: int) -> np.ndarray:
+def first_of_drawn(count: int) -> np.ndarray:
     """Return how probably the j-th of N is the first of m that are drawn: an array (m, j), both from 1.
 
     By C(N - j, m - 1) / C(N - j + 1, m - 1) = (N - j - m + 2) / (N - j + 1), from m / N for j = 1.
@@ -343,7 +343,7 @@ def compare(
     """
     if by not in WAYS:
         raise InputError.of("by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
-    first, second = opened(a, where, accounting), opened(b, where, accounting)
+    first, second = frames_of(a, where, accounting), frames_of(b, where, accounting)
     if by == "step" and (first.tuning_seeds or second.tuning_seeds):
         raise InputError.of(
             "--tuning-seeds", "every step is compared, and none chosen", "--by series"
@@ -367,7 +367,7 @@ def compare(
 
 def differences(a: Source, b: Source) -> dict[str, tuple[str, str]]:
     """Return what all cells of two sources differ in: {key of the sweep file: (values in a, values in b)}."""
-    first, second = (_asked(opened(source).cells)[0] for source in (a, b))
+    first, second = (_asked(frames_of(source).cells)[0] for source in (a, b))
     return {name: (_values(first, name), _values(second, name)) for name in _apart(first, second)}
 
 
@@ -466,7 +466,7 @@ def _tuned(
     if by == "step":
         return cells
     pieces = [cells.iloc[:0]]
-    rows = results.held.columns([x, results.metric])
+    rows = results.curves_source.columns([x, results.metric])
     several = cells.groupby("cell").cumcount()  # a cell may stand in several pairs
     for facet, goal in goals:
         for _, part in cells[cells["facet"] == facet].groupby(several, sort=False):
@@ -491,7 +491,8 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
             row |= {f"cells_{name}": len(side), f"cost_{name}": side["cost"].median()}
             row[f"reached_{name}"] = int(np.isfinite(side["cost"]).sum())
         row["apart"] = " → ".join(dict.fromkeys(str(side["side"].iloc[0]) for side in ran))
-        row |= {"pairs": 0, "identical": 0, **Verdict(math.nan, math.nan, math.nan)._asdict()}
+        nothing = CostComparison(math.nan, math.nan, math.nan)
+        row |= {"pairs": 0, "identical": 0, **nothing._asdict()}
         if len(ran) == 2:
             first, second = sides
             few = [side.drop_duplicates("seed")[["seed", "cost", y]] for side in sides]

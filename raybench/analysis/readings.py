@@ -19,7 +19,7 @@ from raybench.analysis.curves import ordered
 from raybench.analysis.frames import Frames, frames
 from raybench.analysis.tuned import candidates
 from raybench.core.errors import InputError
-from raybench.store.accounting import INDEX_BITS, Accounting, parse, rebook
+from raybench.store.accounting import INDEX_BITS, Accounting, parse_accounting, rebook
 
 FACTORS = ("values", "indices", "first", "side", "steps")
 """Columns of ``Audit.readings`` that say what a reading is."""
@@ -82,7 +82,7 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
 
 
 def _readings(results: Frames) -> Iterator[pd.DataFrame]:
-    goals, declared, y = results.goals, parse(results.accounting), results.metric
+    goals, declared, y = results.goals, parse_accounting(results.accounting), results.metric
     by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in results.cells["facet"]}
     curves = results.curves.reset_index(drop=True)
     narrow = _telling(curves, curves["facet"].map(by_facet), y)
@@ -90,7 +90,7 @@ def _readings(results: Frames) -> Iterator[pd.DataFrame]:
     stored = set(results.cells["value_bits"][ran].dropna().astype(int))
     if stored == {declared.value_bits}:  # by another name
         declared = replace(declared, value_bits="dtype")
-    widths = dict.fromkeys(["dtype", *[32] * (max(stored) > 32), declared.value_bits])
+    widths = dict.fromkeys(["dtype", *[32] * (max(stored, default=0) > 32), declared.value_bits])
     cells = results.cells[[c for c in results.cells if c in {*OF_CELLS, y}]]
     for values, code in itertools.product(widths, INDEX_BITS):
         # one table chooses for four readings: each has copies of all cells, whose names its number ends

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.clock import links
-from raybench.clock.links import Network
+from raybench.clock.links import LinkNetwork
 from raybench.core.counts import GATHER
 
 SECONDS = "seconds_simulated"
@@ -67,7 +67,7 @@ def work(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({**columns, "compute": compute, "exchange": exchange})
 
 
-def travel(done: pd.DataFrame, network: Network) -> np.ndarray:
+def travel(done: pd.DataFrame, network: LinkNetwork) -> np.ndarray:
     """Return the seconds that the messages of each row of ``work`` travel."""
     spent = np.zeros(len(done))
     for (exchange, dense), rows in done.groupby(["exchange", "dense"]).indices.items():
@@ -85,7 +85,7 @@ def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndar
     return np.where(np.isnan(results), default, results)
 
 
-def simulated(curves: pd.DataFrame, network: Network) -> pd.DataFrame:
+def simulated(curves: pd.DataFrame, network: LinkNetwork) -> pd.DataFrame:
     """Return the curves, by cell and round, with the column ``seconds_simulated``: cumulative seconds on a network.
 
     By the formula at the top of this module. curves: as for ``work``. Unknown where the bytes are.

@@ -82,7 +82,7 @@ def clopper_pearson(hits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
 # Two samples -----------------------------------------------------------------------------------------
 
 
-class Verdict(NamedTuple):
+class CostComparison(NamedTuple):
     """How costs b compare with costs a. ratio: median b / a; effect: from -1 (all b below a) to 1; p_value: two-sided."""
 
     ratio: float
@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
     p_value: float
 
 
-def paired(a: Values, b: Values) -> Verdict:
+def paired(a: Values, b: Values) -> CostComparison:
     """Compare costs of the same seeds: Wilcoxon's signed-rank test on log(b / a).
 
     ratio: the median of b / a, 1 where both are infinite. effect: the rank-biserial correlation (W+ - W-) / (W+ + W-)
@@ -101,14 +101,14 @@ def paired(a: Values, b: Values) -> Verdict:
 
     ratios = _ratios(a, b)
     if len(ratios) == 0:
-        return Verdict(math.nan, math.nan, math.nan)
+        return CostComparison(math.nan, math.nan, math.nan)
     ratio, change = float(np.median(ratios)), _logs(a, b)
     change = change[change != 0]
     if len(change) == 0:
-        return Verdict(ratio, 0.0, 1.0)
+        return CostComparison(ratio, 0.0, 1.0)
     place = rankdata(np.abs(change))
     up, down = place[change > 0].sum(), place[change < 0].sum()
-    return Verdict(ratio, float((up - down) / (up + down)), signed_rank(place, float(up)))
+    return CostComparison(ratio, float((up - down) / (up + down)), signed_rank(place, float(up)))
 
 
 def signed_rank(place: np.ndarray, up: float) -> float:
@@ -123,7 +123,7 @@ def signed_rank(place: np.ndarray, up: float) -> float:
     return float(min(1.0, 2 * min(law[: at + 1].sum(), law[at:].sum())))
 
 
-def unpaired(a: Values, b: Values) -> Verdict:
+def unpaired(a: Values, b: Values) -> CostComparison:
     """Compare costs of different seeds: the test of Mann and Whitney.
 
     ratio: that of the medians. effect: Cliff's delta, P(b > a) - P(b < a) over all pairs. p_value: exact without ties
@@ -133,15 +133,17 @@ def unpaired(a: Values, b: Values) -> Verdict:
 
     a, b = np.asarray(a, float), np.asarray(b, float)
     if not len(a) or not len(b):
-        return Verdict(math.nan, math.nan, math.nan)
+        return CostComparison(math.nan, math.nan, math.nan)
     ratio = float(_ratios([np.median(a)], [np.median(b)])[0])
     both = np.concatenate([a, b])
     worst = 2 * max(both[np.isfinite(both)], default=1.0) + 1
     x, y = np.minimum(b, worst), np.minimum(a, worst)
     if len({*x, *y}) == 1:
-        return Verdict(ratio, 0.0, 1.0)
+        return CostComparison(ratio, 0.0, 1.0)
     test = mannwhitneyu(x, y, alternative="two-sided", method="auto")
-    return Verdict(ratio, float(2 * test.statistic / (len(a) * len(b)) - 1), float(test.pvalue))
+    return CostComparison(
+        ratio, float(2 * test.statistic / (len(a) * len(b)) - 1), float(test.pvalue)
+    )
 
 
 def holm(p_values: Values) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.curves import Rows, first_crossing, ordered
-from raybench.analysis.frames import Frames, Source, Where, axis, keys, opened, targets_of
+from raybench.analysis.frames import Frames, Source, Where, axis, frames_of, keys, targets_of
 from raybench.analysis.statistics import interval, power
 from raybench.core.errors import InputError, nearest
 from raybench.store.reader import How
@@ -50,7 +50,7 @@ def to_target(
     2     EF21 Top-2      3        3   7980.0       7420.0        8400.0
     3  MARINA Rand-1      3        3   7488.0       7232.0        7680.0
     """
-    results = opened(source, where, accounting)
+    results = frames_of(source, where, accounting)
     x, y = axis(x or results.cost, results, "x"), axis(y or results.metric, results, "y")
     names = list(dict.fromkeys(["facet", *keys(by, results.cells)]))
     cells = results.cells[results.cells["status"] != "skipped"].reset_index(drop=True)
@@ -70,7 +70,7 @@ def costs_of(
     results: Frames, cells: pd.DataFrame, targets: Sequence[tuple[str, float]], x: str, y: str
 ) -> pd.DataFrame:
     """Return cells, once for each target of their facet, with columns target and cost, as ``to_target`` counts it."""
-    rows = results.held.columns([x, y])
+    rows = results.curves_source.columns([x, y])
     crossings: dict[float, pd.Series] = {}
     pieces = [cells.iloc[:0].assign(target=0.0, cost=0.0)]
     for facet, goal in targets:
@@ -187,7 +187,7 @@ def scaling(
     """
     if over not in OVER:
         raise InputError.of("over", f"unknown {over!r}", nearest(over, OVER) or "n, d or k")
-    results = opened(source, where, accounting)
+    results = frames_of(source, where, accounting)
     x, column = axis(x or results.cost, results, "x"), OVER[over]
     kind = "series" if over == "k" else "method"
     heads = ["problem", "method", column]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -106,9 +106,10 @@ def candidates(
     So a setting that fails a seed is chosen only where each does, and a series has the same order among others as
     alone. A setting with a diverged or pruned seed comes last and is not ``eligible``. Columns: facet, by, method,
     series, step, group, algorithm, compressor, baseline, k, step_size, step_multiple, seeds (those that ended ok or
-    failed), ok, diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether the median seed does), tier,
+    failed), ok, diverged, pruned, failed, eligible, arrived (how many seeds reach the target), reached (whether the median seed does), tier,
     cost (the median over seeds, inf for one that misses the target or failed), cost_low, cost_high and coverage (its
-    ``interval``), at_budget, and medians over seeds that ended ok of the final y, loss, accuracy, x, seconds, rounds.
+    ``interval``), the budgets at which tier 2 is compared, within a series and over all (budget, common_budget), y there
+    (at_budget, at_common_budget), and medians over seeds that ended ok of the final y, loss, accuracy, x, seconds, rounds.
     """
     cells = with_final(with_final(_described(cells), curves, y), curves, x)
     cells = cells[cells["status"] != "skipped"].reset_index(drop=True)
@@ -134,7 +135,7 @@ def candidates(
     table = table.assign(
         step_size=cells["step_size"].groupby(number).mean(),
         seeds=counts["ok"] + counts["failed"],
-        **{s: counts[s] for s in ("ok", "diverged", "failed")},
+        **counts,
         eligible=(counts["ok"] > 0) & (counts["diverged"] == 0) & (counts["pruned"] == 0),
         arrived=np.bincount(places[np.isfinite(paid)], minlength=len(table)),
         reached=np.isfinite(costs["cost"]),
@@ -147,27 +148,28 @@ def candidates(
     kinds = ["facet", by]
     ladders = list(dict.fromkeys([*kinds, "series"]))
 
-    def at_budget(kind: list[str]) -> pd.Series:
-        """Return ``y`` at what all settings of a kind have spent."""
+    def at_budget(kind: list[str]) -> tuple[np.ndarray, pd.Series]:
+        """Return what all settings of a kind have spent, and ``y`` there."""
         part = table.groupby(kind, sort=False, dropna=False).ngroup()
-        budget = ends.where(table["eligible"]).groupby(part).min().reindex(part)
-        budgets = pd.Series(budget.to_numpy()[places], index=good["cell"].to_numpy())
+        budget = ends.where(table["eligible"]).groupby(part).min().reindex(part).to_numpy()
+        budgets = pd.Series(budget[places], index=good["cell"].to_numpy())
         values = pd.Series(_at_budget(rows, budgets, y, x))
         unknown = values.isna().groupby(places).any()
-        return values.groupby(places).median().mask(unknown).reindex(table.index)
+        return budget, values.groupby(places).median().mask(unknown).reindex(table.index)
 
-    table["at_budget"] = at_budget(ladders)
-    several = table.groupby(kinds, sort=False, dropna=False)["series"].nunique().max() > 1
+    table["budget"], table["at_budget"] = at_budget(ladders)
+    table["common_budget"], table["at_common_budget"] = table["budget"], table["at_budget"]
+    if table.groupby(kinds, sort=False, dropna=False)["series"].nunique().max() > 1:
+        table["common_budget"], table["at_common_budget"] = at_budget(kinds)
     order = table.assign(
         part=table.groupby(kinds, sort=False, dropna=False).ngroup(),
         last=~table["eligible"],
         first=table["cost"].where(table["reached"], np.inf),
-        common=at_budget(kinds) if several else table["at_budget"],
     )
     rank = ["last", "tier", "first"]
     alone = order.sort_values([*ladders, *rank, "at_budget", y], kind="stable")
     order["place"] = alone.groupby([*ladders, *rank], sort=False, dropna=False).cumcount()
-    order = order.sort_values(["part", *rank, "place", "common", y], kind="stable")
+    order = order.sort_values(["part", *rank, "place", "at_common_budget", y], kind="stable")
     return table.loc[order.index].reset_index(drop=True)
 
 
@@ -234,22 +236,15 @@ def tuned(
     1     EF21 Top-K  1.0   x2   4970.0      3       0  high
     2  MARINA Rand-K  1.0   x2   7488.0      3       0  high
     """
-    cells = _described(cells)
-    rows = ordered(curves, [x, y])
-    pieces = []
-    for facet, part in cells.groupby("facet", sort=False):
-        goal = target.get(facet) if isinstance(target, Mapping) else target
-        goal = default_target(rows, part, y) if goal is None else goal
-        apart = set_apart(part, by, tuning_seeds)
-        table = candidates(rows, part[~apart], goal, by, y, x)
-        if table.empty:  # every cell of this problem was skipped
-            continue
+    rows, pieces = ordered(curves, [x, y]), []
+    every = candidates_by_facet(rows, cells, target, by, y, x, tuning_seeds)
+    for facet, goal, table, others in every:
         best = table.drop_duplicates(by).copy()
         best["edge"] = [
             _edge(table[table["series"] == row["series"]], row) for _, row in best.iterrows()
         ]
         if tuning_seeds is not None:
-            best = _held_out(best, candidates(rows, part[apart], goal, by, y, x), by)
+            best = _held_out(best, candidates(rows, others, goal, by, y, x), by)
         blank = ~best["eligible"].to_numpy(bool)
         numbers = ["cost", "loss", *({y, x} - {"loss"})]
         best.loc[blank, numbers] = np.nan  # a column named twice here would be doubled
@@ -259,6 +254,29 @@ def tuned(
         best.loc[blank, ["step", "edge"]] = ""
         pieces.append(best.assign(facet=facet, target=goal))
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+
+
+def candidates_by_facet(
+    curves: pd.DataFrame | Ordered,
+    cells: pd.DataFrame,
+    target: float | Mapping[str, float] | None,
+    by: str,
+    y: str,
+    x: str,
+    tuning_seeds: Collection[int] | None,
+) -> Iterator[tuple[str, float, pd.DataFrame, pd.DataFrame]]:
+    """Yield of every facet its target, its ``candidates``, and the cells of seeds that have no part in choosing.
+
+    Arguments as those of ``tuned``, which takes the first candidate of each ``by``.
+    """
+    rows = ordered(curves, [x, y])
+    for facet, part in _described(cells).groupby("facet", sort=False):
+        goal = target.get(facet) if isinstance(target, Mapping) else target
+        goal = default_target(rows, part, y) if goal is None else goal
+        apart = set_apart(part, by, tuning_seeds)
+        table = candidates(rows, part[~apart], goal, by, y, x)
+        if not table.empty:  # else every cell of this problem was skipped
+            yield facet, goal, table, part[apart]
 
 
 def set_apart(cells: pd.DataFrame, by: str, seeds: Collection[int] | None) -> pd.Series:

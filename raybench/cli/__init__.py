@@ -10,7 +10,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from raybench.cli import advise, bench, launch, lookup, results, run
+from raybench.cli import advise, bench, certify, launch, lookup, results, run
 from raybench.cli.shared import leaving
 from raybench.core.process import (
     ending_on_the_second_signal,
@@ -29,13 +29,14 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Sweep files": (lookup.cp, lookup.schema),
     "More about results": (results.rank, results.audit, results.merge, results.verify),
     "After a launch": (launch.attach, launch.logs, launch.down),
-    "Compressors": (bench.bench, bench.study),
-    "Checks": (lookup.check, lookup.doctor),
+    "Measure and check": (bench.bench, bench.study, certify.certify, lookup.check, lookup.doctor),
 }
-COMPUTING = {"run", "sweep", "reproduce", "launch", "show", "bench", "study", "advise", "check"}
+COMPUTING = {
+    *["run", "sweep", "reproduce", "launch", "show", "bench", "study", "advise", "check", "certify"]
+}
 
 
-class Group(TyperGroup):
+class VerbGroup(TyperGroup):
     """The verbs in the order in which they are used, under headings."""
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
@@ -49,7 +50,7 @@ class Group(TyperGroup):
 
 # Help pages are printed without rich: it costs 0.1 s, and its markup takes [brackets] for styles.
 app = typer.Typer(
-    cls=Group,
+    cls=VerbGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, digits, listing, note, pairs
-from raybench.core.errors import InputError, nearest
+from raybench.cli.shared import Screen, digits, listing, note, pairs
+from raybench.core.errors import InputError, count, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from raybench.clock.clients import Waiting
+    from raybench.clock.clients import WaitingServer
     from raybench.measure.advise import Candidate, Gradients
     from raybench.measure.payoff import Case, Compute
 
@@ -57,7 +57,7 @@ class Advice(NamedTuple):
     codecs: str
     rows: Sequence[Candidate]
     cases: Sequence[Case]
-    waits: Mapping[int, list[Waiting]]
+    waits: Mapping[int, list[WaitingServer]]
 
 
 def advise(
@@ -110,11 +110,12 @@ def advise(
     Replays compressors on real gradients, times their codecs here, and compares a step with that of
     data-parallel training in bfloat16 by a model of the network.
     """
-    from raybench.clock.links import parse
+    from raybench.clock.links import parse_network
     from raybench.core.registry import check_name
 
     # what needs no torch is checked before it is imported, which takes seconds
-    workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
+    workers = _workers(gpus or GPUS)
+    networks = {text: parse_network(text) for text in link or LINKS}
     for key, seconds in (("--forward", forward), ("--backward", backward)):
         if seconds is not None and not 0 < seconds < math.inf:
             raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
@@ -131,11 +132,11 @@ def advise(
     codecs = None if gpu is None else gpu_codecs(gpu)
 
     from raybench.clock.clients import waiting
-    from raybench.measure.advise import baseline, chosen, gradients, on_gpu, replay
+    from raybench.measure.advise import baseline, candidates, gradients, on_gpu, replay
     from raybench.measure.timing import busy
 
     timed = None if clock is None else shared.typed_clock(clock)
-    asked = chosen(compressor)
+    asked = candidates(compressor)
     doubt = busy()
     source = gradients(model, dataset, batch)
     compute, passes = _compute(source, forward, backward)
@@ -273,7 +274,7 @@ def _compressors(rows: Sequence[Candidate]) -> Table:
     return listing(heads, lines, right=heads[2:], fold="compressor")
 
 
-def _waiting(rows: list[Waiting]) -> Table:
+def _waiting(rows: list[WaitingServer]) -> Table:
     most = max(row.rate for row in rows)
     cells = [
         (f"  {row.who}", f"{row.rate:.3g}", f"{row.rate / most:.0%}", f"{row.wasted:.0%}")

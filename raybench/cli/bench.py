@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_word, count, digits, listing, note
-from raybench.core.errors import InputError
+from raybench.cli.shared import Screen, check_word, digits, listing, note
+from raybench.core.errors import InputError, count
 
 if TYPE_CHECKING:
     import pandas as pd

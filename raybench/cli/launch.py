@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -16,18 +15,23 @@ from typer import Argument, Option
 
 from raybench.cli import shared
 from raybench.cli.run import places
-from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
-from raybench.cluster.states import Launch, begun, clock, last_state, money, spent
-from raybench.core.errors import InputError
+from raybench.cli.shared import Screen, complain, note, pairs, results_of
+from raybench.cluster.states import Launch, begun, clock, ending, last_state, money, spent
+from raybench.core.errors import InputError, count
 from raybench.core.limits import duration
 
 if TYPE_CHECKING:
     from raybench.cluster.file import ClusterFile, Price
-    from raybench.cluster.steps import Steps
+    from raybench.cluster.steps import LaunchSteps
     from raybench.execution.plan import Plan
 
 OLD_DAYS = 90  # of prices, which are then said to be old
 Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
+MaxCost = Annotated[
+    float | None, Option(metavar="AMOUNT", help="The most, in the file's currency.")
+]
+MaxHours = Annotated[float, Option(metavar="H", help="The cluster ends by itself after so many.")]
+Notify = Annotated[str, Option(metavar="CMD", help="Run at the end, with a line on its input.")]
 Which = Annotated[str, Argument(metavar="DIR", help="Results folder, sweep's name, or launch id.")]
 
 
@@ -39,18 +43,13 @@ def launch(
     plugin: shared.Plugins = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what it would take, and stop.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
-    max_cost: Annotated[
-        float | None, Option(metavar="AMOUNT", help="The most it may cost, in the file's currency.")
-    ] = None,
-    max_hours: Annotated[
-        float, Option(metavar="H", help="The cluster ends by itself after so many hours.")
-    ] = 12.0,
+    max_cost: MaxCost = None,
+    max_hours: MaxHours = 12.0,
     keep: Keep = False,
-    notify: Annotated[
-        str, Option(metavar="CMD", help="Shell command for the end; its input says what happened.")
-    ] = "",
+    notify: Notify = "",
     retry_failed: shared.RetryFailed = False,
     fail_fast: shared.FailFast = False,
+    no_code: shared.NoCode = False,
 ) -> None:
     """Run a sweep on a cluster that is started for it.
 
@@ -64,24 +63,29 @@ def launch(
     from raybench.analysis import BestSteps
     from raybench.cluster import file as files
     from raybench.cluster.file import offer
-    from raybench.cluster.steps import order
+    from raybench.cluster.steps import LaunchSteps, order
 
     if file == "ls":
         _list()
         return
-    sweep = shared.read(file, sets, plugin)
+    sweep = shared.read_sweep(file, sets, plugin, no_code)
     note(*sweep.notes)
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
     where = remote or str(folder)
-    nodes, record = files.read(cluster), Launch(folder)
+    nodes, record = files.read_cluster_file(cluster), Launch(folder)
     if record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
         raise typer.Exit(_go_on(record, keep))
     if record.state == "fetched":  # its cluster was kept, and its hours go on
-        note("the cluster is the one that is up")
-        max_hours = min(max_hours, (float(record.order()["deadline"]) - time.time()) / 3600)
+        kept, scheme = LaunchSteps(record), remote.partition("://")[0]
+        if scheme not in ("", kept.order["remote_out"].partition("://")[0]):
+            what = f"the cluster that is up is not set up for {scheme}://"
+            raise InputError.of("--out", what, f"raybench down {folder} ends it")
+        nodes, left = kept.cluster, max(0.0, kept.left(asking=True)) / 3600
+        note(f"the cluster is the one that is up, of the file as it was then, for {left:.3g} hours")
+        max_hours = min(max_hours, left)
     plan, cost = offer(sweep, nodes, where, max_hours, max_cost, retry_failed, BestSteps(where))
     _show_offer(plan, cost, nodes, where)
     if not plan.batches:
@@ -101,7 +105,8 @@ def _list() -> None:
     rows = []
     for key, facts in begun():
         state = last_state(facts)
-        ends = "" if state == "down" else clock(facts["deadline"])
+        bounded = ending(facts.get("provider", "")).bounded
+        ends = (clock(facts["deadline"]) if bounded else "raybench down") * (state != "down")
         rows.append((key, facts["name"], state, spent(facts), ends, facts["results"]))
     if not rows:
         note("no launch was begun here")
@@ -126,19 +131,19 @@ def down(
 
     Exit code 1 if something is left, or may be.
     """
-    from raybench.cluster.steps import Steps
+    from raybench.cluster.steps import LaunchSteps
     from raybench.store import Store
 
     record = Launch.of(folder)
     with Store(record.results).held():
-        raise typer.Exit(_ended(Steps(record), fetching=not lose))
+        raise typer.Exit(_ended(LaunchSteps(record), fetching=not lose))
 
 
 def logs(folder: Which) -> None:
     """Print what a launched sweep has said on its cluster."""
-    from raybench.cluster.steps import Steps
+    from raybench.cluster.steps import LaunchSteps
 
-    said = Steps(Launch.of(folder)).log()
+    said = LaunchSteps(Launch.of(folder)).log()
     if not said:
         note("nothing was heard of it yet")
     print(said, end="")
@@ -149,14 +154,14 @@ def _go_on(record: Launch, keep: bool) -> int:
 
     Takes the steps that are left, as the only process that does.
     """
-    from raybench.cluster.steps import Steps
+    from raybench.cluster.steps import LaunchSteps
     from raybench.store import Store
 
     if record.reached("down"):
-        return _ended(Steps(record))  # which says how it is known
+        return _ended(LaunchSteps(record))  # which says how it is known
     code, stays, away = 1, False, False
     with Store(record.results).held():
-        steps = Steps(record)
+        steps = LaunchSteps(record)
         try:
             steps.up()
             steps.submit()
@@ -181,7 +186,7 @@ def _go_on(record: Launch, keep: bool) -> int:
     return code
 
 
-def _notify(steps: Steps, code: int) -> None:
+def _notify(steps: LaunchSteps, code: int) -> None:
     """Say in one line how it ended, also to the command that the user gave."""
     facts = steps.launch.order()
     up = "" if steps.launch.state == "down" else ", its cluster is up"
@@ -193,7 +198,7 @@ def _notify(steps: Steps, code: int) -> None:
             subprocess.run(facts["notify"], shell=True, input=f"{line}\n", text=True, check=False)
 
 
-def _close(steps: Steps, code: int) -> None:
+def _close(steps: LaunchSteps, code: int) -> None:
     """Print the table of what came home, as after a sweep here; or why there is none."""
     from raybench import report
     from raybench.analysis import frames
@@ -211,7 +216,7 @@ def _close(steps: Steps, code: int) -> None:
     out.print(pairs(places(results), indent=0))
 
 
-def _ended(steps: Steps, fetching: bool = True) -> int:
+def _ended(steps: LaunchSteps, fetching: bool = True) -> int:
     """End the cluster, and say how it is known that nothing is left; return the exit code."""
     try:
         note(*(f"down: {line}" for line in steps.down(fetching)))
@@ -234,8 +239,10 @@ def _show_offer(plan: Plan, cost: Price, cluster: ClusterFile, results: str) -> 
     if cost.slots is None:
         slots = "unknown: the file does not say how many CPUs nodes have (metadata.cpus)"
     batches = count(len(plan.batches), "batch", "batches")
-    ends = f"after {cost.most_hours:.3g} hours by itself, whatever happens here"
-    if cluster.hosts or "://" in results:
+    ends = f"after {cost.most_hours:.3g} hours by {cluster.ending.by}"
+    if not cluster.ending.bounded:
+        ends = f"by {cluster.ending.by}; Ray there after {cost.most_hours:.3g} hours"
+    elif cluster.hosts or "://" in results:
         ends += f", or {duration(cluster.lease)} after anything runs"
     else:
         ends += "; what is not fetched by then is lost"
@@ -259,12 +266,11 @@ def _costs(cost: Price, cluster: ClusterFile) -> list[tuple[str, object]]:
         bare = f"{', '.join(cluster.unpriced)} in {cluster.region or 'this region'}"
         return [("cost", f"unknown: no price of {bare} (metadata.prices)")]
     cheap, dear, most = (money(c, cluster.currency) for c in (*cost.cost, cost.most))
-    rows: list[tuple[str, object]] = [
-        ("cost", f"{cheap} to {dear} at prices of {cluster.priced}"),
-        ("", f"at most {most}, if all nodes run to the end at list prices"),
-    ]
-    if not cluster.ends_by_itself:
-        rows[1] = ("", "without a limit if this machine is lost: see docs/cluster.md, What ends it")
+    limit = f"at most {most}, if all nodes run to the end at list prices"
+    if not cluster.ending.bounded:
+        limit = f"{cluster.ending.limit} if this machine is lost: see docs/cluster.md"
+    expected = f"{cheap} to {dear} at prices of {cluster.priced}"
+    rows: list[tuple[str, object]] = [("cost", expected), ("", limit)]
     days = (date.today() - cluster.priced).days if cluster.priced else 0
     if days > OLD_DAYS:
         rows.append(("", f"these prices are {days} days old: look at the provider's"))

@@ -13,8 +13,8 @@ import typer
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_word, count, grid, listing, prose
-from raybench.core.errors import InputError, nearest
+from raybench.cli.shared import Screen, check_word, grid, listing, prose
+from raybench.core.errors import InputError, count, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -202,7 +202,7 @@ def _options(
     """
     from raybench.spec import sections
 
-    values = sections.parse(f"set:{','.join(sets)}", "--set")
+    values = sections.parse_short_form(f"set:{','.join(sets)}", "--set")
     del values["name"]
     names = {name for entry in entries for name in entry.params}
     for key in sorted(values.keys() - names):

@@ -14,11 +14,12 @@ from rich.text import Text
 from raybench import store
 from raybench.analysis import BestSteps
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, listing, note, pairs, span
+from raybench.cli.shared import Screen, listing, note, pairs, span
 from raybench.core import registry
+from raybench.core.errors import count
 from raybench.core.limits import disk_free, duration, memory_here, size
 from raybench.execution.batch import Resolved
-from raybench.execution.costs import Estimate, Need, admit, estimate
+from raybench.execution.costs import Estimate, Need, check_memory_and_disk, estimate
 from raybench.execution.execute import smoke as smoked
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.resolve import label_of, problem_of
@@ -46,7 +47,7 @@ def preview(sweep: Sweep, file: str, folder: str, retry_failed: bool, measure: b
     results = store.Store(folder)
     results.claim(sweep.text, write=False, meaning=problems_meant)
     plan = make_plan(as_booked(sweep, folder), results.done(), retry_failed, BestSteps(folder))
-    sweep, need, screen = plan.sweep, admit(plan, folder), Screen()
+    sweep, need, screen = plan.sweep, check_memory_and_disk(plan, folder), Screen()
     estimates: dict[str, Estimate] = {}
     if measure and plan.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
@@ -66,6 +67,7 @@ def preview(sweep: Sweep, file: str, folder: str, retry_failed: bool, measure: b
     if plan.cells:
         screen.print(_methods(plan, costs))
     rows = shared.reasons(plan.skipped)
+    rows += [("code", f"this file runs code from: {', '.join(sweep.code)}")] if sweep.code else []
     errors = Counter(e.error for e in estimates.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     rows += _fewer(plan)

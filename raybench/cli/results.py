@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
-from raybench.core.errors import InputError
+from raybench.cli.shared import Screen, check_word, grid, listing, note, pairs
+from raybench.core.errors import InputError, count
 from raybench.core.limits import duration
 
 if TYPE_CHECKING:
@@ -19,16 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from raybench.analysis import Frames
-    from raybench.reproduce import Reproduction, Verdict
+    from raybench.reproduce import ClaimVerdict, Reproduction
     from raybench.reproduce.evidence import Evidence
     from raybench.store.status import Status
 
 FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
-
-Paid = Annotated[
-    str | None,
-    Option(metavar="COLUMN", help="What the target is paid in: clock, round, ... [default: bits]"),
-]
 
 
 @shared.reading
@@ -38,8 +33,9 @@ def table(
     by: Annotated[
         str,
         Option(
-            metavar="method|series|k",
-            help="The best K of each method, every K of each, or the methods at each K.",
+            metavar="method|series|k|step",
+            help="The best K of each method, every K of each, the methods at each K, or every K and step, with why it "
+            "was not chosen.",
         ),
     ] = "method",
     format: shared.Format = "terminal",
@@ -51,14 +47,20 @@ def table(
         ),
     ] = None,
     out: shared.Written = None,
-    x: Paid = None,
 ) -> None:
     """Print each method's best K and step, and the cost of the target."""
-    check_word("--by", by, ("method", "series", "k"))
+    check_word("--by", by, ("method", "series", "k", "step"))
+    names = None if columns is None else columns.split(",")
+    if by == "step":
+        from raybench.report.choices import choices
+
+        if names is not None:
+            raise InputError.of("--columns", "candidates have columns of their own", "leave it out")
+        shared.show(lambda: choices(read(folder)), format, out)
+        return
     from raybench.report.tables import closing
 
-    names = None if columns is None else columns.split(",")
-    shared.show(lambda: closing(read(folder, x), by=by, names=names), format, out)
+    shared.show(lambda: closing(read(folder), by=by, names=names), format, out)
 
 
 @shared.reading
@@ -72,7 +74,6 @@ def rank(
             help="The best K of each method, or every K; with --trials also algorithm.",
         ),
     ] = "method",
-    x: Paid = None,
     trials: Annotated[
         int | None,
         Option(
@@ -88,9 +89,9 @@ def rank(
     from raybench.report.rankings import after_trials, ranking
 
     if trials is None:
-        shared.show(lambda: ranking(read(folder), by=by, x=x), format, out)
+        shared.show(lambda: ranking(read(folder), by=by), format, out)
     else:
-        shared.show(lambda: after_trials(read(folder), trials, by=by, x=x), format, out)
+        shared.show(lambda: after_trials(read(folder), trials, by=by), format, out)
 
 
 @shared.reading
@@ -178,7 +179,7 @@ def plot(
 
     All figures of a sweep, or one of your own.
     """
-    from raybench.report.content import chosen, place_of
+    from raybench.report.content import drawn_series, place_of
 
     kinds = [kind.strip() for kind in format.split(",")]
     for ending in kinds:
@@ -198,7 +199,7 @@ def plot(
         from raybench.report.plots import figures
 
         paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
-        others = [text for text in chosen(frames)[1] if "not drawn" in text]
+        others = [text for text in drawn_series(frames)[1] if "not drawn" in text]
         note(*(f"{text}; --methods A,B draws others" for text in others))
     else:
         from raybench.report.custom import behind, drawn, figure
@@ -228,7 +229,7 @@ def _timeline(frames: Frames, size: str | None) -> tuple[Figure, pd.DataFrame]:
     shown = frames.cells.dropna(subset=["step_size"]).sort_values("seed", kind="stable")
     shown = shown[shown["facet"] == shown["facet"].max()].drop_duplicates("series")
     names = shown.set_index("cell")["series"]
-    sweep = spec.load([*frames.texts.values()][-1])
+    sweep = spec.load([*frames.texts.values()][-1], no_code=True)
     cells = {names[c.id]: c for c in sweep.cells if c.id in names.index}
     spans = timeline(cells, sweep.allow_unproven)
     if spans.empty:
@@ -251,6 +252,7 @@ def audit(
     Costs and orders are those of the folder's own accounting, or of the one that is given.
     """
     from raybench.analysis import frames, readings
+    from raybench.core.safe_files import replacement
     from raybench.report.charts import audit_figure
     from raybench.report.content import place_of
     from raybench.report.formats import separated
@@ -265,7 +267,8 @@ def audit(
         figure = audit_figure(audited)
         paths = save(place / "audit", figure, audited.readings, ("png", "pdf", "csv"))
     orders = place / "audit_pairs.csv"
-    orders.write_text(separated(audited.pairs), encoding="utf-8")
+    with replacement(orders) as fresh:
+        fresh.write_text(separated(audited.pairs), encoding="utf-8")
     print()
     shared.show_files([*paths, orders])
 
@@ -500,7 +503,7 @@ def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: st
         raise typer.Exit(outcome.exit_code)
 
 
-def _tell(what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None) -> None:
+def _tell(what: Reproduction, verdicts: list[ClaimVerdict], evidence: Evidence | None) -> None:
     """Print the verdicts of a reproduction, with their figures."""
     from rich.text import Text
 

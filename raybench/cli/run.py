@@ -8,8 +8,8 @@ import typer
 from typer import Option
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, note, pairs, results_of
-from raybench.core.errors import InputError
+from raybench.cli.shared import Screen, note, pairs, results_of
+from raybench.core.errors import InputError, count
 
 if TYPE_CHECKING:
     from raybench.analysis import Frames
@@ -37,8 +37,8 @@ def config(
     from raybench.core import registry
     from raybench.spec import sections
 
-    usual = sections.parse(shared.USUAL_PROBLEM, "problem")
-    section = sections.parse(problem, "problem") if problem is not None else usual
+    usual = sections.parse_short_form(shared.USUAL_PROBLEM, "problem")
+    section = sections.parse_short_form(problem, "problem") if problem is not None else usual
     if problem is None and dataset is not None:
         section = {key: usual[key] for key in ("name", "clients")}
     param = registry.lookup("problem", section["name"]).params.get("clients")
@@ -52,13 +52,17 @@ def config(
     parts = {"compressor": compressor, "downlink": downlink}
     return {
         "problem": section,
-        "algorithm": sections.parse(algorithm, "algorithm"),
-        **{key: sections.parse(text, key) for key, text in parts.items() if text is not None},
+        "algorithm": sections.parse_short_form(algorithm, "algorithm"),
+        **{
+            key: sections.parse_short_form(text, key)
+            for key, text in parts.items()
+            if text is not None
+        },
         **{key: value for key, value in more.items() if value is not None},
     }
 
 
-def usual_operator(algorithm: str) -> str | None:
+def usual_compressor(algorithm: str) -> str | None:
     """Return the compressor of a method that takes one where none is given; None where it takes none."""
     from raybench.core import registry
 
@@ -111,8 +115,8 @@ def run(
     sizes = {kind: size for kind, size in sizes.items() if size is not None}
     if len(sizes) == 2:
         raise InputError.of("--step-multiple", "and --step-size together", "give one of them")
-    name = sections.parse(algorithm, "algorithm")["name"]
-    compressor = compressor or usual_operator(name)
+    name = sections.parse_short_form(algorithm, "algorithm")["name"]
+    compressor = compressor or usual_compressor(name)
     more = {"step_size": sizes or None, "rounds": rounds, "seed": seed}
     content = config(algorithm, problem, dataset, clients, compressor, downlink, **more)
     planned = spec.load(content, sets=sets or (), plugins=plugin or ())
@@ -142,7 +146,7 @@ def _way_out(skipped: Skipped) -> str:
     """Return the flags that would run what is skipped, or else the keys of a sweep file that would."""
     from raybench.execution.checks import SkipCode
 
-    usual = usual_operator(skipped.cell.algorithm.name)
+    usual = usual_compressor(skipped.cell.algorithm.name)
     data = shared.USUAL_PROBLEM.partition(":")[2]
     flags = {
         SkipCode.NO_CLOCK: "--set clock.compute=1.0, the seconds of a gradient; docs/clock.md",
@@ -205,6 +209,7 @@ def plan(
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
     retry_failed: shared.RetryFailed = False,
+    no_code: shared.NoCode = False,
     measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
 ) -> None:
     """Check a sweep file; print its cells, bits and time.
@@ -213,7 +218,7 @@ def plan(
     """
     from raybench.cli.plan import preview
 
-    planned = shared.read(file, sets, plugin)
+    planned = shared.read_sweep(file, sets, plugin, no_code)
     preview(planned, file, results_of(planned, out), retry_failed, measure)
 
 
@@ -222,6 +227,7 @@ def sweep(
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
+    no_code: shared.NoCode = False,
     inline: shared.Inline = False,
     address: shared.Address = None,
     fresh: shared.Fresh = False,
@@ -246,7 +252,7 @@ def sweep(
     from raybench.analysis import BestSteps
     from raybench.runtime.driver import drive
 
-    planned = shared.read(file, sets, plugin)
+    planned = shared.read_sweep(file, sets, plugin, no_code)
     if smoke:
         from raybench.cli.plan import smoke as try_out
 

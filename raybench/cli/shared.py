@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context, Option
 
 from raybench.core import terminal
-from raybench.core.errors import InputError, Notice, nearest
+from raybench.core.errors import InputError, Notice, count, nearest
 from raybench.core.facts import Role
 from raybench.core.process import ending
 
@@ -144,6 +144,12 @@ def reading_options(
             help="Choose K and steps on these seeds, and report the results of the others.",
         ),
     ] = None,
+    cost: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN", help="What the target is paid in: clock, round, ... [default: bits]"
+        ),
+    ] = None,
     methods: Annotated[str | None, Option(metavar="A,B", help="Of these methods alone.")] = None,
     every: All = False,
 ) -> Reader:
@@ -157,11 +163,11 @@ def reading_options(
 
     timed = None if clock is None else typed_clock(clock)
 
-    def open_folder(folder: str, paid: str | None = None) -> Frames:
+    def open_folder(folder: str) -> Frames:
         from raybench.report.content import open_frames
 
         some = names_in(methods)
-        return open_frames(folder, accounting, link, value, seeds, every, timed, paid, some)
+        return open_frames(folder, accounting, link, value, seeds, every, timed, cost, some)
 
     return open_folder
 
@@ -216,6 +222,7 @@ Format = Annotated[
     str, Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
 Json = Annotated[bool, Option("--json", help="As JSON, for programs.")]
+NoCode = Annotated[bool, Option("--no-code", help="Refuse a file that runs code of its own.")]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the folder holds.")]
 Inline = Annotated[bool, Option("--inline", help="In this process, without Ray.")]
 Address = Annotated[
@@ -274,14 +281,16 @@ class Screen:
 
 def show(make: Callable[[], Sheet], form: str, out: Path | None) -> None:
     """Print a sheet in a form, or write it to a file and print its name; a form that is none is told before it is made."""
-    from raybench.report.formats import Fitted, check, written
+    from raybench.core.safe_files import replacement
+    from raybench.report.formats import FittedSheet, check_form, written
 
-    form, sheet = check(form), make()
+    form, sheet = check_form(form), make()
     if out is not None:
-        out.write_text(written(sheet, form), encoding="utf-8")
+        with replacement(out) as fresh:
+            fresh.write_text(written(sheet, form), encoding="utf-8")
         print(out)
     elif form == "terminal":
-        Screen().print(Fitted(sheet))
+        Screen().print(FittedSheet(sheet))
     else:
         sys.stdout.write(written(sheet, form))
 
@@ -318,6 +327,8 @@ def grid(rows: Iterable[Sequence[Any]], gap: int = 3, numbers: int = 0) -> Table
     table = Table.grid(padding=(0, gap, 0, 0))
     for row in rows:
         table.add_row(*row)
+    for column in table.columns:
+        column.overflow = "fold"  # a long path is whole, so that it can be copied
     for column in table.columns[len(table.columns) - numbers :]:
         column.justify = "right"
     return table
@@ -354,11 +365,6 @@ def complain(lines: Iterable[str]) -> None:
         print(line if sys.stderr.isatty() else head + line, file=sys.stderr)
 
 
-def count(amount: int, word: str, several: str = "") -> str:
-    """Return ``1 cell``, ``1,248 cells``; several: the plural where it is no plain s."""
-    return f"{amount:,} {word if amount == 1 else several or word + 's'}"
-
-
 def digits(value: float) -> str:
     """Return a number > 0 in three digits, all before the point where it is large: 0.0123, 1.23, 1,234."""
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
@@ -386,11 +392,13 @@ def span(numbers: Sequence[float], most: int = 6) -> str:
     return f"{numbers[0]:g} .. {numbers[-1]:g} ({len(numbers)})"
 
 
-def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
+def read_sweep(
+    file: str, sets: list[str] | None, plugins: list[str] | None, no_code: bool = False
+) -> Sweep:
     """Return the sweep of a file, or the shipped one of that name."""
     from raybench import spec
 
-    return spec.load(file_of(file), sets=sets or (), plugins=plugins or ())
+    return spec.load(file_of(file), sets=sets or (), plugins=plugins or (), no_code=no_code)
 
 
 def file_of(file: str) -> Path:
@@ -466,7 +474,7 @@ def leaving() -> Iterator[None]:
 @contextmanager
 def _notes() -> Iterator[None]:
     """Print notices as notes, and now and then that an object store failed at something that is tried again."""
-    from raybench.store.remote import heard
+    from raybench.core.patience import heard
 
     last, shown = -10.0, warnings.showwarning
 

@@ -11,11 +11,11 @@ import torch
 from rich.text import Text
 
 from raybench import data, spec, theory
-from raybench.cli.run import config, usual_operator
-from raybench.cli.shared import Screen, count, grid, listing, pairs, prose
+from raybench.cli.run import config, usual_compressor
+from raybench.cli.shared import Screen, grid, listing, pairs, prose
 from raybench.compressors import Compressor, Message
 from raybench.core import registry
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError, count, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.registry import REQUIRED, Entry
 from raybench.core.streams import stream
@@ -75,7 +75,7 @@ def page(
         out.head(file.name)
         out.print(pairs(data.load(file).about()))
         return
-    plain = sections.parse(name, "show")["name"]
+    plain = sections.parse_short_form(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
         names = [n for kind in KINDS for n in registry.names(kind)]
@@ -88,9 +88,9 @@ def page(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
+            _compressor_facts(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (asked or compressor is not None or downlink is not None):
-            operator = compressor or usual_operator(plain)
+            operator = compressor or usual_compressor(plain)
             clock = {"compute": 1.0} if entry.facts.clock else None  # steps do not depend on it
             content = config(name, problem, dataset, clients, operator, downlink, clock=clock)
             _steps(out, content, operator, downlink)
@@ -232,21 +232,21 @@ COUNTS_SHOWN = (1, "1%", "10%")
 COUNT_CHECKED = "1%"  # the value for which the compressor is drawn and compared with its constants
 
 
-def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int) -> None:
+def _compressor_facts(out: Screen, entry: Entry, name: str, d: int, clients: int) -> None:
     """Print class, constants, bits and a Monte Carlo check of a compressor in dimension d, for several K if none is given.
 
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
     compressors that draw together.
     """
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
-    stated = sections.parse(name, "show")
+    stated = sections.parse_short_form(name, "show")
     free = [n for n in counts if n not in stated]
     tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []
     for more in tries:
         section = sections.section("compressor", name, more)
-        op = entry.target(**section.params).bind(d, n=clients).operator
+        op = entry.target(**section.params).bind(d, n=clients).compressor
         label = ", ".join(str(section.params[n]) for n in counts)
         ops[label] = op
         columns.append({"K": label, **_figures(op, op.compress(x), d)})
@@ -289,7 +289,7 @@ def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
 
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
-    families = claims.check(op, d)
+    families = claims.check_claims(op, d)
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
     draws = families[0].draws

@@ -223,7 +223,7 @@ def traced(path: str) -> list[Array]:
     return [group.to_numpy(float) for _, group in table.groupby("client", sort=True)["seconds"]]
 
 
-class Timing:
+class SimulatedClock:
     """A simulated clock: that of rounds, or the event queue.
 
     remembered: attributes that a run which goes on elsewhere must know. log: what the clients of the first cell do,
@@ -252,7 +252,7 @@ class Timing:
             self.log.append((client, kind, float(start), float(until)))
 
 
-class Rounds(Timing):
+class Rounds(SimulatedClock):
     """The clock of synchronous rounds: a round ends when the last message of its participants has arrived.
 
     A client receives the server's answer, computes its calls one after the other, then sends what it has in one
@@ -354,7 +354,7 @@ SHARES = {"all": 1.0, "the fastest 90 %": 0.9, "the fastest half": 0.5}
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingServer:
     """A server that waits for so many of n workers in each round; for ``nobody``: a step for each gradient.
 
     rate: gradients per second that the server uses, mean over draws. wasted: the share of the workers' seconds in which
@@ -366,7 +366,7 @@ class Waiting:
     wasted: float
 
 
-def waiting(clock: Mapping[str, Any], n: int) -> list[Waiting]:
+def waiting(clock: Mapping[str, Any], n: int) -> list[WaitingServer]:
     """Return what the server gets by waiting for all of n workers, for the fastest ones, and for nobody.
 
     clock: typed; its links are left out. A worker takes a gradient a round, stopped when the round ends.
@@ -382,7 +382,9 @@ def waiting(clock: Mapping[str, Any], n: int) -> list[Waiting]:
         ends = ordered[..., count - 1]
         used = ordered[..., :count].sum()
         out.append(
-            Waiting(who, float((count / ends.mean(1)).mean()), float(1 - used / (n * ends.sum())))
+            WaitingServer(
+                who, float((count / ends.mean(1)).mean()), float(1 - used / (n * ends.sum()))
+            )
         )
     free = (1 / each.mean(1)).sum(1).mean()
-    return [*out, Waiting("nobody", float(free), 0.0)]
+    return [*out, WaitingServer("nobody", float(free), 0.0)]

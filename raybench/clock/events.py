@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from raybench.clock.clients import AWAY, COMPUTING, SENDING, WAITING, Array, Clients, Timing
+from raybench.clock.clients import AWAY, COMPUTING, SENDING, WAITING, Array, Clients, SimulatedClock
 
 BLOCK = 64  # calls of a client whose seconds are drawn together
 
 
-class Events(Timing):
+class Events(SimulatedClock):
     """n clients, each with one event ahead of it: ``due`` (n,) seconds, and what it is doing until then.
 
     clients: with one seed. calls: gradients of a computation. size: samples of a gradient, (n,). up, down: bytes of

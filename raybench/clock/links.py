@@ -66,7 +66,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Network:
+class LinkNetwork:
     """Equal links between machines, and how these exchange what they have.
 
     form: one of ``FORMS``. Of ``hierarchical``: ``per_node`` processes share a node and talk by ``inner``; ``link``
@@ -163,7 +163,7 @@ _RATE = re.compile(_NUMBER + r"\s*([kmgt]?bit|[kmg]b/s)(?:/s)?")
 _NODE = re.compile(r"(\d+)\s*[x×*]\s*(.+)")
 
 
-def parse(text: str, where: str = WHERE) -> Network:
+def parse_network(text: str, where: str = WHERE) -> LinkNetwork:
     """Return the network that a text names: ``1Gbit``, ``10Gbit,20ms,server``, ``100Gbit,hierarchical,8xnvlink4``.
 
     First a link: one of ``PRESETS``, or a rate (``250Mbit``, ``31MB/s``) with a latency; then, in any order and
@@ -192,7 +192,7 @@ def parse(text: str, where: str = WHERE) -> Network:
     if inner is None and form == "hierarchical":
         fix = f"{first},hierarchical,8xnvlink4"
         raise InputError.of(where, "hierarchical has no inner link", fix)
-    return Network(link, form, inner, count)
+    return LinkNetwork(link, form, inner, count)
 
 
 def _part(word: str, where: str) -> tuple[str, Any]:
@@ -232,7 +232,7 @@ def _link(word: str, where: str) -> Link:
 
 
 def rate(text: str, where: str) -> float:
-    """Return the bytes per second that a text names: ``10Mbit``, ``1Gbit``. Raises InputError as ``parse``."""
+    """Return the bytes per second that a text names: ``10Mbit``, ``1Gbit``. Raises InputError as ``parse_network``."""
     return _link(text.strip(), where).bandwidth
 
 
@@ -240,9 +240,9 @@ def to_server(text: str, where: str) -> dict[str, Any]:
     """Return clients' links to a server that a text names, as a clock has them.
 
     ``up`` and ``down`` in bytes per second, ``latency``, and ``shared``, whether the server's one link carries all.
-    Raises InputError as ``parse``, and for a form that has no server.
+    Raises InputError as ``parse_network``, and for a form that has no server.
     """
-    network, words = parse(text, where), text.lower().replace(" ", "").split(",")
+    network, words = parse_network(text, where), text.lower().replace(" ", "").split(",")
     shared = network.form == "server"
     if not shared and any(form in words for form in FORMS):
         what = f"clients that talk to a server form no {network.form}"
@@ -283,7 +283,7 @@ def log2_up(n: Number) -> Number:
     return np.ceil(np.log2(np.maximum(n, 1)))
 
 
-def all_reduce(network: Network, n: Number, size: Number) -> Number:
+def all_reduce(network: LinkNetwork, n: Number, size: Number) -> Number:
     """Return the seconds in which n machines all hold the sum of their vectors of ``size`` bytes.
 
     By the formulas at the top of this module. ``gather``: gloo's ring cuts the vector into n p segments of S/(n p)
@@ -316,7 +316,7 @@ def all_reduce(network: Network, n: Number, size: Number) -> Number:
 
 
 def all_gather(
-    network: Network, n: Number, message: Number, largest: Number | None = None
+    network: LinkNetwork, n: Number, message: Number, largest: Number | None = None
 ) -> Number:
     """Return the seconds in which n machines all hold the messages of all.
 
@@ -376,7 +376,7 @@ def _copies(n: float) -> float:
     return max(done)
 
 
-def server(network: Network, n: Number, up: Number, down: Number) -> Number:
+def server(network: LinkNetwork, n: Number, up: Number, down: Number) -> Number:
     """Return the seconds in which n clients send ``up`` bytes each to a server and get ``down`` bytes each.
 
     2 a + n (up + down)/B: the server's one link carries all of it, and begins to answer when it has all.
@@ -386,7 +386,7 @@ def server(network: Network, n: Number, up: Number, down: Number) -> Number:
     return _alone(n, 2 * link.latency + n * moved / link.bandwidth + link.start)
 
 
-def all_to_all(network: Network, n: Number, size: Number) -> Number:
+def all_to_all(network: LinkNetwork, n: Number, size: Number) -> Number:
     """Return the seconds in which n machines send each other their n-th parts of ``size`` bytes: each n - 1 of them.
 
     (n - 1) a + (n - 1)/n size/B. Processes of one node exchange by its inner link; of several nodes, those of a node
@@ -405,7 +405,7 @@ def all_to_all(network: Network, n: Number, size: Number) -> Number:
 
 
 def travel(
-    network: Network,
+    network: LinkNetwork,
     n: Number,
     exchange: str = GATHER,
     *,
@@ -465,7 +465,7 @@ def overlapped(backward: Number, per_bucket_seconds: Number, buckets: Number) ->
     return np.maximum(backward, hidden) + per_bucket_seconds
 
 
-def _nodes(network: Network, n: Number) -> tuple[Link, Number, Number]:
+def _nodes(network: LinkNetwork, n: Number) -> tuple[Link, Number, Number]:
     """Return the inner link, the processes of a node and the number of nodes."""
     assert network.inner is not None
     within = np.minimum(network.per_node, n)

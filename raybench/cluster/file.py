@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.states import money
+from raybench.cluster.states import NodeEnding, ending, money
 from raybench.core.errors import InputError, nearest
-from raybench.execution.costs import admit, estimate
+from raybench.execution.costs import check_memory_and_disk, estimate
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.run import Options
 from raybench.execution.search import Best
@@ -26,6 +26,11 @@ from raybench.store import Store
 from raybench.store.files import check_reachable
 
 OWN = "metadata"  # Ray reads nothing there
+STORES = {"s3": "s3fs", "gs": "gcsfs"}  # what nodes need to write results there
+# Where nodes of a provider say what they may do: Ray gives it to the head alone.
+ROLES = {"aws": ("s3", "IamInstanceProfile"), "gcp": ("gs", "serviceAccounts")}
+LEGACY = ("min_workers", "initial_workers", "head_node", "worker_nodes")
+IMAGES = ("image", "head_image", "worker_image")
 THERE = "raybench-launch"  # the folder of what travels, in the home of the user who runs Ray
 # Where a provider says where its machines are, and nodes which machine they are and whether it may be taken away.
 CLOUDS: Mapping[str, tuple[str, str, str]] = {
@@ -49,6 +54,11 @@ FILE = {
     "properties": {
         "provider": {"type": "object"},
         OWN: {**METADATA, "type": ["object", "null"]},
+        "docker": {
+            "not": {"anyOf": [{"required": [key]} for key in IMAGES]},
+            "description": "no image: what ends a host, its lease, is out of reach in a container",
+        },
+        **{key: {"not": {}, "description": "say it under available_node_types"} for key in LEGACY},
     },
     "if": {"properties": {"provider": {"properties": {"type": {"const": "local"}}}}},
     "then": {"properties": {"provider": {"required": ["type", "head_ip", "worker_ips"]}}},
@@ -59,8 +69,8 @@ FILE = {
 class NodeType:
     """Nodes of one kind: how many there are at most and at least, which machine each is, its CPUs and GPUs.
 
-    price: per hour, what it usually is, the spot price of spot nodes. listed: what it is at most. These and cpus are
-    infinite where the file does not say. machine: the kind's name where it does not.
+    price: per hour, usually. listed: at most. These and cpus are infinite where the file does not say. machine: the kind's
+    name where it does not.
     """
 
     name: str
@@ -104,21 +114,18 @@ class ClusterFile:
         return list(dict.fromkeys(n.machine for n in self.nodes if math.isinf(n.listed)))
 
     @property
-    def ends_by_itself(self) -> bool:
-        """Whether a machine that shuts itself down costs nothing any more; Azure bills it until it is deleted."""
-        return self.config["provider"]["type"] in ("local", "aws", "gcp")
+    def ending(self) -> NodeEnding:
+        """What ends a node if everything else is dead."""
+        return ending(self.config["provider"]["type"])
 
     @property
     def lease(self) -> int:
-        """Seconds after which a host ends that nobody pushes; a rented one lets nobody in for the last five minutes."""
-        return max(20 if self.hosts else 600, math.ceil(60 * self.idle_minutes))
+        """Seconds after which a host ends that nobody pushes; Ray on a rented one ends seven minutes before."""
+        return max(20 if self.hosts else 900, math.ceil(60 * self.idle_minutes))
 
     @property
     def there(self) -> str:
-        """The folder on every host of what travels, as ``file_mounts`` names it, or in the home of ``auth.ssh_user``.
-
-        Absolute: the head hands the path on, and expands no ``~``.
-        """
+        """The folder on hosts of what travels, as ``file_mounts`` names it; absolute: the head expands no ``~``."""
         mounts = [to for to in self.config.get("file_mounts", ()) if Path(to).name == THERE]
         user = str(self.config.get("auth", {}).get("ssh_user", "root"))
         home = "/root" if user == "root" else f"/home/{user}"
@@ -133,12 +140,8 @@ class ClusterFile:
         return f"{beside[1]}python".replace("~", home) if beside else "python3"
 
 
-def read(path: str) -> ClusterFile:
-    """Return the cluster file at ``path``.
-
-    Raises InputError, which names the key, for a file that Ray's launcher would not take, and for keys under
-    ``metadata`` that there are not.
-    """
+def read_cluster_file(path: str) -> ClusterFile:
+    """Return the cluster file at ``path``. Raises InputError, which names the key, for what Ray would not take."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError.of("--cluster", f"no file {path}", "docs/cluster.md lists those shipped")
@@ -166,6 +169,9 @@ def _checked(file: Path) -> dict[str, Any]:
         text = json.dumps(yaml.safe_load(file.read_text()), default=str)
         document: Any = json.loads(text, parse_constant=str)
         jsonschema.validate(document, FILE, format_checker=jsonschema.FormatChecker())
+        if document["provider"]["type"] == "aws":  # which tells Ray what its machines have
+            for node in document.get("available_node_types", {}).values():
+                node.setdefault("resources", {})
         config: dict[str, Any] = prepare_config(document)
         validate_config(config)
     except jsonschema.ValidationError as error:
@@ -175,7 +181,8 @@ def _checked(file: Path) -> dict[str, Any]:
         if error.validator == "additionalProperties" and "properties" in error.schema:
             names = error.schema["properties"]
             fix = nearest(next(str(key) for key in error.instance if key not in names), names)
-        raise InputError.of("--cluster", f"{file}: {at}: {error.message}", fix) from error
+        what = "cannot be launched" if error.validator == "not" else error.message
+        raise InputError.of("--cluster", f"{file}: {at}: {what}", fix) from error
     except Exception as error:  # of YAML, and whatever Ray raises, of many classes
         what = f"{file} is not what `ray up` takes"
         raise InputError.of("--cluster", what, " ".join(str(error).split())) from error
@@ -229,8 +236,8 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-# What a launch would take ---------------------------------------------------------------------
-
+# Seconds before a rented host's end from which Ray there has ended and results are home.
+CLOSING = 420.0
 START_HOURS = 0.15  # until workers of a cloud are up and have installed torch; paid for, too
 
 
@@ -268,16 +275,22 @@ def offer(
 ) -> tuple[Plan, Price]:
     """Return the plan of what a results folder lacks, and its price on a cluster.
 
-    results: the folder, or its URL. best: judges the steps of a sweep that searches.
-
-    The work is estimated from the first rounds of each method, here; that of a search is what it takes at most.
+    results: the folder, or its URL. best: judges the steps of a sweep that searches, whose work is what it takes at most.
     Raises InputError as planning and ``price`` do.
     """
+    scheme, key = ROLES.get(cluster.config["provider"]["type"], ("", ""))
+    types = cluster.config["available_node_types"] if results.startswith(f"{scheme}://") else {}
+    bare = [
+        n.name for n in cluster.nodes[1:] if types and not types[n.name]["node_config"].get(key)
+    ]
+    if bare:
+        what = f"workers write to {scheme}://, but Ray lets the head alone: {', '.join(bare)}"
+        raise InputError.of("--out", what, f"give their node_config {key}, or leave --out out")
     check_reachable(results, processes=True)
     store = Store(results)
     store.claim(sweep.text, write=False, meaning=problems_meant)
     plan = make_plan(as_booked(sweep, store.folder), store.done(), retry_failed, best)
-    admit(plan, store.folder)
+    check_memory_and_disk(plan, store.folder)
     options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
     costs = estimate(plan.batches, options)
     work = {batch.name: plan.work(batch) for batch in plan.batches}
@@ -301,6 +314,9 @@ def price(
     what it pays for. Raises InputError where the expected cost or time is above what is allowed, the cluster can never
     hold a slot, or ``max_cost`` is given and a node has no price.
     """
+    for option, limit in {"--max-cost": max_cost, "--max-hours": max_hours}.items():
+        if limit is not None and not 0 <= limit < math.inf:
+            raise InputError.of(option, f"{limit:g} limits nothing", "give a number")
     cpus, gpus = asked.cpus_per_worker, asked.gpus_per_worker
     holds: dict[NodeType, float] = {}  # how many workers
     for node in cluster.nodes:
@@ -308,6 +324,7 @@ def price(
         holds[node] = fit if math.isinf(fit) else math.floor(fit + 1e-9)
     # Ray prefers nodes without GPUs for work without them, so time and cost are expected of those
     fits = {node: 0 if node.gpus and not gpus else fit for node, fit in holds.items()}
+    fits = fits if any(fits.values()) else holds
     places = sum(fit * node.most for node, fit in fits.items())
     if places < asked.workers:
         each = f"{asked.workers} workers of {cpus:g} CPUs" + f" and {gpus:g} GPUs" * (gpus > 0)
@@ -323,8 +340,8 @@ def price(
     hours = (seconds[0] / at_once + start, seconds[1] / at_once + start)
     cost = (usual * hours[0], usual * hours[1])
     if max_cost is not None:
-        if not cluster.ends_by_itself:
-            what = "a machine of this provider that shuts itself down costs on until it is deleted"
+        if not cluster.ending.bounded:
+            what = f"a node has {cluster.ending.limit}: it ends by {cluster.ending.by}"
             raise InputError.of("--max-cost", what, "--max-hours alone, and see that it ends")
         if cluster.unpriced:
             place = f"{cluster.region or 'REGION'}: {{{cluster.unpriced[0]}: {{list: 1.23}}}}"
@@ -336,8 +353,9 @@ def price(
             raise InputError.of("--max-cost", what, "fewer cells: see raybench plan")
         if listed:
             max_hours = min(max_hours, max_cost / listed)
-    if hours[1] > max_hours:
-        what = f"up to {hours[1]:.3g} hours are expected, {max_hours:.3g} allowed"
+    late = hours[1] + (0 if cluster.hosts else 2 * CLOSING / 3600)
+    if late > max_hours:
+        what = f"up to {late:.3g} hours are expected, {max_hours:.3g} allowed"
         raise InputError.of("--max-hours", what, "more nodes, more hours, or fewer cells")
     return Price(seconds, slots, hours, cost, max_hours, listed)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -20,27 +18,26 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
-from importlib import metadata
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
-from raybench.cluster.file import THERE, ClusterFile
-from raybench.core import yaml
+from raybench.cluster.file import STORES, THERE, ClusterFile
 from raybench.core.errors import InputError
-from raybench.data import catalogue
+from raybench.execution import bundle
 from raybench.spec import Sweep
-from raybench.spec.values import parted
 
 CONFIG, STAGE, SAID = "cluster.yaml", "stage", "launcher.log"  # in the folder of a launch
 TOKEN, PROGRESS, ENDED, PID, LOG = "token", "progress.json", "ended", "driver.pid", "job.log"
 LEASE = 'sh "$HOME/.raybench-lease/lease.sh"'
-WHEEL = "Wheel-Version: 1.0\nGenerator: raybench\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+HOUR = 9999999999  # stands for that at which the head ends, which it writes into what starts its workers
+BOOT_MINUTES = 15  # that a cloud's machine has until it takes its lease
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_UP_enable_autoscaler_v2": "0",  # with it, a local provider starts no workers
@@ -50,26 +47,33 @@ PROGRAM = """
 import json, sys, yaml
 from ray.autoscaler import sdk
 from ray.autoscaler._private.providers import _get_node_provider
-verb, path, facts = *sys.argv[1:], None
+verb, path = sys.argv[1:]
 if verb == "up":
     config = sdk.create_or_update_cluster(path, no_config_cache=True)
     facts = {"address": sdk.get_head_node_ip(path), "auth": config["auth"]}
-elif verb == "down":
-    sdk.teardown_cluster(path)
 else:
+    if verb == "down": sdk.teardown_cluster(path)
     config = sdk.bootstrap_config(yaml.safe_load(open(path)), no_config_cache=True)
-    provider = _get_node_provider(config["provider"], config["cluster_name"])
-    facts = [str(node) for node in provider.non_terminated_nodes({})]
+    provider, name = _get_node_provider(config["provider"], config["cluster_name"]), config["cluster_name"]
+    nodes = set(provider.non_terminated_nodes({"ray-node-type": "head"} if verb == "list head" else {}))
+    if verb != "list head":  # Ray does not list what is stopped, which costs on
+        stopped = {
+            "aws": lambda: [n.id for n in provider.ec2.instances.filter(Filters=[
+                {"Name": "tag:ray-cluster-name", "Values": [name]},
+                {"Name": "instance-state-name", "Values": ["stopping", "stopped"]}])],
+            "gcp": lambda: [n["name"] for r in provider.resources.values() for n in r.list_instances(is_terminated=True)],
+            "azure": lambda: list(provider._get_filtered_nodes({})),
+        }.get(config["provider"]["type"], list)()
+        nodes.update(stopped)
+        if verb == "down": provider.terminate_nodes(stopped)
+    facts = [str(node) for node in nodes]
 print("raybench:" + json.dumps(facts))
 """
-BOOT = """#!/bin/sh
-m=$((({deadline} - $(date +%s)) / 60))
-[ $m -le {most} ] || m={most}
-shutdown --no-wall -h +$((m > 1 ? m : 1))
+BOOT = f"""#!/bin/sh
+cp "$0" /var/lib/cloud/scripts/per-boot/raybench-lease 2>/dev/null
+m=$((({HOUR} - $(date +%s)) / 60)); [ $m -le {BOOT_MINUTES} ] || m={BOOT_MINUTES}
+shutdown --no-wall -h +$((m > 0 ? m : 0))
 """
-
-
-# What travels --------------------------------------------------------------------------------------
 
 
 def gather(folder: Path, sweep: Sweep, words: Sequence[str]) -> None:
@@ -82,100 +86,32 @@ def gather(folder: Path, sweep: Sweep, words: Sequence[str]) -> None:
     folder.mkdir(mode=0o700, parents=True)
     (folder / TOKEN).write_text(token)
     (folder / TOKEN).chmod(0o600)  # which it has on the hosts as well
-    wheel(folder)
-    # drivers and workers must agree on versions; a local part such as +cpu is the machine's
-    versions = {one.name: one.version.split("+")[0] for one in metadata.distributions()}
-    lines = (f"{name}=={versions[name]}\n" for name in sorted(versions.keys() - {"raybench"}))
-    (folder / "constraints.txt").write_text("".join(lines))
-    files: dict[Path, str] = {}  # by their paths here, those there
-    document = _moved(yaml.parse(sweep.text, "the sweep"), files)
-    (folder / "sweep.yaml").write_text(yaml.dump(document))
-    (folder / "data").mkdir()
-    problems, here = [cell.problem.params for cell in sweep.cells], catalogue.folder().absolute()
-    for name in {params.get(key) for params in problems for key in ("dataset", "test_set")}:
-        for file in catalogue.files_of(name) if isinstance(name, str) else ():
-            files[file] = f"data/{file.absolute().relative_to(here)}"
-    for path, place in files.items():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / place)
+    bundle.write(folder, sweep)
     script = Path(__file__).with_name("job.sh").read_text()
     (folder / "job.sh").write_text(f"set -- {shlex.join(words)}\n{script}")
 
 
-def _moved(value: Any, files: dict[Path, str]) -> Any:
-    """Return a document with every path of this machine in it replaced by one beside it, which ``files`` gets to know.
-
-    ``Sweep.text`` has absolute paths wherever a key names a file that exists, so a text that begins with
-    a slash and exists is such a path; ``own.py:function`` is one with a function behind it.
-    """
-    if isinstance(value, Mapping):
-        return {key: _moved(part, files) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_moved(part, files) for part in value]
-    if not isinstance(value, str) or not value.startswith("/"):
-        return value
-    file, behind = parted(value)
-    path = Path(file)
-    if not path.exists():
-        return value
-    files[path] = f"files/{hashlib.sha256(file.encode()).hexdigest()[:8]}/{path.name}"
-    return files[path] + behind
-
-
-def wheel(folder: Path) -> Path:
-    """Write a wheel of the raybench that is imported here, installed or a checkout, and return its path.
-
-    It holds the package's files and the metadata of its installation; nothing is built and nothing fetched.
-    """
-    there = metadata.distribution("raybench")
-    package = Path(__file__).parents[1]
-    stem = f"raybench-{there.version}"
-    info = f"{stem}.dist-info"
-    files = {
-        f"raybench/{path.relative_to(package).as_posix()}": path.read_bytes()
-        for path in sorted(package.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    # beside a checkout lies what its build wrote, where the metadata have their old name
-    about = there.read_text("METADATA") or there.read_text("PKG-INFO")
-    assert about, "raybench is imported from a folder that no installation knows"
-    files[f"{info}/METADATA"] = about.encode()
-    files[f"{info}/entry_points.txt"] = (there.read_text("entry_points.txt") or "").encode()
-    files[f"{info}/WHEEL"] = WHEEL.encode()
-    record = f"{info}/RECORD,,\n"
-    target = folder / f"{stem}-py3-none-any.whl"
-    # their date is always the same, so that the same files make the same wheel
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, data in files.items():
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record += f"{name},sha256={digest},{len(data)}\n"
-            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), record)
-    return target
-
-
-# What Ray's launcher is given ----------------------------------------------------------------------
-
-
 def token(cluster: ClusterFile) -> str:
-    """Return the command by which what follows shows the launch's token, and is known as the launch's.
-
-    Ray's processes give themselves titles: with SPT_NOENV these do not cover the variables that say whose they are.
-    """
-    path = f"{cluster.there}/{TOKEN}"
-    return f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={path}"
+    """Return the command by which what follows shows the launch's token, and is known as the launch's."""
+    # SPT_NOENV: the titles that Ray's processes give themselves cover no variables, which say whose they are
+    return f"export SPT_NOENV=1 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.there}/{TOKEN}"
 
 
 def taking(cluster: ClusterFile, launch: str, deadline: float, owner: str) -> str:
-    """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet."""
+    """Return the command by which a host takes its lease; it holds the script, for nothing was copied there yet.
+
+    The host counts what is left until the deadline: this machine's clock may be wrong.
+    """
     script = base64.b64encode(Path(__file__).with_name("lease.sh").read_bytes()).decode()
-    kind = "own" if cluster.hosts else "rented"
-    words = [launch, str(cluster.lease), str(int(deadline)), kind, owner]
-    take = f"sh $f take {shlex.join(words)}"
-    return f"f=$(mktemp) && echo {script} | base64 -d >$f && {take}; c=$?; rm -f $f; (exit $c)"
+    kind, left = "own" if cluster.hosts else "rented", int(deadline - time.time())
+    words = shlex.join([launch, str(cluster.lease), str(left), str(HOUR), kind, owner])
+    take = f"sh $f take {words}; c=$?; rm -f $f; (exit $c)"
+    return f"f=$(mktemp) && echo {script} | base64 -d >$f && {take}"
 
 
-def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: float) -> None:
+def render(
+    cluster: ClusterFile, folder: Path, name: str, take: str, deadline: float, remote_out: str = ""
+) -> None:
     """Write the configuration of one launch, whose cluster is called ``name``, into the launch's folder.
 
     The first command of every node takes its lease, and a machine of Amazon's has one from its first second on. Every
@@ -190,23 +126,27 @@ def render(cluster: ClusterFile, folder: Path, name: str, take: str, deadline: f
             node["initialization_commands"] = [take, *node["initialization_commands"]]
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         config[key] = [f"{LEASE} push || exit 1; {token(cluster)}; {line}" for line in config[key]]
-    serve = f"setsid nohup {LEASE} serve >/dev/null 2>&1 </dev/null & sleep 0.1"
-    config["worker_start_ray_commands"].append(serve)
+    tell = f"sed -i s/{HOUR}/$({LEASE} hour)/g ~/ray_bootstrap_config.yaml"
+    config["head_start_ray_commands"].insert(0, tell)
+    config["worker_start_ray_commands"].append(f"{LEASE} serve")
+    if package := STORES.get(remote_out.split("://")[0]):
+        install = f"{cluster.python} -m pip install -q -c {cluster.there}/constraints.txt {package}"
+        for key in ("head_setup_commands", "worker_setup_commands"):
+            config[key] = [*config[key], install]
+    if not cluster.hosts:  # what is stopped costs on
+        config["provider"]["cache_stopped_nodes"] = False
     for node in config["available_node_types"].values():
         _tell_provider(cluster, node["node_config"], deadline)
     (folder / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False))  # YAML, too
 
 
 def _tell_provider(cluster: ClusterFile, node: dict[str, Any], deadline: float) -> None:
-    """Let a cloud's machine end before anybody has reached it, as far as its provider can be told so.
-
-    An image of Amazon's that is named by a parameter is named by its id: the head, which starts workers, may not ask.
-    Raises InputError.
-    """
+    """Let a cloud's machine end before anybody has reached it, as far as its provider can be told. Raises InputError."""
     provider = cluster.config["provider"]
     if provider["type"] == "aws":
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
-        node.setdefault("UserData", BOOT.format(deadline=int(deadline), most=cluster.lease // 60))
+        node.setdefault("UserData", BOOT)
+        # by its id: the head, which starts workers, may not ask
         _, named, parameter = str(node.get("ImageId", "")).partition("resolve:ssm:")
         if named:
             try:
@@ -218,21 +158,28 @@ def _tell_provider(cluster: ClusterFile, node: dict[str, Any], deadline: float) 
             except Exception as error:  # no client, or whatever it raises, of many classes
                 fix = "is boto3 here, does `aws sts get-caller-identity` work? or name an ami-..."
                 raise InputError.of("ImageId", f"{parameter}: {error}", fix) from error
-    limit = (node.get("scheduling") or {}).get("maxRunDuration")
-    if provider["type"] == "gcp" and limit:
-        seconds = max(600, math.ceil(deadline - time.time()))
-        node["scheduling"]["maxRunDuration"] = {"seconds": str(seconds)}
-
-
-# Ray's launcher -------------------------------------------------------------------------------------
+    if provider["type"] == "gcp" and "machineType" in node:
+        # without a way out ``ray up`` will fail
+        google = HTTPSConnection("compute.googleapis.com", timeout=10)
+        with suppress(OSError, TypeError), closing(google):
+            google.request("HEAD", "/")
+            hour = parsedate_to_datetime(google.getresponse().headers["Date"]).timestamp()
+            if abs(time.time() - hour) > 120:
+                what = f"this machine's clock is {time.time() - hour:+.0f} s off Google's, which deletes"
+                raise InputError.of("--max-hours", f"{what} machines at an hour", "set the clock")
+        # the same hour for all that start later, and the same text for a second ``ray up``
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(deadline))
+        usual = {k: v for k, v in (node.get("scheduling") or {}).items() if k != "maxRunDuration"}
+        more = {"terminationTime": when, "instanceTerminationAction": "DELETE"}
+        node["scheduling"] = usual | more
 
 
 def ray(verb: str, folder: Path) -> Any:
     """Let Ray's launcher work on the cluster of a launch's folder, and return what it knows then.
 
-    ``up`` starts or repairs the cluster, and returns the head's address and how it is reached. ``down`` asks to end it:
-    that Ray says so proves nothing. ``list nodes`` returns those that the provider says are there. Raises
-    RuntimeError, whose text is what it said last, and where the rest stands.
+    ``up`` starts or repairs the cluster, and returns the head's address and how it is reached. ``down`` asks to end it,
+    which proves nothing: ``list nodes`` and ``list head`` return those that the provider says are there, stopped ones too.
+    Raises RuntimeError with what it said last.
     """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / STAGE / TOKEN)}
     # it dies with this process (PR_SET_PDEATHSIG): an orphaned ``ray up`` would meet the next one
@@ -260,9 +207,6 @@ def told(log: str) -> str:
     return " / ".join(words[-2:] or last[-2:] or ["it said nothing"])
 
 
-# Hosts by ssh ---------------------------------------------------------------------------------------
-
-
 class Unreachable(RuntimeError):
     """A host does not answer, or refuses; what ssh said is the text."""
 
@@ -271,9 +215,8 @@ class Unreachable(RuntimeError):
 class Host:
     """A host: its address, and how it is reached from here, as a cluster file says under ``auth``.
 
-    A command runs in a plain shell of the host, which reads no profile. The first key that a host shows is written into
-    known_hosts and must not change while the launch lasts: hosts of a cloud are new every time, and their keys are known
-    to nobody beforehand.
+    A command runs in a plain shell of the host, which reads no profile. The first key that a host shows, known to nobody
+    beforehand, is written into known_hosts and must not change while the launch lasts.
     """
 
     address: str
@@ -320,8 +263,7 @@ class Host:
             raise Unreachable(f"{self.address}: no answer within {error.timeout:g} s") from error
         if done.returncode in well:
             return done.stdout
-        lines = f"{done.stdout}\n{done.stderr}".splitlines()
-        answer = [line.strip() for line in lines if line.strip()]
+        answer = list(filter(None, map(str.strip, f"{done.stdout}\n{done.stderr}".splitlines())))
         # what rsync says last is that it ends
         answer = [line for line in answer if not line.startswith("rsync")] or answer
         text = f"{self.address}: {answer[-1] if answer else f'exit code {done.returncode}'}"
@@ -330,19 +272,18 @@ class Host:
         raise (Unreachable if silent else RuntimeError)(text)
 
 
-# What a sweep on the head tells, and its results ---------------------------------------------------
-
 OURS = (  # what a launch has sent to has the mark beside it
     "{{ [ ! -e {out}/sweep.yaml ] || [ -e {out}/../launch ] || "
     "{{ echo '{out} holds the sweep.yaml of another launch' >&2; exit 7; }}; }}"
 )
+OVER = "grep -qs '[0-9]' {job}/{ended}"
 # What the head runs before it sends: it pushes the lease, and notes the end of a job that was killed.
-LOOK = """\
-{lease} push >/dev/null 2>&1
-if [ ! -e {job}/{ended} ] && [ -e {job}/{pid} ] && ! kill -0 "$(cat {job}/{pid})" 2>/dev/null; then
-  sleep 1; [ -e {job}/{ended} ] || echo 137 >{job}/{ended}
+LOOK = f"""\
+{{lease}} push >/dev/null 2>&1
+if ! {OVER} && [ -e {{job}}/{{pid}} ] && ! kill -0 "$(cat {{job}}/{{pid}})" 2>/dev/null; then
+  sleep 1; {OVER} || printf '%-4s\\n' 137 1<>{{job}}/{{ended}}
 fi
-{ours} && rsync"""
+{{ours}} && rsync"""
 # What stays here: the sweep's text has paths of each machine, and the locks are each machine's own.
 APART = ("/sweep.yaml", "/plan/lock*", "/launch", "/tmp")
 ORDER = ("plan", "weights", "curves", "cells")  # of commits: cells are what makes a shard count
@@ -361,10 +302,9 @@ def send(host: Host, results: Path, out: str) -> None:
 def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any], int | None]:
     """Copy what is new on the head into the folder here, and return what a job's folder there tells of it.
 
-    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go
-    elsewhere. Files travel into a folder that nobody reads, and appear by a rename, cells last. rsync looks for the end
-    of the job first, so that all is there when it is told, and for cells before curves: those of each cell were written
-    before it. Raises Unreachable, RuntimeError and OSError.
+    That is the progress, and the exit code, None while it runs. out: the folder there, empty where results go elsewhere.
+    Files travel into a folder that nobody reads, and appear by a rename, cells last. rsync looks for the end of the job
+    first, and for cells before curves: what is told is there. Raises Unreachable, RuntimeError and OSError.
     """
     spare = results / "tmp"
     shutil.rmtree(spare, ignore_errors=True)
@@ -378,14 +318,21 @@ def fetch(host: Host, results: Path, job: str, out: str) -> tuple[dict[str, Any]
         f"--compare-dest={results.absolute()}", "--exclude=.*", "--exclude=lock*", f"--rsync-path={look}",
         *(f"{host.login}:{path}" for path in there), f"{spare}/",
     )  # fmt: skip
-    answers = {}
-    for name in (PROGRESS, ENDED):
-        with suppress(OSError, ValueError):
-            answers[name] = json.loads((spare / name).read_text())
+    progress, code = {}, ended(spare)
+    with suppress(OSError, ValueError):
+        progress = json.loads((spare / PROGRESS).read_text())
     for part in ORDER if out else ():
         for file in sorted(spare.glob(f"{part}/*")):
             if file.is_file():
                 (results / part).mkdir(exist_ok=True)
                 file.replace(results / part / file.name)
     shutil.rmtree(spare, ignore_errors=True)
-    return answers.get(PROGRESS, {}), answers.get(ENDED)
+    return progress, code
+
+
+def ended(folder: Path) -> int | None:
+    """Return the exit code of a job that tells of itself in this folder, None while it runs; a full disk is an end."""
+    with suppress(OSError):
+        text = (folder / ENDED).read_text().strip()
+        return None if text == "null" else int(text) if text.isdecimal() else 137
+    return None

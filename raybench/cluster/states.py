@@ -16,12 +16,34 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import platformdirs
 
 from raybench.core.errors import InputError, Notice
-from raybench.store.files import Local
+from raybench.store.files import LocalFolder
+
+
+class NodeEnding(NamedTuple):
+    """By what a node ends if everything else is dead, what it costs at most then, and whether that is bounded."""
+
+    by: str
+    limit: str = "`--max-hours` of all nodes"
+    bounded: bool = True
+
+
+ENDINGS = {  # of providers; docs/cluster.md says the same
+    "aws": NodeEnding("its lease: what shuts itself down is deleted"),
+    "gcp": NodeEnding("its lease, which stops it, and Google, which deletes it at the deadline"),
+    "local": NodeEnding("its lease, which ends all that the launch runs there", "nothing"),
+}
+
+
+def ending(provider: str) -> NodeEnding:
+    """Return how a node of a provider ends; of one that is not known what is shut down may cost on."""
+    by = "`raybench down` alone: what shuts itself down costs on"
+    return ENDINGS.get(provider, NodeEnding(by, "no limit", False))
+
 
 STATES = ("up", "submitted", "running", "fetched", "down")
 NAME, ORDER = "launch", "order.json"  # NAME: of the file in the results folder
@@ -36,8 +58,7 @@ def launches() -> Path:
 class Launch:
     """The launch of the sweep whose results folder is ``results``.
 
-    What is kept is one document: what was ordered, and under ``reached`` each state with when it was reached and what
-    later steps need. It is replaced as a whole, so a process that dies leaves either the state before or the next.
+    What is kept is one document: what was ordered, and under ``reached`` when each state was, with what later steps need.
     """
 
     def __init__(self, results: str | os.PathLike[str]) -> None:
@@ -53,7 +74,7 @@ class Launch:
         if launch.order():
             return launch
         for key, order in reversed(begun()):
-            if str(name) in (key, order["name"]):
+            if str(name) in (key, order.get("name")):
                 launch = cls(order["results"])
                 if launch._id() is None:  # the folder is gone; the cluster may be up all the same
                     launch._mark(key)
@@ -76,7 +97,7 @@ class Launch:
     def _id(self) -> str | None:
         """Return the id in the results folder; None where there is none, empty where what is there is no id."""
         try:
-            data = Local(self.results).read(NAME)
+            data = LocalFolder(self.results).read(NAME)
         except (InputError, OSError):  # a link, a pipe, a folder
             return ""
         text = None if data is None else data.decode(errors="replace").strip()
@@ -85,7 +106,7 @@ class Launch:
     def _mark(self, name: str) -> None:
         """Write a launch's id into the results folder."""
         self.results.mkdir(parents=True, exist_ok=True)
-        Local(self.results).write(NAME, name.encode())
+        LocalFolder(self.results).write(NAME, name.encode())
 
     def begin(self) -> dict[str, Any]:
         """Forget an earlier launch that is down, and return the first facts of a new one, to be noted by ``amend``."""
@@ -105,7 +126,7 @@ class Launch:
     def amend(self, **facts: Any) -> None:
         """Note more of what this launch is to do."""
         document = json.dumps({**self.order(), **facts}, indent=1)
-        Local(self.folder).write(ORDER, document.encode())
+        LocalFolder(self.folder).write(ORDER, document.encode())
 
     def reach(self, state: str, **facts: Any) -> None:
         """Note that a state is reached, with what later steps need."""
@@ -131,7 +152,7 @@ def last_state(facts: Mapping[str, Any]) -> str:
 def noted(folder: Path) -> dict[str, Any]:
     """Return the document of a launch's folder, nothing where there is none. Raises InputError for one that is damaged."""
     try:
-        return dict(json.loads(Local(folder).read(ORDER) or "{}"))
+        return dict(json.loads(LocalFolder(folder).read(ORDER) or "{}"))
     except ValueError as error:  # whoever damaged it: it is replaced as a whole, and synced
         what = f"cannot read {folder / ORDER}: {error}"
         raise InputError.of("DIR", what, "is the file whole?") from error
@@ -159,7 +180,8 @@ def spent(facts: Mapping[str, Any]) -> str:
     if math.isinf(facts["per_hour"]):
         return "unknown"
     ended = facts["reached"].get("down", {}).get("at", math.inf)
-    over = min(time.time(), facts["deadline"], ended)
+    bounded = ending(facts.get("provider", "")).bounded
+    over = min(time.time(), facts["deadline"] if bounded else math.inf, ended)
     cost = facts["per_hour"] * max(0.0, over - facts["began"]) / 3600
     return f"at most {money(cost, facts['currency'])}" if facts["per_hour"] else "nothing"
 

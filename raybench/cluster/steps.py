@@ -16,8 +16,9 @@ from typing import Any
 from raybench.cluster import file, machines
 from raybench.cluster.file import Price
 from raybench.cluster.machines import ENDED, LEASE, LOG, PID, STAGE, Host, Unreachable, fetch, send
-from raybench.cluster.states import Launch, clock
+from raybench.cluster.states import NAME, Launch, clock
 from raybench.core.errors import InputError
+from raybench.execution import bundle
 from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
 from raybench.spec import Sweep
@@ -30,7 +31,8 @@ DASHBOARD_SECONDS = 120.0
 LOOK_EVERY = 10.0  # seconds between two looks at the head, which bring home what is new
 ASK_PROVIDER = 60.0  # seconds of silence after which the provider is asked whether it has nodes
 PATIENCE = 900.0  # seconds of silence after which a head that the provider has is given up
-LAST_SECONDS = 120.0  # before the deadline, for what comes home then
+LAST_SECONDS = 120.0  # before Ray on the head ends, for what comes home then
+NOBODY_IN = 300.0  # seconds before its shutdown from which a rented host lets nobody log in
 GONE_SECONDS = 90.0  # that a provider may take to forget a node
 
 
@@ -44,15 +46,12 @@ def order(
     keep: bool,
     notify: str = "",
 ) -> None:
-    """Write down what a launch is to do, and gather what travels. A cluster that is kept takes the next job.
-
-    It ends at the hour that was said when it was started.
-    """
+    """Write down what a launch is to do, and gather what travels. A cluster that is kept takes the next job."""
     facts = launch.order()
+    deadline = time.time() + cost.most_hours * 3600
     if launch.state == "down":
         facts = launch.begin()
-        owner = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
-        facts |= {"owner": owner, "deadline": time.time() + cost.most_hours * 3600}
+        facts["owner"] = f"{getpass.getuser()}@{socket.gethostname()}, for {sweep.name}"
         (launch.folder / GIVEN).write_bytes(cluster.path.read_bytes())
     remote = f"{cluster.there}-results/{facts['id']}"  # on the head; no two launches share it
     job = f"raybench-{facts['id']}-{int(time.time())}"
@@ -60,16 +59,25 @@ def order(
     lease = "push" if cluster.hosts or remote_out else "hold"
     command = f"{cluster.python} -m raybench sweep sweep.yaml --address auto --out".split()
     words = [f"{remote}/{job}", lease, *command, out, *flags]
-    machines.gather(launch.folder / STAGE, sweep, words)
+    try:
+        machines.gather(launch.folder / STAGE, sweep, words)
+        bundle.check_bundle(launch.folder / STAGE)
+    except InputError:
+        if not launch.order():  # there is no launch yet
+            shutil.rmtree(launch.folder)
+            (launch.results / NAME).unlink()
+        raise
     Store(launch.results).claim(sweep.text, meaning=problems_meant)
     facts |= {"keep": keep, "notify": notify, "remote_out": remote_out, "lease": lease}
     facts |= {"name": sweep.name, "job": job, "kept": remote, "out": "" if remote_out else out}
     facts |= {"per_hour": cost.per_hour, "currency": cluster.currency}
+    facts["provider"] = cluster.config["provider"]["type"]
+    facts["deadline"] = min(deadline, facts.get("deadline", math.inf))
     facts["reached"] = {state: at for state, at in facts["reached"].items() if state == "up"}
     launch.amend(**facts)  # last: there is a launch now
 
 
-class Steps:
+class LaunchSteps:
     """The steps of one launch, which say on standard error what happens."""
 
     def __init__(self, launch: Launch) -> None:
@@ -80,29 +88,26 @@ class Steps:
     @cached_property
     def cluster(self) -> file.ClusterFile:
         """The cluster file, as it was when the launch began."""
-        return file.read(str(self.folder / GIVEN))
+        return file.read_cluster_file(str(self.folder / GIVEN))
 
     def head(self) -> Host:
         """Return the head of a cluster that was up."""
         return Host(**self.launch.order()["reached"]["up"]["head"])
 
-    # -- up, submitted -----------------------------------------------------------------------
-
     def up(self) -> None:
-        """Start the cluster, unless it is up already: its head answers, and its lease has not run out.
-
-        Raises InputError where one of the user's own machines is taken, or Ray runs there.
-        """
+        """Start the cluster, unless its head answers. Raises InputError where a machine of one's own is taken."""
         if self.launch.reached("submitted"):
             return  # whoever follows finds out
         if self.launch.reached("up"):
             with suppress(RuntimeError):
-                self.head().run(f"{LEASE} push", timeout=30)
+                self.head().run(f"{LEASE} limit {int(self.left())}", timeout=30)
                 return
         number, deadline = self.order["id"], float(self.order["deadline"])
+        if self.left() < (0 if self.cluster.hosts else 60 * machines.BOOT_MINUTES):
+            raise RuntimeError("the hours of this launch are over")
         name = f"{self.cluster.config['cluster_name']}-{number}"
         take = machines.taking(self.cluster, number, deadline, self.order["owner"])
-        machines.render(self.cluster, self.folder, name, take, deadline)
+        machines.render(self.cluster, self.folder, name, take, deadline, self.order["remote_out"])
         try:
             for address in self.cluster.hosts:
                 Host(address, self.cluster.config["auth"]).run(take)
@@ -115,7 +120,8 @@ class Steps:
         tell(f"starting {name} (ray up)")
         place = str((self.folder / "known_hosts").resolve())
         head = Host(**machines.ray("up", self.folder), known_hosts=place)
-        head.run(f"{LEASE} push", timeout=60)
+        # counted from here on: what was rendered came some minutes later to the host
+        head.run(f"{LEASE} limit {int(self.left() - 60)}", timeout=60)
         self.launch.reach("up", head=vars(head))
         tell(f"the head is up: {head.login}")
 
@@ -138,23 +144,22 @@ class Steps:
         self.launch.reach("submitted")
         tell(f"submitted as {job}")
 
-    # -- running, fetched --------------------------------------------------------------------
-
     def follow(self) -> int:
         """Show the sweep's progress, and fetch its shards, until it ends or its hours do; return its exit code.
 
-        The progress stands in the same block as that of a sweep that runs here. Raises RuntimeError where nothing is
-        heard of the head for so long that it is given up.
+        Raises RuntimeError where nothing is heard of the head for so long that it is given up.
         """
         if over := self.launch.reached("fetched"):
             return int(over["code"])
-        head, deadline = self.head(), float(self.order["deadline"])
-        last = deadline - min(LAST_SECONDS, 0.1 * (deadline - float(self.order["began"])))
+        head = self.head()
+        last = min(LAST_SECONDS, 0.1 * (float(self.order["deadline"]) - float(self.order["began"])))
+        last = time.monotonic() + self.left(asking=True) - last
+        last -= 0 if self.cluster.hosts else file.CLOSING
         facts: dict[str, Any] = {}
         code: int | None = None
         answer_at = time.monotonic()
         with View(self.order["name"], 0, math.inf) as view:  # until the head says how much there is
-            while code is None and time.time() < last:
+            while code is None and time.monotonic() < last:
                 remark = ""
                 try:
                     facts, code = fetch(head, self.launch.results, self.job, self.order["out"])
@@ -184,15 +189,22 @@ class Steps:
         self.launch.reach("fetched", code=code)
         return code
 
+    def left(self, asking: bool = False) -> float:
+        """Seconds until the deadline, by the clock of this machine, or asking the head, if it says so."""
+        with suppress(RuntimeError, ValueError):
+            if asking:
+                return float(self.head().run(f"{LEASE} left", timeout=30))
+        return float(self.order["deadline"]) - time.time()
+
     def _see(self, head: Host, silence: float) -> None:
         """Give up a head that has gone, or has said nothing for so long that nobody should wait: raise RuntimeError."""
         if not self.cluster.hosts:
             try:
-                self.lost = not machines.ray("list nodes", self.folder)
+                self.lost = not machines.ray("list head", self.folder)
             except RuntimeError:  # it is this machine that has no way out
                 return
             if self.lost:
-                raise RuntimeError(f"{head.address} is gone: the provider knows no node of it")
+                raise RuntimeError(f"{head.address} is gone: the provider knows no such head")
         if silence > PATIENCE:
             try:
                 head.run("true", timeout=30)
@@ -201,14 +213,11 @@ class Steps:
                 raise RuntimeError(f"no answer for {silence:.0f} s: {error}") from error
 
     def _come_home(self, head: Host) -> None:
-        """Fetch all results, and let the head go. Raises Unreachable after some attempts, RuntimeError, OSError.
-
-        A sweep that is still running is asked to end as by Ctrl-C: what is committed then is whole.
-        """
+        """Let the sweep end as by Ctrl-C, fetch all results, and let the head go. Raises RuntimeError, OSError."""
         with suppress(RuntimeError):
             head.run(
-                f"cd {self.job} && [ ! -f ended ] && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
-                "for i in $(seq 40); do [ -f ended ] && break; sleep 0.5; done; true"
+                f"cd {self.job} && ! grep -q '[0-9]' ended && pkill -TERM -P $(cat {PID}) -f 'raybench sweep' && "
+                "for i in $(seq 40); do grep -q '[0-9]' ended && break; sleep 0.5; done; true"
             )
         for attempt in range(4):
             try:
@@ -231,13 +240,10 @@ class Steps:
         path = self.folder / LOG
         return path.read_text() if path.exists() else ""
 
-    # -- down --------------------------------------------------------------------------------
-
     def down(self, fetching: bool = True) -> list[str]:
         """Fetch what there is, end the cluster, and return how it is known that nothing is left.
 
-        Raises RuntimeError, which names what is, or may be, left and says what to do, and where a rented head that was
-        not given up holds results that cannot be fetched now.
+        Raises RuntimeError, which names what may be left, and where a head holds results that cannot be fetched now.
         """
         if ended := self.launch.reached("down"):
             return list(ended["sure"])
@@ -247,7 +253,7 @@ class Steps:
                 self._come_home(self.head())
                 home = True
             except (RuntimeError, OSError) as error:
-                if self.order["lease"] == "hold" and not self.lost:
+                if self.order["lease"] == "hold" and not self._nobody_can(error):
                     raise RuntimeError(
                         f"the head holds results that could not be fetched: {error}\n    it ends by itself at "
                         f"{clock(self.order['deadline'])}; --no-fetch ends it now, and they are lost"
@@ -260,6 +266,14 @@ class Steps:
         shutil.rmtree(self.folder / STAGE, ignore_errors=True)  # the token and the data among it
         self.launch.reach("down", sure=sure)
         return sure
+
+    def _nobody_can(self, error: Exception) -> bool:
+        """Whether nobody can fetch what could not be fetched now: the head is gone, or lets nobody in any more."""
+        if not self.lost and isinstance(error, Unreachable):
+            with suppress(RuntimeError):
+                gone = not self.cluster.hosts and not machines.ray("list head", self.folder)
+                self.lost = gone or self.left() < NOBODY_IN
+        return self.lost
 
     def _machines_free(self, home: bool) -> list[str]:
         """End the launch on each machine, and remove what was put there; its results only where they are home."""
@@ -280,10 +294,7 @@ class Steps:
         return sure
 
     def _nodes_gone(self) -> list[str]:
-        """End the nodes, and ask the provider until it knows none of this cluster.
-
-        Ray on the head ends first: its autoscaler would start workers while they are ended.
-        """
+        """End the nodes, Ray on the head first, since it starts workers; ask the provider until it knows none."""
         tell("ending the cluster (ray down)")
         trouble, until = "ray down did not", time.monotonic() + GONE_SECONDS
         with suppress(Unreachable):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from raybench.compressors.base import Any_, Bound, Compressor, Contractive, Role, Unbiased, count_of
+from raybench.compressors.base import (
+    Any_,
+    Compressor,
+    Contractive,
+    FittedCompressor,
+    Role,
+    Unbiased,
+    count_of,
+)
 from raybench.wire import Dense, Message, choose, unpack
 
 __all__ = [
     "Any_",
-    "Bound",
     "Compressor",
     "Contractive",
     "Dense",
+    "FittedCompressor",
     "Message",
     "Role",
     "Unbiased",

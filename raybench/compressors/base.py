@@ -201,7 +201,9 @@ class Compressor:
         counts = {name: count_of(getattr(self, name), d, name) for name in self.counted}
         return replace(self, **counts) if counts else self  # type: ignore[type-var]
 
-    def bind(self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_) -> Bound:
+    def bind(
+        self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_
+    ) -> FittedCompressor:
         """Return the compressor fixed for dimension d and n clients, rescaled if its role needs it.
 
         Raises InputError where the parameters do not fit d, or the compressor cannot play the role.
@@ -215,7 +217,7 @@ class Compressor:
             if constants is None:
                 raise InputError.of("compressor", "has no contraction; the method needs one")
             alpha, factor = 1 / constants[0], constants[1]
-        return Bound(fitted, d, role, omega if factor == 1.0 else None, alpha, factor)
+        return FittedCompressor(fitted, d, role, omega if factor == 1.0 else None, alpha, factor)
 
 
 # Messages that are made to know their mean length: so many, or fewer for so many coordinates in all
@@ -223,13 +225,13 @@ FEWEST_LENGTHS, MOST_LENGTHS, DRAWN_FOR_LENGTHS = 16, 4096, 1 << 20
 
 
 @dataclass(frozen=True)
-class Bound:
+class FittedCompressor:
     """A compressor fixed for a dimension and role; calling it compresses.
 
     omega: of U(omega), or None once rescaled; alpha: of B(alpha), or None; factor: the rescaling.
     """
 
-    operator: Compressor
+    compressor: Compressor
     d: int
     role: Role
     omega: float | None
@@ -238,7 +240,7 @@ class Bound:
     _shares: dict[torch.dtype, float] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
-        message = self.operator._message(x, source)
+        message = self.compressor._message(x, source)
         return message if self.factor == 1.0 else message.scaled(self.factor)
 
     def dense_share(self, dtype: torch.dtype) -> float:
@@ -248,11 +250,11 @@ class Bound:
         """
         if dtype not in self._shares:
             x, wide = stream(0).normal(self.d).to(dtype), dtype.itemsize * 8
-            costs = [self.operator.compress(x).cost]
+            costs = [self.compressor.compress(x).cost]
             if costs[0].varies:
                 rows = min(MOST_LENGTHS, max(1, DRAWN_FOR_LENGTHS // self.d))
                 many, goes = x.expand(rows, -1), range(math.ceil(FEWEST_LENGTHS / rows))
-                costs = [self.operator.compress(many, stream(0).fold(j)).cost for j in goes]
+                costs = [self.compressor.compress(many, stream(0).fold(j)).cost for j in goes]
             bits = [float(torch.as_tensor(c.values * wide + c.raw).double().mean()) for c in costs]
             self._shares[dtype] = min(1.0, sum(bits) / len(bits) / (self.d * wide))
         return self._shares[dtype]
@@ -424,13 +426,13 @@ def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[
 
 
 @dataclass(frozen=True)
-class Applied:
+class TimedCompressor:
     """What a method calls: a.C(x, stream) is the message of x.
 
     declared, n: the compressor before it was bound and the number of clients, for ``fitted``.
     """
 
-    bound: Bound
+    bound: FittedCompressor
     clock: Clock
     declared: Compressor
     n: int
@@ -439,7 +441,7 @@ class Applied:
         with self.clock.on("compress"):
             return self.bound(x, source)
 
-    def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
+    def fitted(self, layout: Layout, share: float | str | None = None) -> TimedCompressor:
         """Return the same compressor for vectors of this layout, keeping that share of them.
 
         share: in place of its ``k``, wherever that is; None leaves it. Raises InputError where the

@@ -30,7 +30,7 @@ LONG_ROW = 8192  # entries from which on a cut is guessed from a sample
 MOST_SAMPLED = 4096
 
 
-class Form(NamedTuple):
+class FloatBits(NamedTuple):
     """Floats seen as integers: their type, the bits of |x|, and the bits of infinity."""
 
     integer: type[np.signedinteger[Any]]
@@ -39,8 +39,8 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    torch.float32: Form(np.int32, np.int32(2**31 - 1), np.int32(0x7F800000)),
-    torch.float64: Form(np.int64, np.int64(2**63 - 1), np.int64(0x7FF0000000000000)),
+    torch.float32: FloatBits(np.int32, np.int32(2**31 - 1), np.int32(0x7F800000)),
+    torch.float64: FloatBits(np.int64, np.int64(2**63 - 1), np.int64(0x7FF0000000000000)),
 }
 
 

@@ -101,7 +101,7 @@ class PerTensor(Composed):
 
     def _groups(self) -> list[tuple[str, Compressor]]:
         """Return pattern and compressor of every group."""
-        return [(pattern, build(operator, "groups")) for pattern, operator in self.groups]
+        return [(pattern, build(made, "groups")) for pattern, made in self.groups]
 
     def _of_group(self, layout: Layout | None) -> Compressor | None:
         """Return the compressor of the group of a tensor, None where it is in none."""
@@ -138,7 +138,7 @@ class PerTensor(Composed):
         if held:
             yield _joined(held)
 
-    def operators(self, d: int) -> list[tuple[Compressor, int]]:
+    def compressors_of(self, d: int) -> list[tuple[Compressor, int]]:
         """Return every tensor's compressor and size."""
         sizes = self.tensors(d)
         ops = self.fitted or (self.part("of"),) * len(sizes)
@@ -146,7 +146,7 @@ class PerTensor(Composed):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
-        todo = self.operators(d)
+        todo = self.compressors_of(d)
         pieces = x.split([size for _, size in todo], -1)
         parts = [
             op.encode(piece.contiguous(), stream.fold(i))
@@ -156,7 +156,7 @@ class PerTensor(Composed):
 
     def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
         """Return a constant of every tensor; None where one has none."""
-        different = {(id(op), size): (op, size) for op, size in self.operators(d)}
+        different = {(id(op), size): (op, size) for op, size in self.compressors_of(d)}
         constants = [constant(op, size) for op, size in different.values()]
         finite = [value for value in constants if value is not None]
         return finite if len(finite) == len(constants) else None

@@ -340,7 +340,7 @@ MOST_BEFORE_SELECTION = 1.3  # times k; if more exceed the threshold, the k larg
 
 
 @compressor("dgc")
-class DGC(Compressor):
+class DGCSelection(Compressor):
     """C(x) = what exceeds a threshold estimated from a sample, at most k entries.
 
     Of s sampled |x_j|, one from each of s equal stretches, the ceil(s k/d)-th largest is the threshold;

@@ -264,7 +264,7 @@ def near_cube(d: int) -> Sizes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TensorShape:
     """Sizes, ranks that are reached, and alpha; ranks are empty where x is sent dense."""
 
     dims: Sizes
@@ -293,17 +293,17 @@ def _spread(given: Sequence[Rank] | Rank, count: int) -> tuple[Rank, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _plan(op: Decomposition, d: int) -> Plan:
+def _plan(op: Decomposition, d: int) -> TensorShape:
     if isinstance(op.dims, str):
         dims = near_cube(d)
     else:
         check_fit(dims := op.dims, d, "dims")
     if len(dims) < 2:
-        return Plan(dims, (), 1.0)
+        return TensorShape(dims, (), 1.0)
     ranks = op.reached(dims)
     if values_of(op.form, dims, ranks) >= d:
-        return Plan(dims, (), 1.0)
-    return Plan(dims, ranks, op.guarantee(dims, ranks))
+        return TensorShape(dims, (), 1.0)
+    return TensorShape(dims, ranks, op.guarantee(dims, ranks))
 
 
 @record

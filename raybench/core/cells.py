@@ -87,7 +87,7 @@ class State:
 
     def select(self, cells: Tensor) -> State:
         """Return the state of some cells."""
-        return State.of({name: chosen(value, cells) for name, value in self})
+        return State.of({name: part_of_cells(value, cells) for name, value in self})
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> State:
@@ -105,15 +105,17 @@ class State:
 
 
 def mapped(value: object, of_tensor: Callable[[Any], Any]) -> object:
-    """Return a value (as ``State`` has them) with a function applied to its tensors."""
+    """Return a value (as ``State`` has them, or its ``state``) with a function applied to its tensors."""
     if isinstance(value, Tensor | PerCell):
         return of_tensor(value)
     if isinstance(value, list | tuple):
         return type(value)(mapped(v, of_tensor) for v in value)
+    if isinstance(value, dict):
+        return {name: mapped(v, of_tensor) for name, v in value.items()}
     return value
 
 
-def chosen(value: object, cells: Tensor) -> object:
+def part_of_cells(value: object, cells: Tensor) -> object:
     """Return the part of a value (as ``State`` has them) that belongs to some cells."""
     return mapped(value, lambda x: x[cells])
 

@@ -69,11 +69,18 @@ class StoreError(OSError):
     """An object store failed for longer than patience lasts, or refuses; what it says, and where."""
 
 
+def count(amount: int, word: str, several: str = "") -> str:
+    """Return ``1 cell``, ``1,248 cells``; several: the plural where it is no plain s."""
+    return f"{amount:,} {word if amount == 1 else several or word + 's'}"
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``did you mean X?`` with the nearest of ``names``, or the allowed names if none is near."""
     names = sorted(str(n) for n in names)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.55)
+    # of two that differ in capitals alone, the one with fewer, which is sorted behind
+    by_letters = {n.casefold(): n for n in names}
+    near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1, cutoff=0.55)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {by_letters[near[0]]}?"
     listing = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return f"allowed: {listing}" if names else ""

@@ -26,18 +26,18 @@ def _forget_pool() -> None:
 os.register_at_fork(after_in_child=_forget_pool)
 
 
-# .threads: torch's number outside ``narrow``. Torch keeps its number per thread, so do we
+# .threads: torch's number outside ``one_thread``. Torch keeps its number per thread, so do we
 _given = threading.local()
 
 
 def threads() -> int:
-    """Return how many threads may be used here: torch's number, also inside ``narrow``."""
+    """Return how many threads may be used here: torch's number, also inside ``one_thread``."""
     outside: int | None = getattr(_given, "threads", None)
     return torch.get_num_threads() if outside is None else outside
 
 
 @contextmanager
-def narrow(entries: int) -> Iterator[None]:
+def one_thread(entries: int) -> Iterator[None]:
     """Run torch's own operations on one thread if they are on tensors of fewer than 2^20 entries.
 
     Measured on two cores: a product of 2^17 numbers takes 18 us on one thread and 62 us on two, of
@@ -54,8 +54,8 @@ def narrow(entries: int) -> Iterator[None]:
 
 
 @contextmanager
-def wide() -> Iterator[None]:
-    """Give torch all threads again inside ``narrow``: for matrix products, which are worth it."""
+def all_threads() -> Iterator[None]:
+    """Give torch all threads again inside ``one_thread``: for matrix products, which are worth it."""
     inside = torch.get_num_threads()
     torch.set_num_threads(threads())
     try:

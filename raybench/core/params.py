@@ -45,6 +45,7 @@ class Param:
     per_cell: bool = False
     help: str = ""
     of: str = "the message dimension"
+    runs_code: bool = False  # a function of a file or module may be named, which is then imported
 
 
 # The functions below return Any, so that a declaration may stand where a default of any type would.
@@ -102,15 +103,23 @@ def Flag(default: bool | None = False, help: str = "") -> Any:
 
 
 def Text(
-    default: object = REQUIRED, help: str = "", tags: Mapping[str, Param] | None = None
+    default: object = REQUIRED,
+    help: str = "",
+    tags: Mapping[str, Param] | None = None,
+    runs_code: bool = False,
 ) -> Any:
     """Return a free-text parameter (a name or a path)."""
-    return Param("text", default, tags=tags or {}, help=help)
+    return Param("text", default, tags=tags or {}, help=help, runs_code=runs_code)
 
 
-def List(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
+def List(
+    default: object = REQUIRED,
+    help: str = "",
+    words: tuple[str, ...] = (),
+    runs_code: bool = False,
+) -> Any:
     """Return a list-valued parameter: in a sweep file ``[[a, b], [c, d]]`` is an axis of two lists."""
-    return Param("list", default, words=words, help=help)
+    return Param("list", default, words=words, help=help, runs_code=runs_code)
 
 
 def Operator(default: object = REQUIRED, help: str = "") -> Any:

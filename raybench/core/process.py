@@ -232,6 +232,9 @@ def ending_on_the_second_signal() -> Iterator[None]:
         os.close(ours)
 
 
+NO_THREAD = "can't start new thread"  # for the lack of memory, or of processes, that a limit leaves
+
+
 def ending(error: BaseException) -> tuple[int, list[str]] | None:
     """Return the exit code of a command that an error ends, and what to say of it; None for a defect of ours.
 
@@ -241,7 +244,7 @@ def ending(error: BaseException) -> tuple[int, list[str]] | None:
         return 2, error.shown()
     if isinstance(error, SweepStopped):
         return 1, [str(error)]
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or str(error) == NO_THREAD:
         return 1, [f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"]
     if isinstance(error, KeyboardInterrupt):
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED, ["interrupted"]

@@ -204,9 +204,14 @@ def declared(kind: str) -> Mapping[str, str]:
     files = (
         f for place in spec.submodule_search_locations or () for f in Path(place).rglob("*.py")
     )
-    pattern = re.compile(r'^@\w+\(\s*"(\w+)"(?:,\s*title="([^"]+)")?', re.MULTILINE)
-    every = (row for file in files for row in pattern.findall(file.read_text("utf-8")))
-    return dict(sorted(every, key=lambda row: bool(row[1])))  # one with a title counts most
+    call = re.compile(r'^@\w+\(\s*"(\w+)"(.*?)(?=^(?:class|def|@))', re.MULTILINE | re.DOTALL)
+    title = re.compile(r'\btitle="([^"]+)"')
+    every = {
+        name: title.search(facts)
+        for file in files
+        for name, facts in call.findall(file.read_text("utf-8"))
+    }
+    return {name: "" if match is None else match[1] for name, match in every.items()}
 
 
 def check_name(kind: Literal["compressor"], name: str, where: str) -> None:
@@ -274,6 +279,12 @@ def module_of(file: Path, name: str) -> ModuleType:
     finally:
         del sys.modules[name]
     return module
+
+
+def is_function(text: str) -> bool:
+    """Tell whether a text names a function of a file, ``my.py:name``, or of a module, ``my_module:name``."""
+    where, _, name = text.rpartition(":")
+    return bool(where) and name.isidentifier() and (where.endswith(".py") or "/" not in where)
 
 
 def line_in(error: BaseException, file: str) -> int:

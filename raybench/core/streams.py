@@ -386,7 +386,7 @@ class Sample:
         return Sample(self.indices[:, clients], self.stream.at(ids[clients]))
 
 
-class Draws:
+class StreamDraws:
     """The random numbers of B cells in round t, for the clients hosted here.
 
     roots: a stream per cell (B,), from the cell's seed. clients: those hosted here, of n in all.

@@ -8,11 +8,12 @@ built (a safe loader).
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
@@ -22,8 +23,11 @@ from ruamel.yaml.resolver import VersionedResolver
 
 from raybench.core.errors import Complaint, InputError, cut
 
+T = TypeVar("T")
+
 MAX_NODES = 200_000
 MAX_DEPTH = 40
+MAX_BRACKETS = 200  # of a JSON text that is not looked through
 MAX_LETTERS = 4_000_000
 
 LIMIT = f"at most {MAX_DEPTH} levels, {MAX_NODES:,} values and {MAX_LETTERS:,} letters"
@@ -151,6 +155,12 @@ def plain(value: object, where: str = "") -> Any:
                     wrong.append(Complaint(at or where, f"key {spelling} is not text", "quote it?"))
             keys = [key for key in item if isinstance(key, str)]
             return {str(k): walk(item[k], f"{at}.{k}" if at else k, depth + 1) for k in keys}
+        if isinstance(item, str) and not item.isascii() and not _is_text(item):
+            wrong.append(
+                Complaint(
+                    at or where, "holds half a character", "\\ud800 to \\udfff stand in pairs"
+                )
+            )
         if isinstance(item, (str, bool, int, float)) or item is None:
             for kind in (str, int, float):  # subclasses (enums, numpy.float64) become plain
                 if isinstance(item, kind) and type(item) not in (kind, bool):
@@ -170,6 +180,31 @@ def plain(value: object, where: str = "") -> Any:
     if wrong:
         raise InputError(wrong)
     return result
+
+
+def _is_text(item: str) -> bool:
+    """Return whether a text can be written: JSON and YAML can spell halves of a pair of UTF-16, which cannot."""
+    try:
+        return bool(item.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def from_json(text: str | bytes, source: str, fix: str, kind: type[T]) -> T:
+    """Return the value of a JSON text that raybench wrote as a list or a mapping.
+
+    Raises InputError, with ``fix``, for another value, and for one that ``plain`` refuses.
+    """
+    try:
+        value = json.loads(text)
+        if not isinstance(value, kind):
+            raise TypeError(value)
+        letters = text if isinstance(text, str) else text.decode()
+        # with fewer brackets it cannot be too deep, and without an escape it has no half of a character
+        brackets = letters.count("{") + letters.count("[")
+        return plain(value, source) if brackets > MAX_BRACKETS or "\\u" in letters else value
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError.of(source, "is not as it was written", fix) from error
 
 
 def dump(value: object) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import platformdirs
@@ -27,17 +26,12 @@ def folder() -> Path:
 
 
 def files_of(name: str) -> list[Path]:
-    """Return the files in the data folder that the set ``name`` is read from, for taking it to other machines.
-
-    Empty for sets that need none, for names of no set, for paths, and where the
-    files are not there yet.
-    """
+    """Return the files in the data folder that the set ``name`` is read from; none where they are not there yet."""
     if name in EMBEDDED or "/" in name:
         return []
-    if name in IMAGE_SETS:
-        paths = [*map(present, IMAGE_SETS[name].files)]
-    elif name in VIEW_SETS:
-        paths = [*map(present, VIEW_FILES)]
+    if name in IMAGE_SETS or name in VIEW_SETS:
+        files = IMAGE_SETS[name].files if name in IMAGE_SETS else VIEW_FILES
+        paths = [*map(present, files)]
     else:
         paths = [find(place, name) for place in ("libsvm", "text")]
     return [path for path in paths if path is not None]
@@ -57,8 +51,7 @@ SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 EMBEDDED = {"breast_cancer": "breast_cancer.csv", "digits": "digits.csv.gz"}
 
 
-@dataclass(frozen=True)
-class LibsvmSet:
+class LibsvmSet(NamedTuple):
     """A LIBSVM data set: rows, features, and the file's address."""
 
     rows: int
@@ -116,8 +109,7 @@ def there_in(place: str) -> set[str]:
 def fetch(name: str) -> Path:
     """Return the path of the LIBSVM set ``name`` after downloading it into the data folder.
 
-    The file appears by an atomic rename. Raises InputError naming the folder and the file to put
-    there where it cannot be fetched.
+    Raises InputError naming the folder and the file to put there where it cannot be fetched.
     """
     url = LIBSVM_SETS[name].url
     target = folder() / "libsvm" / url.rsplit("/", 1)[1]
@@ -128,26 +120,18 @@ def fetch(name: str) -> Path:
 
 # Images ---------------------------------------------------------------------------------------------
 
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-)
+MNIST_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+FASHION_SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 # The names of torchvision's classes mean the same data.
-SPELLINGS = {
-    "MNIST": "mnist",
-    "FashionMNIST": "fashion_mnist",
-    "CIFAR10": "cifar10",
-    "CIFAR100": "cifar100",
-}
+SPELLINGS = {"MNIST": "mnist", "FashionMNIST": "fashion_mnist"}
+SPELLINGS |= {"CIFAR10": "cifar10", "CIFAR100": "cifar100"}
 
 
-@dataclass(frozen=True)
-class ImageSet:
+class ImageSet(NamedTuple):
     """How many images there are, their shape (C, H, W), how many classes, and files in the data folder.
 
-    url: the site of the files, or of an archive of them with its ``checksum``; empty where there is
-    none.
+    url: the site of the files, or of an archive of them with its ``checksum``; empty without one.
     """
 
     train: int
@@ -159,11 +143,8 @@ class ImageSet:
     checksum: str = ""
 
 
-RAW = tuple(
-    f"raw/{part}-{what}-ubyte.gz"
-    for part in ("train", "t10k")
-    for what in ("images-idx3", "labels-idx1")
-)
+PARTS = ("train", "t10k")
+RAW = [f"raw/{part}-{x}-ubyte.gz" for part in PARTS for x in ("images-idx3", "labels-idx1")]
 BATCHES = (*(f"data_batch_{j}" for j in range(1, 6)), "test_batch")  # of CIFAR-10
 TEN = tuple(f"cifar-10-batches-bin/{batch}.bin" for batch in BATCHES)
 HUNDRED = ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin")
@@ -177,25 +158,23 @@ IMAGE_SETS = {
     "cifar100": ImageSet(50000, 10000, COLOUR, 100, HUNDRED, *HUNDRED_SITE),
     "cifar10_part": ImageSet(5085, 1017, COLOUR, 10, (PART,)),
     "digits": ImageSet(1797, 0, (1, 8, 8), 10),
-    "fashion_mnist": ImageSet(60000, 10000, GREY, 10, FASHION, MIRRORS[1]),
-    "mnist": ImageSet(60000, 10000, GREY, 10, MNIST, MIRRORS[0]),
+    "fashion_mnist": ImageSet(60000, 10000, GREY, 10, FASHION, FASHION_SITE),
+    "mnist": ImageSet(60000, 10000, GREY, 10, MNIST, MNIST_SITE),
 }
 
 
 def needed(name: str) -> list[Path]:
     """Return the files of the images of that name, after fetching those that are not there.
 
-    What is there is left alone; what is fetched appears by a rename. Raises InputError that names the
-    files and the folder to put them in where they cannot be fetched.
+    Raises InputError that names the files and the folder to put them in where they cannot be fetched.
     """
     images = IMAGE_SETS[name]
     absent = [file for file in images.files if present(file) is None]
     if absent:
-        source = f" (from {images.url})" if images.url else ""
-        fix = f"put {', '.join(absent)} into {folder()}{source}"
+        fix = f"put {', '.join(absent)} into {folder()}"
         if not images.url:
             raise data_error(f"{name} is not there and has no site to fetch it from", fix)
-        with input_errors(DATASET_KEY, f"cannot download {name}", fix):
+        with input_errors(DATASET_KEY, f"cannot download {name}", f"{fix} (from {images.url})"):
             _fetch_images(name, images, absent)
     return [path for file in images.files if (path := present(file)) is not None]
 
@@ -207,13 +186,8 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
         if images.checksum:
             archive = folder() / images.url.rsplit("/", 1)[1]
             with tarfile.open(download(images.url, archive, name, images.checksum)) as packed:
-                for file in absent:  # and nothing else that it may hold, no link above all
-                    stream = packed.extractfile(file)
-                    if stream is None:
-                        raise ValueError(f"{file} is no file")
-                    (place / file).parent.mkdir(parents=True, exist_ok=True)
-                    with stream, (place / file).open("wb") as out:
-                        shutil.copyfileobj(stream, out)
+                members = [packed.getmember(file) for file in absent]  # and nothing else
+                packed.extractall(place, members, filter="data")
         else:
             from torchvision import datasets
 
@@ -226,10 +200,8 @@ def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
 # Texts and views ------------------------------------------------------------------------------------
 
 TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
-VIEW_FILES = tuple(
-    f"wikipedia_image_text/{name}"
-    for name in ("raw_features.mat", "trainset_txt_img_cat.list", "testset_txt_img_cat.list")
-)
+VIEW_LISTS = ("raw_features.mat", "trainset_txt_img_cat.list", "testset_txt_img_cat.list")
+VIEW_FILES = tuple(f"wikipedia_image_text/{name}" for name in VIEW_LISTS)
 ARTICLES = 2173  # for training, in both sets
 VIEW_SETS = {
     "wikipedia": {"image": "I", "text": "T"},

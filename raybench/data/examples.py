@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,20 +34,11 @@ class Examples:
     kind: str
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        inputs: np.ndarray,
-        targets: np.ndarray,
-        *,
-        classes: int,
-        source: str,
-        kind: str,
-    ) -> Examples:
+    def of(cls, name: str, inputs: np.ndarray, targets: np.ndarray, **rest: Any) -> Examples:
         """Return examples with the checksum of these arrays; targets that are whole numbers become int64."""
         if targets.dtype.kind != "f":
             targets = targets.astype(np.int64, copy=False)
-        return cls(name, inputs, targets, classes, source, digest(inputs, targets), kind)
+        return cls(name, inputs, targets, checksum=digest(inputs, targets), **rest)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -60,8 +51,8 @@ class Examples:
     def first(self, n: int) -> Examples:
         """Return the first n examples; raises InputError unless there are as many."""
         if not 1 <= n <= len(self):
-            what = f"cannot take the first {n} examples"
-            raise data_error(what, f"{self.name} has {len(self):,} of them")
+            fix = f"{self.name} has {len(self):,} of them"
+            raise data_error(f"cannot take the first {n} examples", fix)
         return self[:n]
 
     @property
@@ -79,17 +70,14 @@ class Examples:
         if self.kind != "image":
             raise ValueError(f"{self.name} holds {self.kind}, which has no channels")
         full = 255.0 if self.inputs.dtype == np.uint8 else 1.0
-        count, channels, *sides = self.inputs.shape
-        total = np.zeros(channels)
-        step = max(1, CHUNK // (channels * int(np.prod(sides))))
-        for start in range(0, count, step):
+        total, step = np.zeros(self.inputs.shape[1]), max(1, CHUNK // self.inputs[0].size)
+        for start in range(0, len(self), step):
             part = self.inputs[start : start + step].astype(np.float64) / full
             total += ((part - center[:, None, None]) ** power).sum(axis=(0, 2, 3))
-        return total / (count * np.prod(sides))
+        return total / self.inputs[:, 0].size
 
 
-@dataclass(frozen=True, eq=False)
-class Pair:
+class Pair(NamedTuple):
     """The training part of a data set, and its test part where it comes with one."""
 
     train: Examples

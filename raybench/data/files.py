@@ -29,7 +29,7 @@ MAGIC = {
     b"\x93NUMPY": "a single array of numpy",
 }
 """How files begin that are no text."""
-NUMBERS = "biuf"  # kinds of dtype that become float64 without loss of meaning
+NUMBERS, COLUMN = "biuf", "biufU"  # kinds of dtype that become float64, and that a column may have
 T = TypeVar("T")
 
 
@@ -62,6 +62,16 @@ def path_of(name: str | os.PathLike[str]) -> Path | None:
         return path if path.is_file() or "/" in text or os.sep in text else None
 
 
+def file_of(name_or_path: str | os.PathLike[str], fix: str, ending: str = "") -> Path | None:
+    """Return the file that is meant, None for a name; raises InputError where there is none, or of another ending."""
+    path = path_of(name_or_path)
+    if path is not None and not (path.is_file() and path.name.endswith(ending)):
+        kind = "a folder" if path.is_dir() else f"no {ending}"
+        what = f"{name_or_path} is {kind}" if path.exists() else f"no file {name_or_path}"
+        raise data_error(what, fix)
+    return path and path.absolute()
+
+
 def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Keep the last results of a reader ``read(files, *rest)``, and read anew what has changed.
 
@@ -69,9 +79,7 @@ def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """
 
     def decorate(read: Callable[..., T]) -> Callable[..., T]:
-        @functools.lru_cache(maxsize=most)
-        def keep(stamps: tuple[Any, ...], files: tuple[Path, ...], *rest: Any) -> T:
-            return read(files, *rest)
+        keep = functools.lru_cache(most)(lambda _, files, *rest: read(files, *rest))
 
         @functools.wraps(read)
         def call(files: tuple[Path, ...], *rest: Any) -> T:
@@ -91,10 +99,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 def content(path: Path) -> bytearray:
     """Return the decompressed bytes of a file, in a form that can be written to, as torch wants it."""
-    raw = bytearray()
-    for chunk in decompressed(path, DATASET_KEY):
-        raw += chunk
-    return raw
+    return functools.reduce(bytearray.__iadd__, decompressed(path, DATASET_KEY), bytearray())
 
 
 class Archive:
@@ -105,43 +110,33 @@ class Archive:
         self.order = [n.removesuffix(".npy") for n in file.namelist() if n.endswith(".npy")]
         self.names = set(self.order)
 
-    def read(self, name: str) -> np.ndarray:
-        """Return an array in the dtype it was saved in.
+    def read(self, name: str, kinds: str = "", words: str = "") -> np.ndarray:
+        """Return an array in the dtype it was saved in; one of these ``kinds`` of dtype, which are called ``words``.
 
-        Raises InputError where there is no such array, where it grows or takes more than it may, and
+        Raises InputError where there is no such array, where it is of another kind, grows or takes more than it may, and
         where shape and dtype do not take the bytes that are there.
         """
         if name not in self.names:
             raise data_error(f"{self.name} lacks the array {name}", self.fix, self.key)
-        info = self.file.getinfo(f"{name}.npy")
-        whole = f"{self.name}: {name}"
+        info, whole = self.file.getinfo(f"{name}.npy"), f"{self.name}: {name}"
         check_growth(self.key, whole, info.compress_size, info.file_size)
         check_fits(self.key, whole, info.file_size, "save fewer rows")
         with self.file.open(info) as stream:
             with input_errors(self.key, whole, self.fix):
                 array = npy.read_array(stream, allow_pickle=False)
             if stream.read(1):
-                what = (
-                    f"{whole} has a header of {array.size:,} values, and {info.file_size:,} bytes"
-                )
+                has = f"{info.file_size:,} bytes"
+                what = f"{whole} has a header of {array.size:,} values, and {has}"
                 raise data_error(what, self.fix, self.key)
-        return array
-
-    def column(self, name: str) -> np.ndarray:
-        """Return an array of real numbers, in the dtype it was saved in, or of text; raises InputError for others."""
-        array = self.read(name)
-        if array.dtype.kind not in NUMBERS + "U":
-            what = f"{self.name}: {name} holds {array.dtype}, not real numbers or text"
-            raise data_error(what, NPZ_FIX, self.key)
+        if kinds and array.dtype.kind not in kinds:
+            raise data_error(f"{whole} holds {array.dtype}, not {words}", NPZ_FIX, self.key)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def numbers(self, name: str) -> np.ndarray:
         """Return an array in float64; raises InputError where it is not of real numbers."""
-        array, whole = self.read(name), f"{self.name}: {name}"
-        if array.dtype.kind not in NUMBERS:
-            what = f"{whole} holds {array.dtype}, not real numbers"
-            raise data_error(what, NPZ_FIX, self.key)
-        check_fits(self.key, f"{whole} in float64", 8 * array.size, "save fewer rows")
+        array = self.read(name, NUMBERS, "real numbers")
+        what = f"{self.name}: {name} in float64"
+        check_fits(self.key, what, 8 * array.size, "save fewer rows")
         return array.astype(float, copy=False)
 
 
@@ -171,7 +166,7 @@ def renamed(key: str, new: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
+def open_archive(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
     """Open an ``.npz``; whatever it turns out to be in the block, its errors are InputError with ``fix``.
 
     key: what the errors name.

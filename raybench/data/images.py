@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
+    file_of,
     input_errors,
-    opened,
+    open_archive,
     path_of,
 )
 
@@ -37,30 +39,26 @@ Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels (N,), as 
 def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> Pair:
     """Return the images of that name or path: inputs (N, C, H, W), labels 0 .. classes - 1.
 
-    A name is one of ``IMAGE_SETS``: read from the data folder, and fetched into it where it is not
-    there. A path is an ``.npz`` with ``images`` and ``labels`` (and ``test_images``, ``test_labels``),
-    or a folder with a folder of pictures for each class (or with such folders in ``train`` and
-    ``test``). size: resize the pictures of a folder to so many pixels a side.
+    A name is one of ``IMAGE_SETS``: read from the data folder, and fetched into it where it is not there. A path is an
+    ``.npz`` with ``images`` and ``labels`` (and ``test_images``, ``test_labels``), or a folder with a folder of pictures
+    for each class (or with such folders in ``train`` and ``test``). size: resize the pictures of a folder to so many
+    pixels a side. uint8 stays uint8, floats become float32.
 
-    uint8 stays uint8, floats become float32. The arrays are kept for the next caller: do not write
-    to them. Raises InputError for an unknown name, a file that is missing, damaged, too large or not
-    of these kinds, and labels that do not number classes.
+    The arrays are kept for the next caller: do not write to them. Raises InputError for an unknown name, a file that is
+    missing, damaged, too large or not of these kinds, and labels that do not number classes.
     """
     name = os.fspath(name_or_path)
     path = None if name == "digits" else path_of(name)
     if path is not None and path.is_dir():
-        parts = listing(path)
-        files = tuple(file for part in parts for file, _ in part)
-        return _folder(files, path.absolute(), parts, size)
+        train, test = listing(path)
+        return _folder(
+            tuple(file for file, _ in train + test), path.absolute(), (train, test), size
+        )
     if size is not None:
-        what = f"size is for folders of pictures; {name} is none"
-        raise data_error(what, "leave size out")
+        raise data_error(f"size is for folders of pictures; {name} is none", "leave size out")
     if path is None:
         return _named(SPELLINGS.get(name, name))
-    if path.suffix != ".npz" or not path.is_file():
-        what = f"{name} is no image data" if path.exists() else f"no file {name}"
-        fix = "give a known name, an .npz, or a folder of pictures"
-        raise data_error(what, fix)
+    file_of(name, "give a known name, an .npz, or a folder of pictures", ".npz")
     return _npz((path.absolute(),))
 
 
@@ -68,19 +66,15 @@ def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) 
     """Return the parts as examples, once their labels have been found to number classes."""
     parts = [train] if test is None else [train, test]
     for _, labels in parts:
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            what = f"{source} has labels from {low:,} to {high:,}"
-            fix = f"number the classes from 0 to {classes - 1:,}"
-            raise data_error(what, fix)
+        if labels.min() < 0 or labels.max() >= classes:
+            what = f"{source} has labels from {labels.min():,} to {labels.max():,}"
+            raise data_error(what, f"number the classes from 0 to {classes - 1:,}")
     if len(np.unique(train[1])) < 2:
         what = f"{source} has a single class ({train[1][0]}) to train on"
         raise data_error(what, "the labels must differ")
-    examples = [
-        Examples.of(name, inputs, labels, classes=classes, source=source, kind="image")
-        for inputs, labels in parts
-    ]
-    return Pair(examples[0], examples[1] if test is not None else None)
+    rest: Any = {"classes": classes, "source": source, "kind": "image"}
+    first = Examples.of(name, *train, **rest)
+    return Pair(first, None if test is None else Examples.of(name, *test, **rest))
 
 
 # By name --------------------------------------------------------------------------------------------
@@ -139,14 +133,14 @@ def _joined(parts: list[Part]) -> Part:
 
 def _prefixes(path: Path) -> tuple[Part, Part]:
     """Return (train, test) of the first images of each of CIFAR-10's files; labels are of all."""
-    with opened(path, AGAIN) as archive:
+    with open_archive(path, AGAIN) as archive:
         parts = []
         for batch in BATCHES:
             inputs = _stored(archive, f"{batch}_images")
             labels = _labels(archive, f"{batch}_labels_all10000")
             if len(labels) < len(inputs):
-                what = f"{path.name}: {batch} has {len(inputs)} images and {len(labels)} labels"
-                raise data_error(what, AGAIN)
+                has = f"{len(inputs)} images and {len(labels)} labels"
+                raise data_error(f"{path.name}: {batch} has {has}", AGAIN)
             parts.append((inputs, labels[: len(inputs)]))
     return _joined(parts[:5]), parts[5]
 
@@ -154,9 +148,8 @@ def _prefixes(path: Path) -> tuple[Part, Part]:
 def idx(path: Path, axes: int) -> np.ndarray:
     """Return the uint8 array with so many axes of an IDX file, plain or compressed: MNIST's format.
 
-    The header is two zeros, the type (8: bytes), the number of axes, and the length of each as a
-    big-endian 32-bit integer; the values follow. Raises InputError where that is not what the file
-    holds: a header that promises too much is refused before anything is allocated for it.
+    The header is two zeros, the type (8: bytes), the number of axes, and the length of each as a big-endian 32-bit
+    integer; the values follow. Raises InputError where that is not what the file holds, before anything is allocated.
     """
     raw, size = content(path), 4 + 4 * axes
     if len(raw) < size:
@@ -164,7 +157,7 @@ def idx(path: Path, axes: int) -> np.ndarray:
     if raw[:4] != bytes((0, 0, 8, axes)):
         what = f"is no IDX file of bytes with {axes} axes: it starts with {bytes(raw[:4]).hex()}"
         raise data_error(f"{path} {what}", AGAIN)
-    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", axes, 4))
+    shape = np.frombuffer(raw, ">u4", axes, 4).tolist()
     count = math.prod(shape)
     lengths = " x ".join(f"{n:,}" for n in shape)
     check_fits(DATASET_KEY, f"{path}: a header of {lengths} bytes", count, AGAIN)
@@ -197,15 +190,15 @@ def _exactly(path: Path, count: int, raw: bytearray, start: int = 0) -> np.ndarr
 @cached(2)
 def _npz(files: tuple[Path]) -> Pair:
     (path,) = files
-    with opened(path, FIX) as archive:
+    with open_archive(path, FIX) as archive:
         train = _pictured(archive, "")
         wants_test = archive.names & {"test_images", "test_labels"}
         test = _pictured(archive, "test_") if wants_test else None
-    if test is not None and test[0].shape[1:] != train[0].shape[1:]:
-        shapes = " and ".join(str(part[0].shape[1:]) for part in (train, test))
-        what = f"{path.name}: images and test_images differ, {shapes}"
+    parts = [train] if test is None else [train, test]
+    if len(shapes := dict.fromkeys(str(inputs.shape[1:]) for inputs, _ in parts)) > 1:
+        what = f"{path.name}: images and test_images differ, {' and '.join(shapes)}"
         raise data_error(what, "all images must have one shape (C, H, W)")
-    most = max(int(part[1].max()) for part in (train, test) if part is not None)
+    most = max(int(labels.max()) for _, labels in parts)
     return _pair(path.name, str(path), min(most + 1, MOST_CLASSES), train, test)
 
 
@@ -243,10 +236,9 @@ def inputs_of(values: np.ndarray, whole: str, fix: str) -> np.ndarray:
 
 
 def _labels(archive: Archive, name: str) -> np.ndarray:
-    labels = archive.read(name)
-    if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
-        what = f"{archive.name}: {name} is {labels.dtype} of shape {labels.shape}"
-        raise data_error(what, "labels are integers, one per image")
+    labels = archive.read(name, "iu", "integers, one per image")
+    if labels.ndim != 1 or not labels.size:
+        raise data_error(f"{archive.name}: {name} has the shape {labels.shape}", archive.fix)
     return labels
 
 
@@ -258,14 +250,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
 GREY = ("1", "L", "LA")  # Pillow's names for pictures without colour
 COLOUR = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # all become red, green and blue
 LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/... (or val)"
-TEST_PARTS = (
-    "test",
-    "val",
-    "valid",
-    "validation",
-)  # folders beside train, of which there is at most one
-
-
+TEST_PARTS = ("test", "val", "valid", "validation")  # a folder beside train is one of these
 Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its class
 
 
@@ -273,23 +258,19 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
     """Return the pictures of a folder's training and test part, classes and files in the order of their names.
 
     Folders that start with a dot or two underscores (__MACOSX), and files that are no pictures by their ending, are
-    passed over. Raises InputError where there is no class, where a class has no pictures, and for folders beside train
-    that would be left out.
+    passed over. Raises InputError where a class or its pictures lack, and for folders that would be left out.
     """
     from torchvision.datasets.folder import make_dataset
 
     top = folder / "train" if (folder / "train").is_dir() else folder
-    tests = None
-    if top != folder:
-        beside = [name for name in _classes(folder) if name != "train"]
-        odd = [name for name in beside if name not in TEST_PARTS] or beside[1:]
-        if odd:
-            rest = sorted({"train", *beside} - {odd[0]})
-            what = f"{folder} has the folder {odd[0]} beside {', '.join(rest)}"
-            raise data_error(what, f"move it elsewhere, or into train; {LAYOUT}")
-        tests = folder / beside[0] if beside else None
-    elif (folder / "test").is_dir():
+    beside = [name for name in _classes(folder) if name != "train"] if top != folder else []
+    if odd := [name for name in beside if name not in TEST_PARTS] or beside[1:]:
+        rest = sorted({"train", *beside} - {odd[0]})
+        what = f"{folder} has the folder {odd[0]} beside {', '.join(rest)}"
+        raise data_error(what, f"move it elsewhere, or into train; {LAYOUT}")
+    if top == folder and (folder / "test").is_dir():
         raise data_error(f"{folder} has a folder test and no train", LAYOUT)
+    tests = folder / beside[0] if beside else None
     with input_errors(DATASET_KEY, f"cannot read {folder}", LAYOUT):
         names = _classes(top)
         if not names:
@@ -297,14 +278,10 @@ def listing(folder: Path) -> tuple[Pictures, Pictures]:
         if alien := sorted(set(_classes(tests)) - set(names)):
             raise data_error(f"{tests} has the class {alien[0]}, which train lacks", LAYOUT)
         numbers = {name: label for label, name in enumerate(names)}
-        train, test = (
-            tuple(
-                (Path(file), label)
-                for file, label in make_dataset(place, numbers, ENDINGS, allow_empty=place == tests)
-            )
-            for place in (top, tests or top)
-        )
-        return train, test if tests else ()
+        train = make_dataset(top, numbers, ENDINGS)
+        test = make_dataset(tests, numbers, ENDINGS, allow_empty=True) if tests else []
+    paths = [tuple((Path(file), label) for file, label in part) for part in (train, test)]
+    return paths[0], paths[1]
 
 
 def _classes(top: Path | None) -> list[str]:
@@ -318,9 +295,8 @@ def _folder(
 ) -> Pair:
     """Return the pictures of a folder: the training part of its listing, and the test part unless that is empty.
 
-    All pictures are grey (C = 1) where all files are, else all are in colour (C = 3). With ``size``
-    each is resized to so many pixels a side; without, all must have one size already. Raises
-    InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
+    All are grey (C = 1) where all files are, else in colour (C = 3). With ``size`` each is resized to so many pixels a
+    side. Raises InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
     """
     from PIL import Image
 
@@ -333,25 +309,24 @@ def _folder(
         ):
             width, height = picture.size
             if picture.mode not in GREY + COLOUR:
-                what = f"{file} is in Pillow's mode {picture.mode}"
-                raise data_error(what, "save it with 8 bits per channel")
+                fix = "save it with 8 bits per channel"
+                raise data_error(f"{file} is in Pillow's mode {picture.mode}", fix)
             what = f"{file}, a picture of {width} x {height} pixels,"
             check_growth(DATASET_KEY, what, file.stat().st_size, 3 * width * height)
             if not i:
                 sides = picture.size if size is None else (size, size)
+                shape, fix = (len(files), 3, *sides[::-1]), "take fewer pictures, or a smaller size"
                 what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
-                fix = "take fewer pictures, or a smaller size"
-                check_fits(DATASET_KEY, what, len(files) * 3 * sides[0] * sides[1], fix)
-                images = np.empty((len(files), 3, sides[1], sides[0]), np.uint8)
+                check_fits(DATASET_KEY, what, math.prod(shape), fix)
+                images = np.empty(shape, np.uint8)
             elif size is None and picture.size != sides:
                 first = f"{files[0]} {sides[0]} x {sides[1]}"
                 what = f"{file} has {width} x {height} pixels, and {first}"
                 raise data_error(what, "give a size to resize all to, such as size=32")
             grey &= picture.mode in GREY
             decoded = picture.convert("RGB")
-            images[i] = np.asarray(decoded.resize(sides, Image.Resampling.BILINEAR)).transpose(
-                2, 0, 1
-            )
+            pixels = np.asarray(decoded.resize(sides, Image.Resampling.BILINEAR))
+            images[i] = pixels.transpose(2, 0, 1)
     images = np.ascontiguousarray(images[:, :1]) if grey else images
     n = len(parts[0])
     test = (images[n:], labels[n:]) if parts[1] else None

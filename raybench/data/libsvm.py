@@ -18,10 +18,9 @@ FIX = "a line is: label index:value index:value ... (finite numbers, indices ris
 def libsvm(
     text: bytes, where: str, d: int | None = None
 ) -> tuple[scipy.sparse.csr_array, np.ndarray]:
-    """Return (features, labels) of LIBSVM text: ``label index:value ...``, indices from 1.
+    """Return (features, labels) of LIBSVM text, of ``d`` features where that is known: a file may lack the last ones.
 
-    Rows without features are kept. ``d`` is the number of features where it is known: a file may
-    lack the last ones. Raises InputError that names the first corrupt line.
+    Rows without features are kept. Raises InputError that names the first corrupt line.
     """
     text = as_text(text, where, FIX)
     try:
@@ -38,8 +37,9 @@ def libsvm(
             except (ValueError, OverflowError) as earlier:
                 broken, error = middle, earlier
         line = cut(lines[broken - 1].decode("utf-8", "replace").strip(), 80)
-        what = f"{where}, line {broken}: {cut(str(error), 120)}: {line!r}"
-        raise data_error(what, FIX) from whole
+        raise data_error(
+            f"{where}, line {broken}: {cut(str(error), 120)}: {line!r}", FIX
+        ) from whole
     if len(labels) == 0:
         raise data_error(f"{where} has no rows", FIX)
     what = f"{where} has {features.shape[1]:,} features: the {VECTORS} vectors of a run"

@@ -9,8 +9,8 @@ import numpy as np
 from raybench.core.errors import InputError, nearest
 from raybench.core.params import Number, Param
 
-PLAIN = ("contiguous", "shuffled", "sorted_by_label")
-TAG_PARAMS: Mapping[str, Param] = {
+SPLITS = ("contiguous", "shuffled", "sorted_by_label")
+SPLIT_TAGS: Mapping[str, Param] = {
     "dirichlet": Number(low=0, open_low=True),
     "holdout_mix": Number(low=0, high=1),
 }
@@ -22,10 +22,8 @@ def hold_out(rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray
 
     Training rows keep the file's order. Raises InputError if either part would be empty.
     """
-    if share == 0:
-        return np.arange(rows), np.empty(0, dtype=np.int64)
     size = round(rows * share)
-    if not 0 < size < rows:
+    if share and not 0 < size < rows:
         what = f"a test part of {share:g} of {rows} rows leaves a part empty"
         raise InputError.of("problem.test_size", what, "use a share such as 0.25")
     order = _generator(seed, "test").permutation(rows)
@@ -42,20 +40,19 @@ def split(
 ) -> list[np.ndarray]:
     """Return the row indices of each client.
 
-    contiguous, shuffled, sorted_by_label (stable): floor(N / n) consecutive rows each of the file,
-    of a random order, of the rows sorted by label; ``remainder`` drops the rest or gives it to the
-    last client. {dirichlet: a}: each class is dealt out in shares drawn from Dir(a, ..., a), drawn
-    again until no client is empty; no row is left over. {holdout_mix: p}: floor(N / (n+1)) random
-    rows each and one such chunk held out; every row of a client is replaced with probability p by
-    the held-out row of the same position (p = 1: all clients alike; 0: disjoint).
+    contiguous, shuffled, sorted_by_label (stable): floor(N / n) consecutive rows each of the file, of a random order,
+    of the rows sorted by label; ``remainder`` drops the rest or gives it to the last client. {dirichlet: a}: each class
+    is dealt out in shares drawn from Dir(a, ..., a), drawn again until no client is empty; no row is left over.
+    {holdout_mix: p}: floor(N / (n+1)) random rows each and one such chunk held out; every row of a client is replaced
+    with probability p by the held-out row of the same position (p = 1: all clients alike; 0: disjoint).
 
     Raises InputError if a client would be empty, and for an unknown split.
     """
     rows = len(labels)
     kind, number = (how, None) if isinstance(how, str) else next(iter(how.items()))
-    if kind not in (PLAIN if number is None else TAG_PARAMS):
-        near = nearest(kind, [*PLAIN, *TAG_PARAMS])
-        fix = f"write {{{kind}: NUMBER}}" if kind in TAG_PARAMS else near
+    if kind not in (SPLITS if number is None else SPLIT_TAGS):
+        near = nearest(kind, [*SPLITS, *SPLIT_TAGS])
+        fix = f"write {{{kind}: NUMBER}}" if kind in SPLIT_TAGS else near
         raise InputError.of("problem.split", f"unknown split {how!r}", fix)
     most = rows - 1 if kind == "holdout_mix" else rows
     if not 1 <= clients <= most:
@@ -71,10 +68,8 @@ def split(
     elif kind == "sorted_by_label":
         order = np.argsort(labels, kind="stable")
     size = rows // clients
-    ends = [size * (i + 1) for i in range(clients)]
-    if remainder == "last":
-        ends[-1] = rows
-    return [order[size * i : end] for i, end in enumerate(ends)]
+    end = rows if remainder == "last" else size * clients
+    return np.split(order[:end], size * np.arange(1, clients))
 
 
 def by_column(
@@ -91,11 +86,11 @@ def by_column(
         fix = f"write clients: {len(names)}, or leave it out"
         raise InputError.of("problem.clients", what, fix)
     parts = [np.flatnonzero(which[train] == i) for i in range(len(names))]
-    empty = next((str(name) for name, part in zip(names, parts) if not len(part)), None)
-    if empty is not None:
-        what = f"client {empty} of column {column!r} has no row left for training"
-        fix = "hold out a smaller share, or give a test_set"
-        raise InputError.of("problem.test_size", what, fix)
+    for name, part in zip(names, parts):
+        if not len(part):
+            what = f"client {name} of column {column!r} has no row left for training"
+            fix = "hold out a smaller share, or give a test_set"
+            raise InputError.of("problem.test_size", what, fix)
     return parts
 
 
@@ -104,13 +99,12 @@ def _dirichlet(
 ) -> list[np.ndarray]:
     classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     for _ in range(MOST_DIRICHLET_DRAWS):
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        pieces = []  # of each class, one for each client
         for members in classes:
             shares = random.dirichlet(np.full(clients, alpha))
             cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-            for part, piece in zip(parts, np.split(random.permutation(members), cuts)):
-                part.append(piece)
-        dealt = [np.sort(np.concatenate(part)) for part in parts]
+            pieces.append(np.split(random.permutation(members), cuts))
+        dealt = [np.sort(np.concatenate(part)) for part in zip(*pieces)]
         if all(len(part) for part in dealt):
             return dealt
     what = f"dirichlet({alpha:g}) left a client of {clients} empty {MOST_DIRICHLET_DRAWS} times"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.limits import OPENERS, check_fits, check_growth, decompressed
+from raybench.core.limits import OPENERS, check_fits, decompressed
+from raybench.core.safe_files import BoundedParquet
 from raybench.data.files import (
+    COLUMN,
     DATASET_KEY,
     NPZ_FIX,
     Archive,
@@ -26,7 +28,7 @@ from raybench.data.files import (
     cached,
     data_error,
     input_errors,
-    opened,
+    open_archive,
 )
 from raybench.data.libsvm import libsvm
 
@@ -35,26 +37,18 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
 LABELS = ("label", "target", "y")  # columns that are the label where nobody says which is
 OTHER_FORMATS = {
-    ".xlsx": "an Excel workbook",
-    ".xls": "an Excel workbook",
-    ".json": "JSON",
-    ".jsonl": "JSON",
-    ".zip": "a zip archive",
-    ".npy": "a single array of numpy",
-    ".feather": "an Arrow file",
-    ".arrow": "an Arrow file",
-    ".h5": "HDF5",
-    ".mat": "a file of Matlab",
+    **dict.fromkeys((".xlsx", ".xls"), "an Excel workbook"),
+    **dict.fromkeys((".json", ".jsonl"), "JSON"),
+    **dict.fromkeys((".feather", ".arrow"), "an Arrow file"),
+    **{".zip": "a zip archive", ".npy": "a single array of numpy", ".h5": "HDF5"},
+    **{".mat": "a file of Matlab", ".arff": "a file of Weka"},
     ".pkl": "a pickle, which runs code when it is read",
-    ".arff": "a file of Weka",
 }
 """Endings that no reader here takes: such a file is never LIBSVM text."""
+WORDS = "real numbers or text"
 Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 NPZ_FEATURES, NPZ_LABELS = ("X", "features", "images"), ("y", "labels")
-CATEGORIES = (
-    "__categories__"  # the array of an .npz that names those of its columns that are categories
-)
-REPETITION = 10_000  # times that a table may outgrow its Parquet file: equal values take next to no space in one
+CATEGORIES = "__categories__"  # the array of an .npz that names those columns that are categories
 INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
 NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?")  # not 007: that is a name
 MOST_CLASSES = 100  # of labels that are numbers, above which they are told as numbers
@@ -71,10 +65,8 @@ class Dataset:
     features: Features
     labels: np.ndarray
     clients: np.ndarray | None = None  # what the column that tells the client says of each row
-    names: tuple[str, ...] | None = None  # of the features, where they have any
-    categories: tuple[
-        str, ...
-    ] = ()  # columns that became a feature of 0 and 1 for each of their values
+    names: tuple[str, ...] = ()  # of the features, where they have any
+    categories: tuple[str, ...] = ()  # columns that became a 0 or 1 for each of their values
     label: str | None = None  # the column of labels
     positive: tuple[float | str, ...] | None = None  # labels that count as +1
     sizes: np.ndarray | None = None  # what columns were divided by, for a test set
@@ -97,28 +89,23 @@ class Dataset:
     def about(self) -> list[tuple[str, str]]:
         """Return what was read, in words: rows, features, the label with its classes, clients that a column tells."""
         rows, width = self.shape
-        features = f"{width:,}"
-        if self.names is not None:
-            features += f": {shown(self.names, MOST_NAMED)}"
+        features = f"{width:,}" + (f": {shown(self.names, MOST_NAMED)}" if self.names else "")
         if self.categories:
-            features += (
-                f"; a column of 0 and 1 for each value of {shown(self.categories, MOST_NAMED)}"
-            )
+            features += "; a column of 0 and 1 for each value of "
+            features += shown(self.categories, MOST_NAMED)
         values, counts = np.unique(self.labels, return_counts=True)
         label = f"{self.label}, " if self.label else ""
         if len(values) > MOST_CLASSES and not self.labels_are_text:
             label += f"{len(values):,} numbers from {shown(values[:1])} to {shown(values[-1:])}"
         else:
-            each = [f"{shown([v])} ({n:,})" for v, n in zip(values[:MOST_NAMED], counts)]
-            more = ", ..." if len(values) > MOST_NAMED else ""
-            label += f"{len(values):,} classes (rows): {', '.join(each)}{more}"
+            each = [f"{shown([value])} ({count:,})" for value, count in zip(values, counts)]
+            label += f"{len(values):,} classes (rows): {shown(each, MOST_NAMED)}"
         lines = [("rows", f"{rows:,}"), ("features", features), ("label", label)]
         if self.clients is not None:
             names, counts = np.unique(self.clients, return_counts=True)
-            ends = [
-                f"{counts[i]:,} ({shown([names[i]])})" for i in (counts.argmin(), counts.argmax())
-            ]
-            lines.append(("clients", f"{len(names):,}, with {ends[0]} to {ends[1]} rows"))
+            which = (counts.argmin(), counts.argmax())
+            ends = [f"{counts[i]:,} ({shown([names[i]])})" for i in which]
+            lines.append(("clients", f"{len(names):,}, with {' to '.join(ends)} rows"))
         return lines
 
     def binary(self) -> np.ndarray:
@@ -127,57 +114,53 @@ class Dataset:
         Raises InputError where there are not two classes and ``positive`` does not make two of them.
         """
         key, classes = "problem.positive", self.classes
-        if self.positive is None:
-            if len(classes) != 2:
-                fix = f"say which count as +1, for example positive: [{shown(classes[-1:])}]"
-                fix += "; or take problem softmax, for any number of classes"
-                what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
-                raise data_error(what, fix, key)
-            return np.where(self.labels == classes[0], -1.0, 1.0)
-        text = self.labels_are_text
-        positives = [str(p) if text else p for p in self.positive]
-        unknown = [p for p in positives if p not in classes.tolist()]
-        if unknown or not positives:
-            what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
-            raise data_error(what, f"the labels are {shown(classes)}", key)
-        chosen: np.ndarray = np.asarray(positives, object if text else float)
-        if np.isin(classes, chosen).all():
-            raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
-        return np.where(np.isin(self.labels, chosen), 1.0, -1.0)
+        positives = classes[1:].tolist() if self.positive is None else list(self.positive)
+        if self.labels_are_text:
+            positives = [*map(str, positives)]
+        alien = [label for label in positives if label not in classes.tolist()]
+        fix = f"the labels are {shown(classes)}"
+        if self.positive is None and len(classes) != 2:
+            what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
+            fix = f"say which count as +1, for example positive: [{shown(classes[-1:])}]"
+            fix += "; or take problem softmax, for any number of classes"
+            raise data_error(what, fix, key)
+        if alien or not positives:
+            what = f"no label {shown(alien[:1])}" if alien else "the list is empty"
+            raise data_error(what, fix, key)
+        if set(classes.tolist()) <= set(positives):
+            raise data_error("every row would be +1", fix, key)
+        return np.where(np.isin(self.labels, np.asarray(positives, classes.dtype)), 1.0, -1.0)
 
 
 def spelling(value: Any) -> str:
-    """Return a category in words; numbers in as few digits as tell them apart."""
+    """Return a label or category in words; numbers in as few digits as tell them apart."""
     whole = not isinstance(value, str) and float(value).is_integer() and abs(value) <= EXACT
     return str(int(value)) if whole else str(value)
 
 
 def shown(labels: Sequence[Any] | np.ndarray, most: int = 10) -> str:
     """Return labels in words, the first ten of many."""
-    words = [f"{c:g}" if isinstance(c, float) else str(c) for c in labels[:most]]
-    return ", ".join(words) + (", ..." if len(labels) > most else "")
+    return ", ".join(map(spelling, labels[:most])) + (", ..." if len(labels) > most else "")
 
 
 @cached(4)
-def read(
+def read_table(
     files: tuple[Path], name: str, label: str | None, client: str | None, d: int | None = None
 ) -> Dataset:
     """Return the data set that a file holds, by its ending; LIBSVM without one.
 
-    label: the column of labels, else the first of ``LABELS`` that is there. client: the column that tells
-    which client has a row, or None. All other columns are features: see ``dataset_of``. d: the number of features of
-    a LIBSVM set.
+    label: the column of labels, else the first of ``LABELS`` that is there. client: the column that tells which client
+    has a row, or None. All other columns are features: see ``dataset_of``. d: the number of features of a LIBSVM set.
 
-    Raises InputError, naming file and column, for what is no such file, is empty, lacks a column, or has
-    values that are missing, not finite, or text where a number should be.
+    Raises InputError, naming file and column, for what is no such file, is empty, lacks a column, or has values that
+    are missing, not finite, or text where a number should be.
     """
     (path,) = files
     kind = (Path(path.stem) if path.suffix in OPENERS else path).suffix.lower()
     if kind in OTHER_FORMATS:
         fix = "give CSV, Parquet, .npz or LIBSVM text, or a frame in Python: raybench.sweep(config, data={...})"
         raise data_error(f"{name} is {OTHER_FORMATS[kind]} by its ending", fix)
-    table_like = kind in (*PARQUET, *SEPARATORS, ".npz")
-    if d is not None and table_like:
+    if d is not None and kind in (*PARQUET, *SEPARATORS, ".npz"):
         fix = "leave it out: a table and an .npz hold all of their features"
         raise data_error(f"{name} is no LIBSVM file", fix, "problem.features")
     if path.suffix == ".npz":
@@ -231,17 +214,17 @@ def dataset_of(table: Table, label: str | None, client: str | None) -> Dataset:
 
     Raises InputError for a column that is not there, has a missing value, or holds what it may not.
     """
+    import pandas as pd
     import pyarrow.types as kinds
 
     arrow, where = table.arrow, table.where
     names = arrow.column_names
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise data_error(f"{where} has two columns {twice!r}", "give each a name of its own")
-    blank = next((i for i, name in enumerate(names, 1) if not name.strip()), None)
-    if blank is not None:
-        fix = f"name it; if it holds the names of rows, {NO_ROW_NAMES}"
-        raise data_error(f"column {blank} of {where} has no name", fix)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise data_error(f"{where} has two columns {name!r}", "give each a name of its own")
+        if not name.strip():
+            fix = f"name it; if it holds the names of rows, {NO_ROW_NAMES}"
+            raise data_error(f"column {names.index(name) + 1} of {where} has no name", fix)
     if not arrow.num_rows:
         raise data_error(f"{where} has columns and no rows", "give it rows")
     target = _label(table, label)
@@ -254,18 +237,18 @@ def dataset_of(table: Table, label: str | None, client: str | None) -> Dataset:
     for name in names:
         _complete(table, name)
     categories = {
-        name: category_of(arrow[name])
+        name: pd.factorize(values_of(arrow[name], table.of(name)), sort=True)
         for name in heads
         if kinds.is_dictionary(arrow[name].type) and name not in table.text
     }
-    width = len(heads) + sum(len(values) - 1 for values, _ in categories.values())
+    width = len(heads) + sum(len(values) - 1 for _, values in categories.values())
     what = f"{where}: {arrow.num_rows:,} rows and {width:,} features in float64"
     check_fits(DATASET_KEY, what, 8 * arrow.num_rows * width, "take fewer rows")
     features: np.ndarray = np.empty((arrow.num_rows, width))
     spelled: list[str] = []
     for name in heads:
         if name in categories:
-            values, codes = categories[name]
+            codes, values = categories[name]
             at = slice(len(spelled), len(spelled) + len(values))
             features[:, at] = codes[:, None] == np.arange(len(values))
             spelled += [f"{name}={spelling(value)}" for value in values]
@@ -311,10 +294,10 @@ def _complete(table: Table, name: str) -> None:
     missing = pc.is_null(table.arrow[name], nan_is_null=True)
     count = pc.sum(missing).as_py()
     if count:
-        row = pc.index(missing, True).as_py() + table.first
         more = f" ({count:,} rows in all)" if count > 1 else ""
-        what = f"{table.of(name)} lacks a value in row {row}{more}"
-        raise data_error(what, "fill it, or leave the row or the column out")
+        row = pc.index(missing, True).as_py() + table.first
+        fix = "fill it, or leave the row or the column out"
+        raise data_error(f"{table.of(name)} lacks a value in row {row}{more}", fix)
 
 
 def _numbers(table: Table, name: str) -> np.ndarray:
@@ -325,80 +308,63 @@ def _numbers(table: Table, name: str) -> np.ndarray:
     column, kind = table.arrow[name], table.arrow[name].type
     numeric = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
     if not numeric and not kinds.is_decimal(kind):
-        text = name in table.text or kinds.is_string(kind) or kinds.is_large_string(kind)
-        row = _first_word(column) if text else 0
+        text = name in table.text or is_text(kind)
+        # the first entry that spells no number
+        row = next((i for i, e in enumerate(column) if text and not NUMBER.fullmatch(e.as_py())), 0)
         entry = str(column[row].as_py())[:30]
         what = f"{table.of(name)} holds {'text' if text else kind}, {entry!r} in row {row + table.first}"
         dummies = f"pandas.get_dummies(frame, columns=[{name!r}], dtype=float)"
         fix = f"label: {name} if it is the label, split: {{column: {name}}} if it tells the client; else"
-        raise data_error(
-            what, f"{fix} a column of 0 and 1 for each text, {dummies}, or leave it out"
-        )
+        fix += f" a column of 0 and 1 for each text, {dummies}, or leave it out"
+        raise data_error(what, fix)
     if kinds.is_boolean(kind):
         column = column.cast(pa.uint8())
     values = column.cast(pa.float64(), safe=False).to_numpy()
-    odd = np.flatnonzero(~np.isfinite(values))
-    if len(odd):
-        what = f"{table.of(name)} is not finite in row {odd[0] + table.first}"
-        raise data_error(what, "clean it first")
+    for at in np.flatnonzero(~np.isfinite(values)) + table.first:
+        raise data_error(f"{table.of(name)} is not finite in row {at}", "clean it first")
     return values
-
-
-def _first_word(column: Any) -> int:
-    """Return the first row of a column of text that holds no number, 0 where all do."""
-    return next((i for i, entry in enumerate(column) if not NUMBER.fullmatch(entry.as_py())), 0)
-
-
-def category_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return (values, codes) of a column of categories: those that occur in sorted order, and each row's place there."""
-    whole = column.unify_dictionaries().combine_chunks()
-    used, codes = np.unique(whole.indices.to_numpy(zero_copy_only=False), return_inverse=True)
-    values, places = np.unique(
-        values_of(whole.dictionary.take(used), "a category"), return_inverse=True
-    )
-    return values, places[codes]
 
 
 def values_of(column: Any, what: str) -> np.ndarray:
     """Return a column of labels or clients (N,) in int64, uint64 or float64, or text as objects.
 
-    ``what`` is what the error calls the column. Raises InputError for what is neither number, truth value, date nor text.
+    Raises InputError, which calls the column ``what``, for what is neither number, truth value, date nor text.
     """
     import pyarrow as pa
     import pyarrow.types as kinds
 
+    if kinds.is_temporal(column.type):
+        column = column.cast(pa.string())
     kind = column.type
-    if kinds.is_dictionary(kind):
-        if isinstance(column, pa.ChunkedArray):
-            column = column.unify_dictionaries().combine_chunks()
-        return values_of(column.dictionary, what)[column.indices.to_numpy(zero_copy_only=False)]
+    if is_text(kind) or kinds.is_dictionary(kind):
+        coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        values = coded.dictionary
+        text = is_text(values.type)
+        each = numbers_or_text(values.to_pylist()) if text else values_of(values, what)
+        return each[coded.indices.to_numpy(zero_copy_only=False)]
     if kinds.is_boolean(kind):
-        kind, column = pa.uint8(), column.cast(pa.uint8())
+        return np.asarray(column.cast(pa.uint8()), np.uint64)
     if kinds.is_integer(kind):
-        wide = pa.uint64() if kinds.is_unsigned_integer(kind) else pa.int64()
-        return np.asarray(column.cast(wide))
+        return np.asarray(column, np.uint64 if kinds.is_unsigned_integer(kind) else np.int64)
     if kinds.is_floating(kind) or kinds.is_decimal(kind):
         return np.asarray(column.cast(pa.float64(), safe=False))
-    if kinds.is_temporal(kind):
-        column = column.cast(pa.string())
-    elif not (kinds.is_string(kind) or kinds.is_large_string(kind)):
-        raise data_error(f"{what} holds {kind}", "labels and clients are numbers or text")
-    coded = column.dictionary_encode()
-    if isinstance(coded, pa.ChunkedArray):
-        coded = coded.unify_dictionaries().combine_chunks()
-    words = numbers_or_text(coded.dictionary.to_pylist())
-    return words[coded.indices.to_numpy(zero_copy_only=False)]
+    raise data_error(f"{what} holds {kind}", "labels and clients are numbers or text")
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether values of an Arrow type are text."""
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
 def numbers_or_text(words: list[str]) -> np.ndarray:
     """Return the numbers that words spell, in int64, uint64 or float64; where one spells none, all as text."""
     if words and all(NUMBER.fullmatch(word) for word in words):
         whole = [int(word) for word in words if INTEGER.fullmatch(word)]
-        if len(whole) == len(words):
-            for kind in (np.int64, np.uint64):
-                if all(np.iinfo(kind).min <= n <= np.iinfo(kind).max for n in whole):
-                    return np.array(whole, kind)
-        elif all(abs(n) <= EXACT for n in whole):
+        if len(whole) == len(words) and (numbers := np.array(whole)).dtype.kind in "iu":
+            return numbers
+        if len(whole) < len(words) and all(abs(n) <= EXACT for n in whole):
             return np.array(words, float)
     out: np.ndarray = np.empty(len(words), object)
     out[:] = words
@@ -413,10 +379,9 @@ def _labels(values: np.ndarray, what: str) -> np.ndarray:
         if not np.isfinite(values).all():
             raise data_error(f"{what} holds a label that is not finite", "clean it first")
         return values
-    large = values[(values > EXACT) | (values < (0 if values.dtype.kind == "u" else -EXACT))]
-    if len(large):
+    for large in values[(values > EXACT) | (values < (0 if values.dtype.kind == "u" else -EXACT))]:
         fix = "a label has at most 15 digits; is it the column that tells the client?"
-        raise data_error(f"{what} holds the label {large[0]}", fix, LABEL_KEY)
+        raise data_error(f"{what} holds the label {large}", fix, LABEL_KEY)
     return values.astype(float)
 
 
@@ -445,9 +410,8 @@ def _csv(
         words = re.sub(r"\s+", " ", str(error)).removeprefix("CSV parse error: ")
         if "utf" in words.lower():
             raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
-        fix = "every line has as many entries as the line of names"
-        fix += f"; if the first is the row's name, {NO_ROW_NAMES}"
-        raise data_error(f"{where}: {words[:150]}", fix) from error
+        fix = "every line has as many entries as the line of names; if the first is the row's name"
+        raise data_error(f"{where}: {words[:150]}", f"{fix}, {NO_ROW_NAMES}") from error
     for i, name in enumerate(arrow.column_names):
         if arrow[i].type == pa.string():
             words = arrow[i].to_pandas()
@@ -465,30 +429,20 @@ def _csv(
 
 def _parquet(content: bytes, where: str) -> Table:
     """Return the table of a Parquet file, bounded before it is decoded; names of rows that pandas wrote are left out."""
-    import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
     if not content.startswith(b"PAR1"):
         fix = "write it with to_parquet, or name it .csv if it is text"
         raise data_error(f"{where} is not Parquet", fix)
     with input_errors(DATASET_KEY, f"cannot read {where}", "write it again"):
-        file = pq.ParquetFile(io.BytesIO(content))
-        about, schema = file.metadata, file.schema_arrow
-        unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        most = max(unpacked, 8 * about.num_rows * about.num_columns)
-        check_growth(DATASET_KEY, where, len(content), most, times=REPETITION)
-        check_fits(DATASET_KEY, f"{where} unpacked", most, "take fewer rows")
+        file = BoundedParquet(content, DATASET_KEY, where)
+        schema = file.schema
         saved = schema.pandas_metadata or {}
         index = tuple(name for name in saved.get("index_columns", ()) if isinstance(name, str))
-        words = [f.name for f in schema if kinds.is_string(f.type) or kinds.is_large_string(f.type)]
-        coded = {
-            column.get("field_name", column["name"])
-            for column in saved.get("columns", ())
-            if column["pandas_type"] == "categorical"
-        }
-        # a text that a file holds once for a million rows is held once in memory too
-        file = pq.ParquetFile(io.BytesIO(content), read_dictionary=words)
-        arrow = file.read(columns=[name for name in schema.names if name not in index])
+        words = [field.name for field in schema if is_text(field.type)]
+        typed = {c.get("field_name", c["name"]): c["pandas_type"] for c in saved.get("columns", ())}
+        coded = {name for name, kind in typed.items() if kind == "categorical"}
+        arrow = file.read([name for name in schema.names if name not in index], coded=True)
         for i, name in enumerate(arrow.column_names):  # Parquet keeps categories of text alone
             if name in coded and not kinds.is_dictionary(arrow[i].type):
                 arrow = arrow.set_column(i, name, arrow[i].dictionary_encode())
@@ -508,66 +462,53 @@ def frame_of(frame: Any, where: str) -> Table:
 
     try:
         if isinstance(frame, pd.DataFrame):
-            plain = frame.set_axis([str(name) for name in frame.columns], axis=1)
-            twice = next((n for n, count in Counter(plain.columns).items() if count > 1), None)
-            if twice is not None:
-                what = f"has two columns {twice!r}"
-                raise InputError.of(where, what, "give each a name of its own")
-            arrow = pa.Table.from_pandas(plain, preserve_index=False)
-        else:
-            arrow = pa.table(frame)
+            named = frame.set_axis([str(name) for name in frame.columns], axis=1)
+            for name in named.columns[named.columns.duplicated()]:
+                raise data_error(f"has two columns {name!r}", "give each a name of its own", where)
+            return Table(pa.Table.from_pandas(named, preserve_index=False), where)
+        # Polars keeps text as views by itself, which Arrow cannot compute with, and not in what it converts
+        return Table(frame.to_arrow() if hasattr(frame, "to_arrow") else pa.table(frame), where)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
         words = re.sub(r"\s+", " ", str(error))[:200]
         fix = "a column holds numbers, truth values, text or categories, and one of them alone"
         raise InputError.of(where, words, fix) from error
-    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    for i, (name, kind) in enumerate(zip(arrow.column_names, arrow.schema.types)):
-        inner = getattr(kind, "value_type", None) if pa.types.is_dictionary(kind) else None
-        if kind in views or inner in views:
-            plain_kind = views[kind] if inner is None else pa.dictionary(pa.int32(), views[inner])
-            arrow = arrow.set_column(i, name, arrow[i].cast(plain_kind))
-    return Table(arrow, where)
 
 
 def arrays(path: Path, where: str, label: str | None, client: str | None) -> Dataset:
-    """Return the data set of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``).
+    """Return the data set of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``); else a table.
 
-    An ``.npz`` of neither is a table: every array is a column (see ``dataset_of``).
-
-    label, client: names of other arrays of one entry per row, for the label and for the client. Labels
-    and clients are real numbers or text. Raises InputError where an array is missing, is not of real
-    finite numbers, does not fit the others, or takes more memory than a data set may.
+    label, client: names of other arrays of one entry per row, real numbers or text. Raises InputError where an array is
+    missing, is not of real finite numbers, does not fit the others, or takes more memory than a data set may.
     """
     import pyarrow as pa
 
-    with opened(path, NPZ_FIX) as archive:
+    with open_archive(path, NPZ_FIX) as archive:
         if not archive.names & {*NPZ_FEATURES, "labels"}:
             return dataset_of(_columns_of(archive), label, client)
-        key = _first(archive, NPZ_FEATURES)
-        target = label or _first(archive, NPZ_LABELS if key == "X" else NPZ_LABELS[::-1])
+        key = next((name for name in NPZ_FEATURES if name in archive.names), "X")
+        usual = NPZ_LABELS if key == "X" else NPZ_LABELS[::-1]
+        target = label or next((name for name in usual if name in archive.names), usual[0])
         for name, asked in ((label, LABEL_KEY), (client, CLIENT_KEY)):
             if name is not None and name not in archive.names:
                 fix = nearest(name, archive.names)
                 raise data_error(f"{where} has no column {name!r}", fix, asked)
         raw = archive.numbers(key)
         features = raw.reshape(len(raw), -1) if raw.ndim else raw.reshape(0, 0)
-        odd = [key] if not np.isfinite(features).all() else []
-        columns = []
-        for name in (target, client) if client is not None else (target,):
-            column = archive.column(name)
+        columns: dict[str, np.ndarray] = {}
+        for name in filter(None, (target, client)):
+            column = archive.read(name, COLUMN, WORDS)
             if column.shape != (len(features),) or features.size == 0:
                 what = f"{where} has {len(features)} rows and {name} of shape {column.shape}"
                 raise data_error(what, "give one entry per row")
-            odd += [name] if column.dtype.kind == "f" and not np.isfinite(column).all() else []
-            columns.append(values_of(pa.array(column), f"{where}: {name}"))
-    if odd:
-        what = f"{where} holds values that are not finite, in {odd[0]}"
-        raise data_error(what, "clean them first")
-    labels = _labels(columns[0], f"{where}: {target}")
-    clients = columns[1] if client is not None else None
-    return Dataset(where, features, labels, clients, label=target)
+            columns[name] = values_of(pa.chunked_array([column]), f"{where}: {name}")
+    for name, values in ((key, features), *columns.items()):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            what = f"{where} holds values that are not finite, in {name}"
+            raise data_error(what, "clean them first")
+    labels = _labels(columns[target], f"{where}: {target}")
+    return Dataset(where, features, labels, columns.get(client or ""), label=target)
 
 
 def _columns_of(archive: Archive) -> Table:
@@ -577,9 +518,9 @@ def _columns_of(archive: Archive) -> Table:
     columns: dict[str, Any] = {}
     lacks = f"{archive.name} lacks the arrays X and y"
     order = [name for name in archive.order if name != CATEGORIES]
-    coded = archive.column(CATEGORIES).tolist() if CATEGORIES in archive.names else []
+    coded = archive.read(CATEGORIES).tolist() if CATEGORIES in archive.names else []
     for name in order:
-        column = archive.column(name)
+        column = archive.read(name, COLUMN, WORDS)
         if column.ndim != 1 or len(column) != len(columns.get(order[0], column)):
             what = f"{lacks}, and {name} of shape {column.shape} is no column"
             raise data_error(what, archive.fix)
@@ -589,9 +530,3 @@ def _columns_of(archive: Archive) -> Table:
     if not columns:
         raise data_error(lacks, archive.fix)
     return Table(pa.table(columns), archive.name)
-
-
-def _first(archive: Archive, names: Iterable[str]) -> str:
-    """Return the first of some names that an archive has, else the first."""
-    listed = tuple(names)
-    return next((name for name in listed if name in archive.names), listed[0])

@@ -13,12 +13,11 @@ from raybench.core.errors import nearest
 from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find, folder, there_in
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import DATASET_KEY, cached, content, data_error, input_errors, path_of
+from raybench.data.files import DATASET_KEY, cached, content, data_error, file_of, input_errors
 
 LEVELS = ("byte", "character")
 EXTRA = "pip install 'raybench[text]'"
 Level = str | Mapping[str, int]
-CODES = 0x110000  # of Unicode
 
 
 def text(
@@ -33,9 +32,8 @@ def text(
     A name is a file ``<data folder>/text/<name>.txt[.bz2|.gz|.xz]``; a path a text file, plain or with one of those
     endings. level ``character``: UTF-8, the vocabulary is the characters that occur; ``byte``: any file, 256 tokens;
     ``{"bpe": n}``: n pairs of bytes that are frequent in all but the test share, joined by the library tokenizers.
-    tokenizer: a ``tokenizer.json`` of that library, in place of level. Sequences are consecutive and share no input:
-    sequence i starts at token i * length, and the tokens left over at the end are dropped. The last ``test_share`` of
-    them is the test part (None for 0), so the model is tested on text after all that it has learned from.
+    tokenizer: a ``tokenizer.json`` of that library, in place of level. Sequence i starts at token i * length, and the
+    tokens left over at the end are dropped. The last ``test_share`` of the sequences is the test part (None for 0).
 
     Raises InputError for an unknown name, a file that is missing, damaged, too large or, by characters,
     not UTF-8, a text too short for the length or for two parts, and an unknown level.
@@ -43,16 +41,12 @@ def text(
     file, name = _file_of(name_or_path)
     if tokenizer is not None:
         tokens, distinct = _tokens((file, Path(tokenizer).expanduser()), "file", 0, 0.0)
-    elif isinstance(level, Mapping):
-        ((word, size),) = level.items()
-        tokens, distinct = _tokens((file,), word, size, test_share)
     else:
-        tokens, distinct = _tokens((file,), level, 0, 0.0)
+        ((word, size),) = level.items() if isinstance(level, Mapping) else [(level, 0)]
+        tokens, distinct = _tokens((file,), word, size, test_share if size else 0.0)
     count = max(len(tokens) - 1, 0) // length
     if count == 0:
-        what = (
-            f"{name} has {len(tokens):,} tokens, and a sequence of length {length:,} needs one more"
-        )
+        what = f"{name} has {len(tokens):,} tokens, and a sequence needs one more than its length"
         raise data_error(what, f"the length may be at most {len(tokens) - 1:,}")
     tests = round(count * test_share)
     if test_share > 0 and not 0 < tests < count:
@@ -61,23 +55,17 @@ def text(
     end = count * length
     check_fits(DATASET_KEY, f"{file}: targets", 8 * end, "take a shorter text")
     inputs, targets = (tokens[at : at + end].reshape(count, length) for at in (0, 1))
-    train, test = (
-        Examples.of(
-            name, inputs[rows], targets[rows], classes=distinct, source=str(file), kind="text"
-        )
-        for rows in (slice(count - tests), slice(count - tests, count))
-    )
+    rest = {"classes": distinct, "source": str(file), "kind": "text"}
+    parts = (slice(count - tests), slice(count - tests, count))
+    train, test = (Examples.of(name, inputs[rows], targets[rows], **rest) for rows in parts)
     return Pair(train, test if tests else None)
 
 
 def _file_of(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     """Return the file that is meant and the name of the data."""
-    text, path = os.fspath(name_or_path), path_of(name_or_path)
-    if path is not None:
-        if not path.is_file():
-            what = f"{text} is a folder" if path.is_dir() else f"no file {text}"
-            raise data_error(what, "give a known name, or the path of a text file")
-        return path.absolute(), path.name
+    text = os.fspath(name_or_path)
+    if path := file_of(text, "give a known name, or the path of a text file"):
+        return path, path.name
     if (file := find("text", text)) is not None:
         return file, text
     remedy = f"put {text}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
@@ -91,6 +79,8 @@ def _file_of(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
 @cached(4)
 def _tokens(files: tuple[Path, ...], level: str, size: int, share: float) -> tuple[np.ndarray, int]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64; and its size."""
+    import pandas as pd
+
     if level not in (*LEVELS, "file") and not (level == "bpe" and size):
         fix = f"{nearest(str(level), LEVELS)}; or {{bpe: 2048}}"
         raise data_error(f"unknown level {level!r}", fix)
@@ -105,12 +95,9 @@ def _tokens(files: tuple[Path, ...], level: str, size: int, share: float) -> tup
         raise data_error(what, "save it as UTF-8, or use level byte") from error
     if level in ("bpe", "file"):
         return _pieces(whole, size, share, files[1:])
-    codes = np.frombuffer(whole.encode("utf-32-le"), "<u4")
-    # A table of all of Unicode makes this linear: sorting the text would take longer than reading it.
-    occurs = np.zeros(CODES, bool)
-    occurs[codes] = True
-    distinct, place = int(occurs.sum()), np.cumsum(occurs) - 1
-    return place.astype(np.uint8 if distinct <= 256 else np.int64)[codes], distinct
+    # a hash table is linear: to sort the text would take longer than to read it
+    tokens, distinct = pd.factorize(np.frombuffer(whole.encode("utf-32-le"), "<u4"), sort=True)
+    return tokens.astype(np.uint8 if len(distinct) <= 256 else np.int64), len(distinct)
 
 
 def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tuple[np.ndarray, int]:
@@ -130,12 +117,9 @@ def _pieces(whole: str, size: int, share: float, files: tuple[Path, ...]) -> tup
         coder = Tokenizer(models.BPE())
         coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer: Any = trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=alphabet, show_progress=False
-        )
-        coder.train_from_iterator(
-            whole[: round(len(whole) * (1 - share))].splitlines(True), trainer
-        )
+        options: Any = {"initial_alphabet": alphabet, "show_progress": False}
+        learnt = whole[: round(len(whole) * (1 - share))].splitlines(keepends=True)
+        coder.train_from_iterator(learnt, trainers.BpeTrainer(vocab_size=size, **options))
     encoded = coder.encode_batch(lines, add_special_tokens=False)
     ids = np.concatenate([np.asarray(line.ids, np.int64) for line in encoded])
     return ids, coder.get_vocab_size()

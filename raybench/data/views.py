@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +20,9 @@ from raybench.data.files import (
     cached,
     content,
     data_error,
+    file_of,
     input_errors,
-    opened,
-    path_of,
+    open_archive,
 )
 from raybench.data.images import inputs_of
 
@@ -33,28 +34,24 @@ SITE = "svcl.ucsd.edu/projects/crossmodal"
 def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
     """Return the views of that name or path: examples of the same samples in the same order, by view.
 
-    A name is one of ``VIEW_SETS``, in the data folder. A path is an ``.npz`` with ``labels`` and any number
-    of other arrays, each a view with a row per sample, and with ``test_labels`` and ``test_VIEW`` for a
-    test part. Views come in the order of their names. Of kind
-    ``features``: float32 (N, p). ``image``: as ``images`` has them. ``texts``: text (N,). Labels, any
-    integers, become 0 .. classes - 1 in their order.
+    A name is one of ``VIEW_SETS``, in the data folder. A path is an ``.npz`` with ``labels`` and any number of other
+    arrays, each a view with a row per sample, and with ``test_labels`` and ``test_VIEW`` for a test part. Views come in
+    the order of their names. Of kind ``features``: float32 (N, p). ``image``: as ``images`` has them. ``texts``: text
+    (N,). Labels, any integers, become 0 .. classes - 1 in their order.
 
-    The arrays are kept for the next caller: do not write to them. Raises InputError for an unknown name, a
-    file that is missing, damaged, too large or not of these kinds, and views that do not fit each other.
+    The arrays are kept for the next caller: do not write to them. Raises InputError for an unknown name, a file that is
+    missing, damaged, too large or not of these kinds, and views that do not fit each other.
     """
-    text, path = os.fspath(name_or_path), path_of(name_or_path)
-    if path is None:
-        if text not in VIEW_SETS:
-            fix = f"{nearest(text, VIEW_SETS)}; or give a path: ./{text}"
-            raise data_error(f"unknown views {text!r}", fix)
-        for name in VIEW_FILES:
-            if present(name) is None:
-                raise data_error(f"no file {folder() / name}", f"put it there (from {SITE})")
-        return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), text)
-    if path.suffix != ".npz" or not path.is_file():
-        what = f"{text} holds no views" if path.exists() else f"no file {text}"
-        raise data_error(what, "give a known name, or an .npz")
-    return _file((path.absolute(),))
+    text = os.fspath(name_or_path)
+    if path := file_of(text, "give a known name of views, or an .npz", ".npz"):
+        return _file((path,))
+    if text not in VIEW_SETS:
+        fix = f"{nearest(text, VIEW_SETS)}; or give a path: ./{text}"
+        raise data_error(f"unknown views {text!r}", fix)
+    for name in VIEW_FILES:
+        if present(name) is None:
+            raise data_error(f"no file {folder() / name}", f"put it there (from {SITE})")
+    return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), text)
 
 
 @cached(2)
@@ -62,11 +59,8 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
     """Return features of Wikipedia's articles and their pictures; classes from the lists' third column."""
     file, *lists = files
     ends = {"": "tr", TEST: "te"}
-    stored = {
-        f"{prefix}{view}": f"{start}_{end}"
-        for view, start in VIEW_SETS[name].items()
-        for prefix, end in ends.items()
-    }
+    pairs = itertools.product(VIEW_SETS[name].items(), ends.items())
+    stored = {f"{prefix}{view}": f"{start}_{end}" for (view, start), (prefix, end) in pairs}
     check_fits(DATASET_KEY, str(file), file.stat().st_size, AGAIN)
     with input_errors(DATASET_KEY, f"cannot read {file}", AGAIN):
         read = scipy.io.loadmat(file, variable_names=[*stored.values()])
@@ -79,9 +73,8 @@ def _categories(path: Path) -> np.ndarray:
     """Return the last column of a list of text, picture and category, as integers."""
     what = f"{path} has a line that is not text, picture and category"
     with input_errors(DATASET_KEY, what, AGAIN):
-        return np.array(
-            [int(line.split(b"\t")[2]) for line in content(path).splitlines()], np.int64
-        )
+        lines = content(path).splitlines()
+        return np.array([int(line.split(b"\t")[2]) for line in lines], np.int64)
 
 
 # A user's own ---------------------------------------------------------------------------------------
@@ -91,11 +84,10 @@ def _categories(path: Path) -> np.ndarray:
 def _file(files: tuple[Path]) -> dict[str, Pair]:
     (path,) = files
     arrays = {}
-    with opened(path, FIX) as archive:
+    with open_archive(path, FIX) as archive:
         for name in sorted(archive.names):
-            values, whole = archive.read(name), f"{path.name}: {name}"
-            if values.dtype.kind not in "fiuU":
-                raise data_error(f"{whole} holds {values.dtype}", "real numbers, or text")
+            values = archive.read(name, "fiuU", "real numbers or text")
+            whole = f"{path.name}: {name}"
             arrays[name] = inputs_of(values, whole, FIX) if values.ndim == 4 else values
     return _pairs(path.name, str(path), arrays)
 
@@ -116,11 +108,9 @@ def _pairs(name: str, source: str, arrays: Mapping[str, np.ndarray]) -> dict[str
     classes = np.unique(labels[""])
     if len(classes) < 2:
         raise data_error(f"{name} has a single class", "the labels must differ")
-    for values in labels.values():
-        alien = values[~np.isin(values, classes)]
-        if len(alien):
-            what = f"{name} has the label {alien[0]} in its test part, which training lacks"
-            raise data_error(what, "every class needs a sample to train on")
+    for alien in np.setdiff1d(labels.get(TEST, classes), classes):
+        what = f"{name} has the label {alien} in its test part, which training lacks"
+        raise data_error(what, "every class needs a sample to train on")
 
     def examples(view: str, prefix: str) -> Examples:
         inputs, kind = _inputs(name, f"{prefix}{view}", arrays[f"{prefix}{view}"])
@@ -132,8 +122,7 @@ def _pairs(name: str, source: str, arrays: Mapping[str, np.ndarray]) -> dict[str
 
     pairs = {v: Pair(examples(v, ""), examples(v, TEST) if tested else None) for v in chosen}
     for view, pair in pairs.items():
-        parts = [part for part in (pair.train, pair.test) if part is not None]
-        kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
+        kinds = {(part.kind, part.inputs.shape[1:]) for part in (pair.train, pair.test) if part}
         if len(kinds) > 1:
             shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
             raise data_error(f"{name}: {view} has two shapes, {shapes}", "give it one")
@@ -157,13 +146,11 @@ def _inputs(name: str, view: str, values: np.ndarray) -> tuple[np.ndarray, str]:
     if values.ndim == 4:
         return values, "image"
     if values.ndim != 2 or values.dtype.kind not in "iuf" or 0 in values.shape:
-        what = f"{whole} is {values.dtype} of shape {values.shape}"
         fix = "a view is features (N, p), pictures (N, C, H, W) or text (N,)"
-        raise data_error(what, fix)
+        raise data_error(f"{whole} is {values.dtype} of shape {values.shape}", fix)
     check_fits(DATASET_KEY, f"{whole} in float32", 4 * values.size, "save fewer rows")
     with np.errstate(over="ignore"):  # beyond float32 it is infinite, and refused
         single = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(single).all():
-        what = f"{whole} has values that are not finite"
-        raise data_error(what, "clean them first")
+        raise data_error(f"{whole} has values that are not finite", "clean them first")
     return single, "features"

@@ -21,7 +21,7 @@ OVERHEAD_PER_ROUND = 50_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ResolvedFamily:
     """What cells that differ in step number and seed alone have in common, resolved once for all of them.
 
     basis: what the theoretical step rests on, ``theorem``, ``rule of thumb``, ``released code``, or ``borrowed``
@@ -53,7 +53,7 @@ class Resolved:
 
     cell: Cell
     step_size: float
-    form: Form
+    form: ResolvedFamily
 
     @property
     def id(self) -> str:
@@ -79,10 +79,10 @@ class Resolved:
         return f"{self.form.shape} {self.cell.seed}" if self.form.by_seed else self.form.shape
 
 
-def texts_of(
+def batch_keys(
     cell: Cell, k: int | None, params: Mapping[str, Any], numbers: tuple[str, ...]
 ) -> tuple[str, str]:
-    """Return the texts ``shape`` and ``run`` of the form of a cell: see ``Form``."""
+    """Return the texts ``shape`` and ``run`` of the form of a cell: see ``ResolvedFamily``."""
     config, step = cell.config(), cell.step
     for key in ("seed", "step_size"):
         del config[key]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raybench.algorithms.base import Algorithm
 from raybench.algorithms.build import Dims, assembled
-from raybench.compressors import Bound, Compressor, Role
+from raybench.compressors import Compressor, FittedCompressor, Role
 from raybench.compressors.dense import Identity
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
@@ -60,13 +60,15 @@ def collective_of(section: Section | None) -> str:
     return str(section.params.get("collective", GATHER))
 
 
-def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role) -> Bound:
+def fitted(section: Section | None, d: int, n: int, layout: Layout, role: Role) -> FittedCompressor:
     """Return the bound compressor of a compressor section; None is the identity."""
-    return _operator(section, (d, n, layout), role, registry.state())
+    return _fitted(section, (d, n, layout), role, registry.state())
 
 
 @lru_cache(maxsize=1024)  # cells of a plan differ in steps and seeds most of all
-def _operator(section: Section | None, dims: Dims, role: Role, state: tuple[int, int]) -> Bound:
+def _fitted(
+    section: Section | None, dims: Dims, role: Role, state: tuple[int, int]
+) -> FittedCompressor:
     return unbound(section).bind(*dims, role)
 
 
@@ -167,7 +169,7 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     def per_cell(values: Sequence[float]) -> PerCell:
         return PerCell(torch.tensor(values, dtype=problem.dtype, device=problem.device))
 
-    def bound(section: Section | None, role: Role) -> tuple[Compressor, Bound]:
+    def bound(section: Section | None, role: Role) -> tuple[Compressor, FittedCompressor]:
         declared = unbound(section)
         return declared, declared.bind(*dims, role)
 

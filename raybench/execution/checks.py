@@ -153,7 +153,7 @@ Reason: TypeAlias = tuple[SkipCode | str, str, str]
 Check: TypeAlias = Callable[[Cell, Method, Problem], Iterator[Reason]]
 
 
-def check(cell: Cell, entry: Method, problem: Problem, checks: Sequence[Check] = ()) -> None:
+def check_cell(cell: Cell, entry: Method, problem: Problem, checks: Sequence[Check] = ()) -> None:
     """Raise the first reason that ``CHECKS``, or some of them, have against a cell with its method and problem.
 
     Skip where the pair makes no sense, InputError for wrong input.

@@ -90,7 +90,7 @@ def need_of(plan: Plan) -> Need:
     return Need(largest.problem, largest.tensors, server, largest.rows, disk, sure)
 
 
-def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
+def check_memory_and_disk(plan: Plan, folder: str | os.PathLike[str]) -> Need:
     """Return what a plan needs, after checking that this machine and the disk of the folder have it.
 
     A cell that a stop rule may end early is refused for its tensors alone. Raises InputError with the
@@ -139,7 +139,7 @@ def _tensors(batch: Batch, problem: Problem) -> float:
     with suppress(Exception):  # whatever a plug-in raises becomes a failed row when it runs
         few = Options(record=Record(every=max(1, batch.cells[0].cell.rounds)))
         run = Run(batch, problem.host(here), few)
-        run.net.apart = False  # what a robust server keeps is counted by itself
+        run.net.per_client = False  # what a robust server keeps is counted by itself
         run.a.setup(run.net, run.s, run.c)
         state = _held(run.c) / len(here)
     return problem.n * (state + each)

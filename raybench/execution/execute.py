@@ -15,7 +15,7 @@ import pyarrow as pa
 from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.resolve import problem_of_cell
-from raybench.execution.run import Keeper, Options, Run, of_rank
+from raybench.execution.run import CheckpointStore, Options, Run, of_rank
 from raybench.problems.base import Problem
 from raybench.wire.transport import Transport, share_of
 
@@ -61,7 +61,7 @@ def execute(
     slice_seconds: float = 0.5,
     timeout: float | None = None,
     begin: Callable[[Batch], int] | None = None,
-    keeper: Keeper | None = None,
+    keeper: CheckpointStore | None = None,
 ) -> Iterator[Progress]:
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 

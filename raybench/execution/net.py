@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.clock.clients import Rounds, Timing
+from raybench.clock.clients import Rounds, SimulatedClock
 from raybench.clock.events import BLOCK, Events
 from raybench.core.cells import PerCell
 from raybench.core.counts import GATHER, SERVER
@@ -22,7 +22,7 @@ from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.neighbours import Mixing
 from raybench.wire.transport import Transport
-from raybench.wire.wire import Cells, Vectors, Wire, lent
+from raybench.wire.wire import BookedWire, Cells, Vectors, dense_view
 
 
 def vectors_of(problem: Problem) -> Vectors:
@@ -31,10 +31,10 @@ def vectors_of(problem: Problem) -> Vectors:
     return Vectors(p.n, p.clients, p.layout, p.message_dim, p.dtype, p.device)
 
 
-class Net(Wire):
+class ProblemNet(BookedWire):
     """The wire of B cells between the clients of ``problem``, and its oracle.
 
-    Arguments as those of ``Wire``; ``oracle`` has what methods seldom ask for.
+    Arguments as those of ``BookedWire``; ``oracle`` has what methods seldom ask for.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Net(Wire):
         cells: Cells | None = None,
         clients: Tensor | None = None,
     ) -> Tensor:
-        """Return grad f_i(x) of the clients here, (B, n_here, d): see ``Oracle.grad``."""
+        """Return grad f_i(x) of the clients here, (B, n_here, d): see ``CountedOracle.grad``."""
         grads = self.oracle.grad(x, sample, cells=cells, clients=clients)
         if self.poisoned is None:
             return grads
@@ -83,7 +83,7 @@ class Net(Wire):
         return (everyone - everyone.mean(1, keepdim=True)).square().sum(-1).mean(-1)
 
     @property
-    def timing(self) -> Timing | None:
+    def timing(self) -> SimulatedClock | None:
         """Return the simulated clock, None where there is none."""
         return self.oracle.rounds
 
@@ -124,7 +124,7 @@ class Poisoned:
         return torch.cat((grads[:, : self.honest], self.problem.grad(at, rows)), 1)
 
 
-class EventNet(Net):
+class ProblemEventNet(ProblemNet):
     """The wire and the oracle of clients that do not wait for each other; all of them are hosted here.
 
     A gradient is evaluated when its message arrives, at the point where it was begun. The client that arrives is the
@@ -141,7 +141,7 @@ class EventNet(Net):
         self._drawn: dict[int, tuple[int, Sample]] = {}
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> SimulatedClock:
         """Return the event queue, made as the method is set up."""
         return self.events
 
@@ -158,7 +158,7 @@ class EventNet(Net):
             what = "messages of this compressor differ in length with their values, so that cells would not share their events"
             raise InputError.of("clock.link", what, "a compressor of fixed length, or no link")
         size = np.asarray(batch if isinstance(batch, int) else problem.samples, float)
-        size, self._model = np.broadcast_to(size, (self.n,)), lent(self.zero())
+        size, self._model = np.broadcast_to(size, (self.n,)), dense_view(self.zero())
         self._share = (size / self.n).tolist()  # of a call, in gradients of all clients
         cost = self._model.cost
         up = 0.0 if isinstance(bytes_up, Tensor) else float(bytes_up)
@@ -187,7 +187,7 @@ class EventNet(Net):
             sample = self._sample(i, int(self.events.taken[i]) - back, batch)
         if sample is not None and network is not None:
             grads, losses, _ = network.gradients(x[:, None], sample, {})
-            self.oracle.hear(losses, at=slice(i, i + 1))
+            self.oracle.note_losses(losses, at=slice(i, i + 1))
         else:
             grads = alone.grad(x[:, None], sample)
         self.clock.gradient += perf_counter() - began

@@ -19,11 +19,11 @@ from raybench.clock.clients import Rounds
 from raybench.core.cells import PerCell
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped
-from raybench.core.parallel import wide
+from raybench.core.parallel import all_threads
 from raybench.core.streams import Sample
 from raybench.problems.abilities import Predicting, SplitByFeatures, Trained
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
-from raybench.wire.wire import Cells, Wire
+from raybench.wire.wire import BookedWire, Cells
 
 
 @dataclass
@@ -53,7 +53,7 @@ def _writes(x: Tensor, grads: Tensor | None) -> tuple[int, int]:
 HEARD = "heard"  # in the state, beside the buffers: what belongs to clients
 
 
-class Oracle:
+class CountedOracle:
     """The oracle of B cells, for the clients of ``problem`` that are hosted here.
 
     pooled: what it measures is of f, (B, 1, ..), not of every client.
@@ -61,10 +61,10 @@ class Oracle:
 
     pooled = False
 
-    def __init__(self, problem: Problem, wire: Wire) -> None:
+    def __init__(self, problem: Problem, wire: BookedWire) -> None:
         self.problem, self.wire = problem, wire
         self.evals = np.zeros(wire.B)  # gradient evaluations, mean per client
-        self.spared = 0.0  # seconds of gradients that methods took over from the record
+        self.record_seconds = 0.0  # seconds of gradients that methods took over from the record
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self._last: Full | None = None
         self._trained = problem if isinstance(problem, Trained) else None
@@ -78,7 +78,7 @@ class Oracle:
 
     # Gradients, paid for by methods -----------------------------------------------------------
 
-    @wide()
+    @all_threads()
     def grad(
         self,
         x: Tensor,
@@ -104,21 +104,21 @@ class Oracle:
             last.seconds, last.paid = 0.0, paid or clients is None
             at = x
             if self._trained is not None and last.losses is not None:
-                self.hear(last.losses, clients=clients)
+                self.note_losses(last.losses, clients=clients)
         else:
             some = slice(None) if cells is None else cells
             at = x if cells is None else x[cells]
             picked = None if sample is None else sample[some]
             grads, paid, owed = self._at(at, picked, some, clients), False, 0.0
-        self.spared += owed
+        self.record_seconds += owed
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
             self._tick(None if sample is None else sample.size, cells, clients)
-        self._taken(cells, clients)
+        self.commit_buffers(cells, clients)
         return self.clipped(grads, at)
 
-    def _taken(self, cells: Cells | None, clients: Tensor | None) -> None:
+    def commit_buffers(self, cells: Cells | None, clients: Tensor | None) -> None:
         """Take over what the gradients that a method has just got leave behind: here nothing."""
 
     def clipped(self, grads: Tensor, x: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ class Oracle:
         if sample is None or self._trained is None:
             return self.problem.grad(x, sample)
         grads, losses, _ = self._trained.gradients(x, sample, {})
-        self.hear(losses, cells, clients)
+        self.note_losses(losses, cells, clients)
         return grads
 
-    def hear(
+    def note_losses(
         self,
         losses: Tensor,
         cells: Cells = slice(None),
@@ -152,7 +152,7 @@ class Oracle:
         heard = torch.stack((losses * there, there), -1).to(self._heard)
         self._heard[cells, at] = self._heard[cells, at] + heard
 
-    @wide()
+    @all_threads()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return grad f_i(x_i) (B, n_here, d) and f_i(x_i) (B, n_here); counts as a full gradient."""
         began = perf_counter()
@@ -223,7 +223,7 @@ class Oracle:
 
     # For the record, and for methods that know x*: never counted --------------------------------
 
-    @wide()
+    @all_threads()
     def full(self, x: Tensor, loss: bool = False) -> Full:
         """Return the full gradients at x (B, d), with ``loss`` the losses too, remembered if known."""
         last = self._last
@@ -243,7 +243,7 @@ class Oracle:
         """Return full gradients (B, n_here, d) and losses (B, n_here) at x (B, d)."""
         return self.problem.oracle(x, loss=loss)
 
-    @wide()
+    @all_threads()
     def measure(self, x: Tensor, what: frozenset[str]) -> Measured:
         """Return what the problem measures at x (B, d) for the record."""
 
@@ -260,7 +260,7 @@ class Oracle:
     ) -> Measured:
         return self.problem.measure(x, what, full)
 
-    def told(self, bad: int = 0) -> dict[str, np.ndarray]:
+    def pop_minibatch_losses(self, bad: int = 0) -> dict[str, np.ndarray]:
         """Return what gradients have brought along since it was last asked, (B,) by column, ``bad`` last clients left out.
 
         minibatch_loss: the mean loss of their samples, where they were taken, NaN for none, infinite for NaN. tokens:
@@ -276,7 +276,7 @@ class Oracle:
         tokens = {"tokens": self.evals * self._trained.tokens} if self._trained.tokens else {}
         return {"minibatch_loss": mean, **tokens}
 
-    @wide()
+    @all_threads()
     def at_minimizer(self) -> Tensor:
         """Return grad f_i(x*) of the clients here, (B, n_here, d), where x* is known."""
         star = self.problem.minimizer()
@@ -303,21 +303,21 @@ class Oracle:
         at = [name for name, x in points.items() if held and last is not None and last.holds(x)]
         return {
             "evals": torch.from_numpy(self.evals.copy()),
-            "spared": self.spared,
+            "spared": self.record_seconds,  # as checkpoints of earlier versions call it
             "buffers": {} if self._trained is None else {HEARD: self._heard.clone()},
             "paid_at": at[0] if at else None,
         }
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
-        self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
+        self.evals, self.record_seconds = saved["evals"].numpy().copy(), saved["spared"]
         self._last, self._heard = None, saved["buffers"].pop(HEARD, self._heard)
         if saved["paid_at"] is not None:
             x = points[saved["paid_at"]]
             self._last = Full(x, None, None, _writes(x, None), 0.0, True)
 
 
-class PredictionOracle(Oracle):
+class PredictionOracle(CountedOracle):
     """The oracle of a problem that predicts."""
 
     problem: Problem
@@ -331,12 +331,12 @@ class PredictionOracle(Oracle):
         """Return rows (B, size) of all clients' data, counted through, the same for everyone."""
         return self.wire.shared_stream(purpose).integers(size, int(self._counts.sum()))
 
-    @wide()
+    @all_threads()
     def predict(self, X: Tensor, rows: Tensor) -> Tensor:
         """Return predictions (B, m, b, outputs) of X (B, m, d) at rows (B, b): no gradients."""
         return self._predicting.predict(X, rows)
 
-    @wide()
+    @all_threads()
     def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
         """Return grad mean_b D(teacher_b, prediction_b) of the clients here, (B, n_here, d); counts b gradients."""
         self._pay(float(rows.shape[-1]))
@@ -344,7 +344,7 @@ class PredictionOracle(Oracle):
         return self._predicting.distill(X, rows, teacher)
 
 
-class VerticalOracle(Oracle):
+class VerticalOracle(CountedOracle):
     """The oracle of a problem whose clients hold features."""
 
     @property
@@ -366,12 +366,12 @@ class VerticalOracle(Oracle):
         """Return where the entries of rows (B, b) stand in a message of all samples."""
         return self._blocks.places(rows)
 
-    @wide()
+    @all_threads()
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return u_j(x_j), (B, n_here, b), of the clients' own blocks."""
         return self._timed(lambda: self._blocks.products(blocks, rows))
 
-    @wide()
+    @all_threads()
     def change(self, new: Tensor, old: Tensor) -> Tensor:
         """Return u_j(new_j) - u_j(old_j), (B, n_here, N)."""
         return self._timed(lambda: self._blocks.change(new, old))
@@ -380,7 +380,7 @@ class VerticalOracle(Oracle):
         """Return the gradient in v, (B, b), which the server knows."""
         return self._blocks.residual(v, rows)
 
-    @wide()
+    @all_threads()
     def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return each client's block of the gradient, (B, n_here, w), at a residual r (B, b)."""
         grads = self._timed(lambda: self._blocks.block_grad(blocks, r, rows))
@@ -403,14 +403,14 @@ class VerticalOracle(Oracle):
 Buffers = dict[str, Tensor]
 
 
-class BufferedOracle(Oracle):
+class BufferedOracle(CountedOracle):
     """The oracle of a problem whose gradients carry memory along, such as BatchNorm's statistics.
 
     buffers: (B, n_here, ..) by name. They change as methods take gradients, never by the record; clients
     that sit out keep theirs. f and metrics are evaluated with their mean over all clients.
     """
 
-    def __init__(self, problem: Problem, wire: Wire) -> None:
+    def __init__(self, problem: Problem, wire: BookedWire) -> None:
         super().__init__(problem, wire)
         self.buffers = self._buffered.buffers(wire.B)
         self._after: Buffers = {}  # of the last full gradient, until a method has taken it
@@ -424,14 +424,14 @@ class BufferedOracle(Oracle):
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
         grads, losses, self._after = self._buffered.gradients(x, sample, before)
         if sample is not None:
-            self.hear(losses, cells, clients)
+            self.note_losses(losses, cells, clients)
         return grads
 
     def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:
         grads, losses, self._after = self._buffered.gradients(x, None, self.buffers)
         return grads, losses
 
-    def _taken(self, some: Cells | None, clients: Tensor | None) -> None:
+    def commit_buffers(self, some: Cells | None, clients: Tensor | None) -> None:
         if not self._after:
             return
         after, self._after = self._after, {}
@@ -482,7 +482,7 @@ class BufferedOracle(Oracle):
         self.buffers, self._after = dict(saved["buffers"]), {}
 
 
-def oracle_for(problem: Problem, wire: Wire) -> Oracle:
+def oracle_for(problem: Problem, wire: BookedWire) -> CountedOracle:
     """Return the oracle with what the problem is able to do."""
     if isinstance(problem, SplitByFeatures):
         return VerticalOracle(problem, wire)
@@ -490,4 +490,4 @@ def oracle_for(problem: Problem, wire: Wire) -> Oracle:
         return BufferedOracle(problem, wire)
     if isinstance(problem, Predicting):
         return PredictionOracle(problem, wire)
-    return Oracle(problem, wire)
+    return CountedOracle(problem, wire)

@@ -15,7 +15,7 @@ from torch import Tensor
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.core.registry import metric
-from raybench.execution.net import Net
+from raybench.execution.net import ProblemNet
 from raybench.problems.base import Problem
 from raybench.store import CURVES, to_table
 from raybench.store.accounting import Accounting
@@ -227,7 +227,7 @@ COSTLY_MEASURES = frozenset({SPREAD, "accuracy", "test_loss"})
 
 
 def measured(
-    net: Net,
+    net: ProblemNet,
     x: Tensor,
     what: frozenset[str],
     facts: Mapping[str, Any],

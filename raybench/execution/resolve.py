@@ -9,21 +9,21 @@ from operator import attrgetter
 from typing import Any
 
 from raybench import problems, theory
-from raybench.algorithms.build import Dims, own_operators
+from raybench.algorithms.build import Dims, parameter_compressors
 from raybench.algorithms.robust import kappa
-from raybench.compressors import Bound, Role, count_of
+from raybench.compressors import FittedCompressor, Role, count_of
 from raybench.core import registry
 from raybench.core.counts import ALL_TO_ALL
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import PARTS, Local, Train
 from raybench.execution import checks
-from raybench.execution.batch import Form, Resolved, texts_of
+from raybench.execution.batch import Resolved, ResolvedFamily, batch_keys
 from raybench.execution.build import (
     collective_of,
     dims_of,
+    fitted,
     graph_of,
-    operator,
     relays,
     unbound,
     uplink,
@@ -64,7 +64,7 @@ def problem_of_cell(cell: Cell) -> Problem:
     return problem
 
 
-def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
+def use_shared_problem(section: Section, fetch: Callable[[], Problem]) -> None:
     """Let ``problem_of`` fetch a problem that another process has built."""
     _adopted[section] = fetch
 
@@ -152,7 +152,7 @@ class Resolver:
 
     allow_unproven: bool = False
     # of each form: the cells it was found for hold the very objects that its key names
-    _forms: dict[tuple[object, ...], tuple[Cell, Form | Skip | InputError]] = field(
+    _forms: dict[tuple[object, ...], tuple[Cell, ResolvedFamily | Skip | InputError]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -169,12 +169,12 @@ class Resolver:
             except (Skip, InputError) as why:
                 self._forms[key] = cell, why
         form = self._forms[key][1]
-        if not isinstance(form, Form):
+        if not isinstance(form, ResolvedFamily):
             raise form.with_traceback(None)  # raised for each cell: its traceback would grow
         size = step.number * (form.theory_step or 1.0) if step.kind == "theory" else step.number
         return Resolved(cell, size, form)
 
-    def _form(self, cell: Cell) -> Form:
+    def _form(self, cell: Cell) -> ResolvedFamily:
         """Return what a cell shares with those that differ in step number and seed; raises as ``resolve``."""
         case = self._case(cell, checks.CHECKS)
         entry, params, setting = case.entry, case.setting.numbers, case.setting
@@ -194,8 +194,8 @@ class Resolver:
                 text = f"no theoretical step size ({why})"
                 raise Skip(SkipCode.NO_STEP, text, f"give {fix}") from why
         numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
-        shape, run = texts_of(cell, case.k, params, numbers)
-        return Form(
+        shape, run = batch_keys(cell, case.k, params, numbers)
+        return ResolvedFamily(
             theory_step=step,
             basis=basis,
             k=case.k,
@@ -224,7 +224,7 @@ class Resolver:
         """Return the method, compressors and numbers of a cell. Raises what the checks say, and what does not fit."""
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
-        checks.check(cell, entry, problem, asked)
+        checks.check_cell(cell, entry, problem, asked)
         params = _given(cell, entry, problem)
         dims = dims_of(problem, params)
         counts = {}
@@ -246,14 +246,14 @@ class Resolver:
 
     def _bound(
         self, section: Section | None, entry: Method, way: str, dims: Dims
-    ) -> tuple[Bound, Role]:
+    ) -> tuple[FittedCompressor, Role]:
         role = entry.facts.role(way) or Role.ANY
         if way == "down" and entry.facts.down is None and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
         name = "none" if section is None else section.name
-        proof = operator(section, *dims, Role.ANY)
+        proof = fitted(section, *dims, Role.ANY)
         unfit = (role == Role.UNBIASED and proof.omega is None) or (
-            role == Role.CONTRACTIVE and proof.operator.b3(dims[0]) is None
+            role == Role.CONTRACTIVE and proof.compressor.b3(dims[0]) is None
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
@@ -262,7 +262,7 @@ class Resolver:
             fix = f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true"
             raise Skip(SkipCode.OPERATOR, what, fix)
         role = Role.ANY if unfit else role
-        return operator(section, *dims, role), role
+        return fitted(section, *dims, role), role
 
 
 def _own_steps(cell: Cell, entry: Method, n: int) -> tuple[theory.StepSizes | None, str]:
@@ -292,13 +292,18 @@ def _borrows(cell: Cell, entry: Method, n: int) -> bool:
 
 
 def _setting(
-    cell: Cell, entry: Method, problem: Problem, params: dict[str, object], up: Bound, down: Bound
+    cell: Cell,
+    entry: Method,
+    problem: Problem,
+    params: dict[str, object],
+    up: FittedCompressor,
+    down: FittedCompressor,
 ) -> theory.Setting:
     """Return what step sizes depend on; its ``numbers`` are ``params`` with every ``auto`` filled in."""
     dims = dims_of(problem, params)
     auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
     try:
-        compressors = own_operators(entry, params, dims)
+        compressors = parameter_compressors(entry, params, dims)
     except InputError as why:
         what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
         needs = [
@@ -319,14 +324,14 @@ def _setting(
         down_alpha=down.alpha,
         down_omega=down.omega,
         down_share=down.dense_share(problem.dtype) if auto and entry.facts.down else 1.0,
-        down_common=down.operator.correlated,
-        down_ab=down.operator.ab(dims[0], problem.n),
+        down_common=down.compressor.correlated,
+        down_ab=down.compressor.ab(dims[0], problem.n),
         dense_share=up.dense_share(problem.dtype) if auto else 1.0,
-        common_mask=up.operator.correlated,
-        ab=up.operator.ab(dims[0], problem.n) if honest == problem.n else None,
+        common_mask=up.compressor.correlated,
+        ab=up.compressor.ab(dims[0], problem.n) if honest == problem.n else None,
         kappa=kappa(robust, problem.n),
         numbers=params,
-        operators=compressors,
+        compressors=compressors,
         nonsmooth=problem.has_prox,
         rounds=cell.rounds,
         constant_step=cell.step.schedule == "constant" and not cell.step.warmup,

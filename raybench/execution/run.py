@@ -18,15 +18,15 @@ from torch import Tensor
 from raybench.algorithms.events import Asynchronous
 from raybench.clock.clients import Clients, Rounds
 from raybench.core import registry
-from raybench.core.cells import PerCell, State, joined
+from raybench.core.cells import PerCell, State, joined, mapped
 from raybench.core.counts import EXCHANGES, Counts
-from raybench.core.parallel import narrow
+from raybench.core.parallel import one_thread
 from raybench.core.streams import stream
 from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
-from raybench.execution.net import EventNet, Net, Poisoned
+from raybench.execution.net import Poisoned, ProblemEventNet, ProblemNet
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
     COSTLY_MEASURES,
@@ -92,12 +92,12 @@ class Run:
             rounds = Rounds(clients, None if graph is None else graph.W.numpy() != 0)
         if issubclass(self.entry.target, Asynchronous):
             assert rounds is not None, "checked as the sweep was planned"
-            self.net: Net = EventNet(problem, roots, rounds)
+            self.net: ProblemNet = ProblemEventNet(problem, roots, rounds)
         else:
-            self.net = Net(problem, roots, transport, graph, *how)
+            self.net = ProblemNet(problem, roots, transport, graph, *how)
             self.net.oracle.rounds = rounds
         self.a = method_of(batch.cells, problem, self.net.clock)
-        self.net.apart = self.a.robust is not None
+        self.net.per_client = self.a.robust is not None
         self.bad = attackers(first, problem)  # f is the mean over the other clients
         if robust_of(first).poisons(problem.n):
             self.net.poisoned = Poisoned(problem, self.bad)
@@ -138,7 +138,7 @@ class Run:
 
         Rounds, not seconds: all ranks must pause after the same round.
         """
-        with narrow(self.net.B * self.net.n_here * self.problem.message_dim):
+        with one_thread(self.net.B * self.net.n_here * self.problem.message_dim):
             if self.t < 0:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
@@ -150,12 +150,12 @@ class Run:
                 self._step(self.a.round, t)
         return not self.running or self.t >= self.rounds
 
-    def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
+    def _step(self, work: Callable[[ProblemNet, State, State], None], t: int) -> None:
         net = self.net
         each = self.options.record.clock
         due = t in self._wanted
         net.oracle.loss_wanted = due or each is not None
-        before = net.oracle.spared, *net.clock.parts
+        before = net.oracle.record_seconds, *net.clock.parts
         began = perf_counter()
         work(net, self.s, self.c)
         net.end_round()
@@ -164,7 +164,7 @@ class Run:
             due, self._ticks = due or ticks > self._ticks, ticks
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
-        elapsed = perf_counter() - began + net.oracle.spared
+        elapsed = perf_counter() - began + net.oracle.record_seconds
         parts = zip((elapsed, *net.clock.parts), before, strict=True)
         spent = np.array([after - then for after, then in parts]) / max(1, self.running)
         whole = self.running == self.clock.shape[1]  # as a rule: an index costs more than the sum
@@ -190,7 +190,7 @@ class Run:
         if self.average is None:
             # by convention s.g is a method's estimate of grad f(x); some keep none
             estimate = vars(self.s).get("g")
-            if self.net.apart and estimate is not None:
+            if self.net.per_client and estimate is not None:
                 estimate = self.a.pooled(net, estimate)
         elif self.average.value is not None:
             x = self.average.value
@@ -199,7 +199,7 @@ class Run:
         apart = self.a.disagreement(net, self.s, self.c)
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
-        row |= {**net.oracle.told(self.bad), "grad_evals": net.oracle.evals}
+        row |= {**net.oracle.pop_minibatch_losses(self.bad), "grad_evals": net.oracle.evals}
         if net.timing is not None:
             row.update(net.timing.columns(net.B))
         row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
@@ -474,7 +474,7 @@ Part: TypeAlias = Callable[[], dict[str, Any]]
 """Reads the state that one rank has saved."""
 
 
-class Keeper(Protocol):
+class CheckpointStore(Protocol):
     """Keeps states of batches at work, so that another process can go on; all ranks call it together.
 
     every: seconds of a batch between saves.
@@ -519,14 +519,3 @@ def _with_clients(
         "c": made(lambda part: part["c"]),
         "oracle": {**state["oracle"], "buffers": made(lambda part: part["oracle"]["buffers"])},
     }
-
-
-def mapped(value: object, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a part of a state with each of its tensors changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list):
-        return [mapped(v, change) for v in value]
-    if isinstance(value, dict):
-        return {name: mapped(v, change) for name, v in value.items()}
-    return value

@@ -23,7 +23,7 @@ from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.measure.payoff import GPU_KEY, Codecs, Exchange
 from raybench.measure.recorded import recorded
-from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
+from raybench.measure.timing import ActionClock, affordable, in_a_line, relative_error
 from raybench.problems.networks.models import NAMED
 from raybench.spec import sections
 
@@ -98,7 +98,7 @@ and an error that its warm start lowers.
 """
 
 
-def chosen(texts: Iterable[str] | None) -> list[Candidate]:
+def candidates(texts: Iterable[str] | None) -> list[Candidate]:
     """Return the candidates of short forms such as ``top_k:k=5%``; those of the catalogue if none is given.
 
     A name of the catalogue (``power_sgd:rank=4``) means it. Any other compressor is used with error feedback if it
@@ -115,23 +115,23 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
 
 def _asked(text: str) -> Candidate:
     form, section = text, sections.section("compressor", text, where="--compressor")
-    operator = api.compressor(text)
-    if isinstance(operator, Projection):
+    compressor = api.compressor(text)
+    if isinstance(compressor, Projection):
         form = f"per_tensor:of=({text}),vectors=dense"
-        operator = api.compressor(form)
+        compressor = api.compressor(form)
     ways: tuple[str, ...] = (GATHER, ALL_TO_ALL)
-    if operator.additive:
+    if compressor.additive:
         ways = (REDUCE,)
-    elif operator.selection or section.name == "per_tensor" or form != text:
+    elif compressor.selection or section.name == "per_tensor" or form != text:
         ways = (GATHER,)
-    return _candidate(form, *ways, name=text, **(FEEDBACK if _contracts(operator) else {}))
+    return _candidate(form, *ways, name=text, **(FEEDBACK if _contracts(compressor) else {}))
 
 
-def _contracts(operator: Compressor) -> bool:
+def _contracts(compressor: Compressor) -> bool:
     """Return whether a compressor is contractive, or is when scaled; asked for a dimension that it takes, if any."""
     for d in DIMENSIONS:
         try:
-            return operator.b3(d) is not None
+            return compressor.b3(d) is not None
         except InputError:  # fixed to a dimension of its own, or keeps more entries
             continue
     return True
@@ -191,7 +191,7 @@ def gradients(
         fix = "record gradients there first: raybench.torch.record(path, model)"
         raise InputError.of("model", f"no folder {model}", fix)
     problem, data, note = _problem(model, dataset, batch)
-    draws, clock = stream(0).fold("advise"), Clock()
+    draws, clock = stream(0).fold("advise"), ActionClock()
     x, vectors = problem.start()[None], []
     for t in range(max(steps) + 1):
         indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
@@ -278,12 +278,12 @@ def replay(
 def _replayed(
     candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], limit: float
 ) -> Candidate:
-    operator = api.compressor(candidate.compressor)
-    bound = operator.bind(layout.dim, WORKERS, layout, candidate.role)
-    affordable(bound.operator, vectors[0][None], limit, "a message")
+    compressor = api.compressor(candidate.compressor)
+    bound = compressor.bind(layout.dim, WORKERS, layout, candidate.role)
+    affordable(bound.compressor, vectors[0][None], limit, "a message")
     memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
 
-    def turn(clock: Clock, x: Tensor, t: int) -> Stream:
+    def turn(clock: ActionClock, x: Tensor, t: int) -> Stream:
         """Compress a gradient as the method does, and decode it; return the stream that was drawn from."""
         source = stream(t).fold("advise").spread((1,))
 
@@ -300,9 +300,9 @@ def _replayed(
         clock("decode", lambda: unpack(packed, tuple(x.shape)).add_to(total))
         return source
 
-    turn(Clock(), vectors[0][None], 0)  # compiles, and touches memory
+    turn(ActionClock(), vectors[0][None], 0)  # compiles, and touches memory
     memory.zero_()
-    clock, figures = Clock(), []
+    clock, figures = ActionClock(), []
     for t, x in enumerate(vector[None] for vector in vectors):
         alone = bound(x, turn(clock, x, t))
         size = float(torch.as_tensor(alone.nbytes).double().mean())

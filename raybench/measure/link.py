@@ -18,7 +18,7 @@ import torch.distributed as dist
 from scipy.optimize import curve_fit
 from scipy.stats import t as student
 
-from raybench.clock.links import Link, Network, all_gather, all_reduce
+from raybench.clock.links import Link, LinkNetwork, all_gather, all_reduce
 from raybench.wire.transport import Distributed
 
 SIZES = (64, 4096, 65536, 524288, 2**22, 2**24)
@@ -32,7 +32,7 @@ OUTLYING = 0.1  # relative errors beyond about this count less than by their squ
 
 
 @dataclass(frozen=True)
-class Timing:
+class ExchangeTiming:
     """What an exchange took: ``pair``, ``gather`` or ``all_reduce``; n machines, bytes of each, seconds."""
 
     what: str
@@ -44,7 +44,7 @@ class Timing:
 # Timing --------------------------------------------------------------------------------------
 
 
-def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) -> Timing:
+def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) -> ExchangeTiming:
     """Return the seconds of an exchange of ``size`` bytes of each rank, as the slowest rank sees them.
 
     Each is the mean of several in a row: three, or as many as last 20 ms, after one that does not count. ``pair`` goes
@@ -68,7 +68,7 @@ def timed(what: str, size: int, transport: Distributed, repeats: int = REPEATS) 
     burst = min(BURST_MOST, max(SHORT_BURST, round(BURST_SECONDS / once)))
     ways = 2 if what == "pair" else 1
     seconds = tuple(in_a_row(go, burst) / ways for _ in range(repeats))
-    return Timing(what, transport.size, size, seconds)
+    return ExchangeTiming(what, transport.size, size, seconds)
 
 
 def in_a_row(go: Callable[[], object], burst: int) -> float:
@@ -90,7 +90,7 @@ def joined() -> bool:
 
 def measure_joined(
     repeats: int = REPEATS, meet: str = "env://", rank: int = -1, size: int = -1
-) -> tuple[int, list[Timing]]:
+) -> tuple[int, list[ExchangeTiming]]:
     """Return this process's rank and the times of every exchange at every size, having met the others.
 
     meet: where. rank, size: of this process and of all, by default those in the environment.
@@ -106,7 +106,7 @@ def measure_joined(
         dist.destroy_process_group()
 
 
-def measure_here(processes: int, repeats: int = REPEATS) -> list[Timing]:
+def measure_here(processes: int, repeats: int = REPEATS) -> list[ExchangeTiming]:
     """Return the times between so many processes of this machine. Raises RuntimeError if one of them fails."""
     with (
         tempfile.TemporaryDirectory(prefix="raybench-link-") as folder,
@@ -122,7 +122,7 @@ def measure_here(processes: int, repeats: int = REPEATS) -> list[Timing]:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MeasuredLink:
     """A link as it was measured: latency (s) and bandwidth (bytes/s), each with a 95 % interval.
 
     misfit: the median over the sizes of |predicted/measured - 1|.
@@ -141,11 +141,11 @@ def expected(what: str, link: Link, n: int, size: float | np.ndarray) -> float |
     """
     if what == "pair":
         return link.latency + np.asarray(size, float) / link.bandwidth
-    net = Network(link, "gather")
+    net = LinkNetwork(link, "gather")
     return all_gather(net, n, size) if what == "gather" else all_reduce(net, n, size)
 
 
-def fit(timings: Sequence[Timing]) -> Fitted:
+def fit(timings: Sequence[ExchangeTiming]) -> MeasuredLink:
     """Return the link that explains the times of one kind of exchange best.
 
     Minimises sum_j rho(log(predicted_j / measured_j)) over the logarithms of latency and bandwidth, measured_j the
@@ -170,4 +170,4 @@ def fit(timings: Sequence[Timing]) -> Fitted:
     low, high = (np.exp(np.clip(best + sign * spread, *bounds)) for sign in (-1, 1))
     latency, bandwidth = zip(low.tolist(), high.tolist(), strict=True)
     misfit = float(np.median(np.abs(np.expm1(predicted(sizes, *best) - measured))))
-    return Fitted(Link(*np.exp(best).tolist()), latency, bandwidth, misfit)
+    return MeasuredLink(Link(*np.exp(best).tolist()), latency, bandwidth, misfit)

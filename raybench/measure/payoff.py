@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import brentq
 
-from raybench.clock.links import Network, all_reduce, overlapped, travel
+from raybench.clock.links import LinkNetwork, all_reduce, overlapped, travel
 from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
 from raybench.core.errors import InputError
 
@@ -78,7 +78,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """Seconds of a step, of its exchange alone, and by which collective."""
 
     seconds: float
@@ -87,7 +87,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Payoff:
     """A method beside the baseline: its step, how many times as fast as the baseline's it is, and where it pays.
 
     pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none. speedup_free,
@@ -95,7 +95,7 @@ class Verdict:
     """
 
     exchange: Exchange
-    step: Step
+    step: TimedStep
     speedup: float
     speedup_free: float
     pays_below: float
@@ -123,11 +123,11 @@ class Case:
 
     n: int
     link: str
-    network: Network
-    baseline: Step
-    verdicts: Sequence[Verdict]
+    network: LinkNetwork
+    baseline: TimedStep
+    verdicts: Sequence[Payoff]
 
-    def best(self, local: bool = False, paying: bool = True) -> Verdict | None:
+    def best(self, local: bool = False, paying: bool = True) -> Payoff | None:
         """Return the fastest method that compresses every step, or with ``local`` exchanges once in several.
 
         paying: of those that pay; else of all but formats of whole gradients, with an error below ``MOST_ERROR``. None
@@ -138,7 +138,7 @@ class Case:
         return max(some, key=lambda v: v.speedup, default=None)
 
     @property
-    def gentlest(self) -> Verdict | None:
+    def gentlest(self) -> Payoff | None:
         """The one of least error of those that pay."""
         some = [v for v in self.verdicts if v.pays and v.exchange.error is not None]
         return min(some, key=lambda v: v.exchange.error or 0.0, default=None)
@@ -146,7 +146,7 @@ class Case:
 
 def case_of(
     link: str,
-    network: Network,
+    network: LinkNetwork,
     n: int,
     compute: Compute,
     baseline: Exchange,
@@ -158,7 +158,7 @@ def case_of(
 
 
 @lru_cache(maxsize=2**14)  # all methods on a network ask for the baseline at the same bandwidths
-def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> Step:
+def step_of(exchange: Exchange, network: LinkNetwork, n: int, compute: Compute) -> TimedStep:
     """Return the step of n workers on a network, by the fastest of the exchange's collectives."""
     x = exchange
     if x.overlaps:
@@ -166,17 +166,17 @@ def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> S
         spent = overlapped(compute.backward, buckets, BUCKETS)
         at = int(np.argmin(spent))
         travel = float(BUCKETS[at] * buckets[at])
-        return Step(compute.forward + float(spent[at]), travel, x.collectives[0])
+        return TimedStep(compute.forward + float(spent[at]), travel, x.collectives[0])
     steps = []
     for how in x.collectives:
         travel, encoded, decoded = _travel(x, how, network, n)
         codec = encoded * x.encode + decoded * x.decode
         spent = compute.forward + compute.backward + (codec + travel) / x.every
-        steps.append(Step(spent, travel / x.every, how))
+        steps.append(TimedStep(spent, travel / x.every, how))
     return min(steps, key=lambda step: step.seconds)
 
 
-def _travel(x: Exchange, how: str, network: Network, n: int) -> tuple[float, float, float]:
+def _travel(x: Exchange, how: str, network: LinkNetwork, n: int) -> tuple[float, float, float]:
     """Return the seconds of travel, and how many messages a worker encodes and decodes."""
     up, down, sent = x.size, x.size, float(x.parts)
     if how == GATHER:  # what has been added up is no longer than a dense vector
@@ -207,8 +207,8 @@ def break_even(
 
 
 def verdict(
-    exchange: Exchange, baseline: Exchange, network: Network, n: int, compute: Compute
-) -> Verdict:
+    exchange: Exchange, baseline: Exchange, network: LinkNetwork, n: int, compute: Compute
+) -> Payoff:
     """Return how a method does beside the baseline on a network of n workers."""
 
     def at(x: Exchange, bandwidth: float) -> float:
@@ -219,7 +219,7 @@ def verdict(
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
     faster = (base.seconds / step.seconds, base.seconds / least.seconds)
     limits = (break_even(partial(at, x), partial(at, baseline), WORTH) for x in (exchange, free))
-    return Verdict(exchange, step, *faster, *limits)
+    return Payoff(exchange, step, *faster, *limits)
 
 
 # Codecs of a GPU -----------------------------------------------------------------------------

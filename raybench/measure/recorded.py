@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raybench.core.layout import FORMAT, INDEX, Layout, step_file
 from raybench.core.limits import check_fits
-from raybench.data.files import data_error, input_errors, opened
+from raybench.data.files import data_error, input_errors, open_archive
 
 KEY = "gradients"
 FIX = "record them anew: raybench.torch.record(path, model)"
@@ -49,7 +49,7 @@ class Recorded:
         """
         path = self.folder / step_file(step)
         out = torch.empty(self.layout.dim)
-        with opened(path, FIX, KEY) as archive:
+        with open_archive(path, FIX, KEY) as archive:
             for (name, shape), view in zip(self.layout, self.layout.views(out), strict=True):
                 array = archive.read(name)
                 if array.shape != shape or array.dtype != np.dtype(np.float32):

@@ -93,7 +93,7 @@ def measure(
 
 def _figures(text: str, x: Tensor, seed: int) -> dict[str, Any]:
     draws, d = x.shape
-    op = api.compressor(text).bind(d).operator
+    op = api.compressor(text).bind(d).compressor
     message = op.compress(x, stream(seed).fold("study compressors").each(range(draws)))
     value, x = message.decode().double(), x.double()
     along, square = (value * x).sum(-1), value.square().sum(-1)

@@ -45,7 +45,7 @@ STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
 
 
 @dataclass
-class Clock:
+class ActionClock:
     """The best seconds of every action; on a GPU an action ends when the device has done it."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -70,7 +70,7 @@ def named(text: str) -> tuple[str, Compressor]:
     A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
     wrong name or value.
     """
-    stated = sections.parse(text, "compressor")
+    stated = sections.parse_short_form(text, "compressor")
     entry = registry.lookup("compressor", stated.pop("name"))
     simple = next(iter(examples(entry).values()))
     missing = {
@@ -105,7 +105,7 @@ def measure(
 
     chosen = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats = x.detach().contiguous(), max(1, repeats)
-    clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
+    clock, buffer, shape = ActionClock(x.device), torch.empty_like(x), tuple(x.shape)
     head = {"rows": math.prod(shape[:-1]), "d": shape[-1], "repeats": 0, "left_out": ""}
     head["dtype"] = str(x.dtype).removeprefix("torch.")
     rows: dict[str, dict[str, Any]] = {name: {"operator": name, **head} for name in chosen}
@@ -121,7 +121,7 @@ def measure(
 
     for name, op in chosen.items():
         try:
-            op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).operator
+            op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).compressor
             affordable(op, x, limit, "a call", "raise the limit")
         except InputError as error:
             rows[name]["left_out"] = in_a_line(error)
@@ -181,7 +181,7 @@ def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = ""
 
     source, guess, last, length = stream(0, x.device), 0.0, 0.0, 0
     for piece in pieces if rows.numel() >= PROBES[0] else ():
-        clock, compress = Clock(x.device), partial(decoded, piece.contiguous())
+        clock, compress = ActionClock(x.device), partial(decoded, piece.contiguous())
         try:
             for _ in range(TRIES):
                 clock("", compress)

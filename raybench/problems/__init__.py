@@ -11,7 +11,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.problems.base import Constants, Fact, Problem
 
-__all__ = ["Constants", "Fact", "Layout", "Problem", "build", "read"]
+__all__ = ["Constants", "Fact", "Layout", "Problem", "build", "read_problem"]
 
 
 def build(name: str, params: Mapping[str, object]) -> Problem:
@@ -24,7 +24,7 @@ def build(name: str, params: Mapping[str, object]) -> Problem:
     return target(**{k + "_" if keyword.iskeyword(k) else k: v for k, v in params.items()})
 
 
-def read(section: Mapping[str, object]) -> Problem:
+def read_problem(section: Mapping[str, object]) -> Problem:
     """Return the problem that a section of a sweep file describes: ``name`` and parameters, typed and checked.
 
     Raises InputError with everything that is wrong.

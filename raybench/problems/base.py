@@ -98,6 +98,11 @@ class Constants:
         return sum(self.L_i) / len(self.L_i) if self.L_i else None
 
     @property
+    def mu_AM(self) -> float | None:
+        """Return mean_i mu_i."""
+        return sum(self.mu_i) / len(self.mu_i) if self.mu_i else None
+
+    @property
     def L_sample_max(self) -> float | None:
         """Return the largest smoothness constant of a single sample, max_ij L_ij."""
         return max(self.L_sample_i) if self.L_sample_i else None

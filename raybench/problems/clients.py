@@ -174,8 +174,8 @@ class DataProblem(Problem):
         ),
         *,
         split: str | Mapping[str, Any] = Choice(
-            *data.split_names,
-            tags={**data.split_tags, "column": Text(help="the column that tells the client")},
+            *data.SPLITS,
+            tags={**data.SPLIT_TAGS, "column": Text(help="the column that tells the client")},
             help="which rows each client holds",
         ),
         remainder: str = Choice("drop", "last", help="rows left over by equal chunks"),

@@ -24,6 +24,7 @@ from raybench.core.registry import (
     List,
     Number,
     Text,
+    is_function,
     problem,
 )
 from raybench.core.streams import Sample, Stream
@@ -70,23 +71,31 @@ class NetworkProblem(Problem):
 
     def __init__(
         self,
-        model: str = Text(help="a name with sizes, torchvision:NAME, or my.py:function"),
+        model: str = Text(
+            help="a name with sizes, torchvision:NAME, or my.py:function", runs_code=True
+        ),
         *,
         dataset: str | None = Text(
-            None, help="digits, mnist, cifar10, shakespeare, .., a path, or my.py:function"
+            None,
+            help="digits, mnist, cifar10, shakespeare, .., a path, or my.py:function",
+            runs_code=True,
         ),
         loss: str | None = Text(
-            None, help=f"{', '.join(LOSSES)}, or my.py:function; by the targets unless given"
+            None,
+            help=f"{', '.join(LOSSES)}, or my.py:function; by the targets unless given",
+            runs_code=True,
         ),
-        metrics: Sequence[str] = List((), help="accuracy, losses by name, or my.py:function"),
+        metrics: Sequence[str] = List(
+            (), help="accuracy, losses by name, or my.py:function", runs_code=True
+        ),
         clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
         batch: int | str = Integer(
             32, low=1, words=("full",), help="samples per client of a gradient"
         ),
         split: str | Mapping[str, float] = Choice(
-            *data.split_names,
+            *data.SPLITS,
             default="shuffled",
-            tags=data.split_tags,
+            tags=data.SPLIT_TAGS,
             help="which examples each client holds",
         ),
         remainder: str = Choice("drop", "last", help="examples left over by equal chunks"),
@@ -445,7 +454,7 @@ def examples_of(
     tokenizer: str | None = None,
 ) -> data.Pair:
     """Return a data set for networks: a user's, a text for transformers and known texts, else images."""
-    if own.is_function(dataset):
+    if is_function(dataset):
         return own.dataset(dataset)
     of_text = model.partition(":")[0] in ("transformer", build.CAUSAL_LM)
     if of_text or dataset in catalogue.TEXTS or ".txt" in dataset:

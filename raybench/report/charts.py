@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
-from raybench.analysis.frames import chosen
+from raybench.analysis import Frames, LinkNetwork, by_bandwidth, profile, trials
+from raybench.analysis.frames import frames_where
 from raybench.analysis.rankings import DRAWS
 from raybench.analysis.readings import FACTORS, Audit
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, count
 from raybench.report import words
-from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods, told
+from raybench.report.content import (
+    MOST_SERIES,
+    Figure,
+    all_methods,
+    build,
+    looks_of_methods,
+    with_targets,
+)
 from raybench.report.rankings import filled
 
 if TYPE_CHECKING:
@@ -49,12 +56,10 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
     end = MARGIN * float(data["x"].max())  # so that the last step is seen
     last = data.groupby("series", sort=False).tail(1).assign(x=end)
     data = pd.concat([data, last]).sort_values(["series", "x"], kind="stable", ignore_index=True)
-    count = int(table["instances"].iloc[0])
+    instances = int(table["instances"].iloc[0])
     goals = sorted({float(t) for t in results.tuned("method")["target"].dropna()})
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ the target of its problem"
-    text = (
-        f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed"
-    )
+    text = f"{words.COLUMNS[results.metric]} {goal}; {count(instances, 'pair')} of problem and seed"
     return Figure(
         name="profile",
         x="tau",
@@ -65,7 +70,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
         data=data,
         looks=looks_of_methods(results.cells, methods, every),
         panels=[""],
-        band="; ".join([text, *filled(chosen(results, {"method": list(methods)}), "method")]),
+        band="; ".join([text, *filled(frames_where(results, {"method": list(methods)}), "method")]),
         log_x=end > 4,
         x_from=1.0,
         log_y=False,
@@ -85,7 +90,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     grids = table.groupby("method")["grid"].max()
     plain = looks_of_methods(results.cells, set(table["method"]), every)
     style = {
-        name: replace(look, label=f"{name}, {words.count(int(grids[name]), 'cell')}")
+        name: replace(look, label=f"{name}, {count(int(grids[name]), 'cell')}")
         for name, look in plain.items()
     }
     data = table.rename(columns={"facet": "panel", "trials": "x", "cost": "y"})
@@ -121,12 +126,12 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
 
 def every(results: Frames, extras: bool = False) -> list[Figure]:
     """Return the figures of ``build``, and with a link the chart of bandwidths."""
-    figures = [told(f, results) for f in build(results, extras)]
+    figures = [with_targets(f, results) for f in build(results, extras)]
     chart = None if results.link is None else best_by_bandwidth(results, results.link)
     return figures + ([chart] if chart is not None else [])
 
 
-def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
+def best_by_bandwidth(results: Frames, network: LinkNetwork) -> Figure | None:
     """Return the chart of simulated seconds to the target of every method, None where none reaches it.
 
     Each method has, at each bandwidth, the K and step that are best there; dots where no method is faster.
@@ -182,7 +187,7 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     )
 
 
-def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
+def _caption(network: LinkNetwork, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
     """Return what the chart shows and assumes."""
     latency = words.seconds(network.link.latency)
     text = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and compressors as measured, "
@@ -233,8 +238,8 @@ def audit_figure(results: Audit) -> Canvas:
     for axis, facet in zip(axes.flatten(), facets, strict=True):
         _matrix(axis, table.loc[facet], ranks.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
-    count = len(results.readings.drop_duplicates([*FACTORS]))
-    text = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"
+    total = len(results.readings.drop_duplicates([*FACTORS]))
+    text = f"Rank by bits to the target: % of {total} readings; framed: as the folder is read"
     canvas.supxlabel(text, fontsize=7.5)
     return canvas
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import SECONDS, Frames, How, Network, bands, final_vs_step, frames
+from raybench.analysis import SECONDS, Frames, How, LinkNetwork, bands, final_vs_step, frames
 from raybench.analysis.clocked import CLOCK
-from raybench.analysis.frames import axis, choosing_on, inside
-from raybench.analysis.frames import chosen as only
+from raybench.analysis.frames import axis, choosing_on, frames_where, inside
 from raybench.analysis.methods import k_order, k_words
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError, count, nearest
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -95,20 +94,20 @@ def open_frames(
     tuning_seeds: Sequence[int] = (),
     every: bool = False,
     clock: Mapping[str, Any] | None = None,
-    paid: str | None = None,
+    cost: str | None = None,
     methods: Sequence[str] = (),
 ) -> Frames:
     """Return the frames of a results folder, or those given, with another target, seeds that tune, or cost if given.
 
-    paid: the column that targets are paid in, ``clock`` for that of the simulated clock. methods: of these alone.
+    cost: the column that targets are paid in, ``clock`` for that of the simulated clock. methods: of these alone.
     """
     if not isinstance(source, Frames):
         source = frames(source, accounting, link, target, tuning_seeds, every, clock)
     results = source if target is None else replace(source, asked=target)
-    if paid is not None:
-        results = replace(results, paid=axis(paid, results, "--x"), _tuned={})
+    if cost is not None:
+        results = replace(results, cost_column=axis(cost, results, "cost"), _tuned={})
     if methods:
-        results = only(results, {"cell": list(of_methods(results.cells, methods)["cell"])})
+        results = frames_where(results, {"cell": list(of_methods(results.cells, methods)["cell"])})
     return choosing_on(results, tuning_seeds)
 
 
@@ -123,7 +122,7 @@ def of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str = "--method
     return cells[cells[["algorithm", "method", "series"]].isin(list(asked)).any(axis=1)]
 
 
-def told(figure: Figure, results: Frames) -> Figure:
+def with_targets(figure: Figure, results: Frames) -> Figure:
     """Return a figure of tuned methods with the targets of its y, that says on which seeds they were tuned, if not on all."""
     goals = {}
     if figure.y == results.metric:
@@ -148,7 +147,7 @@ def place_of(folder: str, name: str, out: str | os.PathLike[str] | None = None) 
     return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name
 
 
-def chosen(results: Frames) -> tuple[pd.DataFrame, list[str]]:
+def drawn_series(results: Frames) -> tuple[pd.DataFrame, list[str]]:
     """Return the tuned series that are drawn, and notes on those that are not.
 
     All K of all methods where these are at most eight series per problem, else the best K of each
@@ -169,7 +168,7 @@ def chosen(results: Frames) -> tuple[pd.DataFrame, list[str]]:
     keep = rank.groupby("facet").head(MOST_SERIES)
     left = sorted(set(good["series"]) - set(keep["series"]))
     if left:
-        notes.append(f"{words.count(len(left), 'method')} not drawn: {', '.join(left)}")
+        notes.append(f"{count(len(left), 'method')} not drawn: {', '.join(left)}")
     return every.loc[keep.index.union(every.index[~every["eligible"]])], notes
 
 
@@ -261,11 +260,11 @@ def build(results: Frames, extras: bool = False) -> list[Figure]:
 
     extras: metrics of the user's own are drawn too.
     """
-    best, notes = chosen(results)
+    best, notes = drawn_series(results)
     facets = sorted(results.cells["facet"].unique())
     if best.empty:
         return []
-    more = results.held.extras(cells_of(results, best)) if extras else []
+    more = results.curves_source.extras(cells_of(results, best)) if extras else []
     rows = rows_of(results, best, [*SHOWN, *more])
     style = looks(best[best["eligible"]], all_methods(results))
     figures: list[Figure | None] = []
@@ -291,7 +290,7 @@ def curve(
     x: str,
     y: str,
     notes: list[str],
-    link: Network | None,
+    link: LinkNetwork | None,
 ) -> Figure:
     """Return the figure of y against x of the rows of tuned curves (``rows_of``), a panel per facet of ``panels``."""
     by = ["facet", "method", "series", "k", "step", "group"]
@@ -321,7 +320,7 @@ def curve(
     )
 
 
-def simulated_for(link: Network | None, band: str) -> str:
+def simulated_for(link: LinkNetwork | None, band: str) -> str:
     """Return what a figure of simulated seconds says below: for which network, and what its bands are."""
     text = f"simulated for {link}, each client on a machine of its own"
     return f"{text}; {band}" if band else text
@@ -409,7 +408,7 @@ def final_by_step(
     pruned = results.cells["series"].isin(set(data["series"])) & (
         results.cells["status"] == "pruned"
     )
-    cut = f"{words.count(int(pruned.sum()), 'pruned cell')} not drawn" if pruned.any() else ""
+    cut = f"{count(int(pruned.sum()), 'pruned cell')} not drawn" if pruned.any() else ""
     label = "Step size / theoretical step size"
     return Figure(
         name=f"{y}_vs_step",

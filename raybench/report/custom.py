@@ -30,7 +30,7 @@ from raybench.report.content import (
     of_methods,
     open_frames,
     step_word,
-    told,
+    with_targets,
 )
 from raybench.report.heatmap import HeatMap
 from raybench.report.plots import draw, rows_behind, size_of, styled
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 KINDS = ("curves", "steps", "k", "heatmap", "profile", "trials")
-HEARD = {"steps": "y", "k": "x", "trials": "x", "heatmap": "", "profile": ""}
+HEARD = {"steps": "y", "k": "", "trials": "", "heatmap": "", "profile": ""}
 """Which of x and y a kind of figure takes, but for curves, which take both."""
 BY = ("method", "k", "step")
 BEST = ("step_size", "theory")
@@ -65,26 +65,35 @@ def plot(
     accounting: How = None,
     link: str | None = None,
     tuning_seeds: Sequence[int] = (),
+    cost: str | None = None,
 ) -> Canvas:
     """Return one figure of results, as a matplotlib figure.
 
-    source: a results folder, its ``analysis.frames``, the curves of ``raybench.load``, or (curves, cells). kind:
-    ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against K;
-    ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds; ``trials``, what the
-    target costs after some random trials of a method's own grid. x: a column of curves, by default the uplink bits; of
-    ``k`` and ``trials`` what the target is paid in. y: a column of curves, or of ``steps``; by default the one that
-    methods are judged by. methods: names of algorithms
-    (``ef21``) or methods as tables write them (``EF21 Top-K``), in the order of the legend; all by default. by: a line
-    per ``method`` (at its best K), per ``k``, or per ``step``. best: the tuned ``step_size``, or ``theory``, one times
-    the theoretical step. tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds. labels: what to
-    call a method. label_lines: names at the ends of lines instead of a legend. size: ``column``, ``text`` or ``slide``,
-    or (width, height) in inches. style: a matplotlib style sheet, applied over raybench's own. target, accounting,
-    link: as for ``analysis.frames``. Raises InputError for unknown names and values, and where nothing is left to draw.
+    Raises InputError for unknown names and values, and where nothing is left to draw.
+
+    Args:
+        source: a results folder, its ``analysis.frames``, the curves of ``raybench.load``, or (curves, cells).
+        kind: ``curves`` of y against x; ``steps``, the final y against the step; ``k``, what the target costs against
+            K; ``heatmap``, the same by K and step; ``profile``, performance profiles over problems and seeds;
+            ``trials``, what the target costs after some random trials of a method's own grid.
+        x: a column of curves, by default the uplink bits.
+        y: a column of curves, or of ``steps``; by default the one that methods are judged by.
+        methods: names of algorithms (``ef21``) or methods as tables write them (``EF21 Top-K``), in the order of the
+            legend; all by default.
+        by: a line per ``method`` (at its best K), per ``k``, or per ``step``.
+        best: the tuned ``step_size``, or ``theory``, one times the theoretical step.
+        labels: what to call a method.
+        size: ``column``, ``text`` or ``slide``, or (width, height) in inches.
+        style: a matplotlib style sheet, applied over raybench's own.
+        label_lines: names at the ends of lines instead of a legend.
+        target: as for ``analysis.frames``, and so are ``accounting`` and ``link``.
+        tuning_seeds: on which K and steps are chosen, to be drawn of the other seeds.
+        cost: the column that the target is paid in, by which K and steps are chosen.
     """
     with styled(style):
         picture = figure(
             source, kind=kind, x=x, y=y, methods=methods, by=by, best=best, labels=labels,
-            target=target, accounting=accounting, link=link, tuning_seeds=tuning_seeds,
+            target=target, accounting=accounting, link=link, tuning_seeds=tuning_seeds, cost=cost,
         )  # fmt: skip
         return drawn(picture, size_of(size), label_lines)
 
@@ -133,8 +142,6 @@ def figure(
     for name, given in (("x", x), ("y", y)):
         if given is not None and name not in HEARD.get(kind, "xy"):
             raise InputError.of(name, f"a figure of kind {kind} has its own {name}", "leave it out")
-    if kind == "k":
-        results = open_frames(results, paid=x)
     y = results.metric if y is None else y
     every = all_methods(results)
     ran = of_methods(results.cells[results.cells["status"] != "skipped"], methods, "methods")
@@ -153,12 +160,13 @@ def figure(
     elif kind == "profile":
         picture = profiles(results, sorted(cells["method"].unique()), every)
     elif kind == "trials":
-        picture = against_trials(results, ran, every, x or results.cost)
+        picture = against_trials(results, ran, every, results.cost)
     elif kind == "k":
         picture = _by_k(results, _lines(results, ran, "k"), every)
     else:
         x = CLOCK if x == "clock" else x or "bits_up"
-        results = replace(results, paid=CLOCK) if x == CLOCK else results  # steps are chosen by it
+        if x == CLOCK:  # steps are chosen by it
+            results = replace(results, cost_column=CLOCK)
         for name in {x, y} - {results.cost}:
             if not name.startswith("extra.") and name not in NUMBERS:
                 raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
@@ -166,7 +174,7 @@ def figure(
         picture = _curves(results, lines, x, y, by, every)
     if picture.data.empty:
         raise InputError.of("plot", f"nothing is known of {y} against {x}", "another x or y")
-    return _renamed(told(picture, results), cells, labels or {}, methods)
+    return _renamed(with_targets(picture, results), cells, labels or {}, methods)
 
 
 def _open(source: Source, asked: Mapping[str, Any]) -> Frames:
@@ -182,7 +190,7 @@ def _lines(results: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
         heads = ["facet", "series", "step"]
         every = cells.sort_values(["method", "k", "step_size"]).drop_duplicates(heads)
         return every.assign(eligible=True, cost=np.nan)
-    rows = results.held.columns([results.cost, results.metric])
+    rows = results.curves_source.columns([results.cost, results.metric])
     kind = "method" if by == "method" else "series"
     best = tuned(
         rows, cells, results.goals, kind, results.metric, results.cost, results.tuning_seeds or None
@@ -202,7 +210,7 @@ def _curves(
     cells = results.cells[(results.cells["status"] == "ok") & shown]
     cells = cells[pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)]
     extras = [name for name in (x, y) if name.startswith("extra.")]
-    columns = results.held.extras(list(cells["cell"])) if extras else []
+    columns = results.curves_source.extras(list(cells["cell"])) if extras else []
     for name in extras:
         if name not in columns:
             raise InputError.of("plot", f"no column {name!r}", nearest(name, columns))

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.core.errors import InputError, nearest
-from raybench.report.sheet import Field, Sheet
+from raybench.report.sheet import Sheet, SheetColumn
 
 PLAIN_WIDTH, NOTES_WIDTH = 160, 120
 GAP = 2  # blanks between columns
@@ -54,7 +54,7 @@ HEAD = """\
 """
 
 
-def check(form: str) -> str:
+def check_form(form: str) -> str:
     """Return the name of a form. Raises InputError for an unknown one."""
     if form not in FORMS:
         raise InputError.of("format", f"unknown {form!r}", nearest(form, FORMS))
@@ -63,13 +63,13 @@ def check(form: str) -> str:
 
 def written(sheet: Sheet, form: str) -> str:
     """Return a sheet as text in one of ``FORMS``; ``terminal`` is ``plain``. Raises InputError for another."""
-    return FORMS[check(form)](sheet)
+    return FORMS[check_form(form)](sheet)
 
 
 def plain(sheet: Sheet) -> str:
     """Return a sheet as it stands on a wide terminal."""
     out = io.StringIO()
-    Console(file=out, width=PLAIN_WIDTH, no_color=True).print(Fitted(sheet))
+    Console(file=out, width=PLAIN_WIDTH, no_color=True).print(FittedSheet(sheet))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -126,7 +126,9 @@ def escaped(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in text)
 
 
-def _tex(field: Field, best: Sequence[bool]) -> list[tuple[str, str, list[str], Sequence[bool]]]:
+def _tex(
+    field: SheetColumn, best: Sequence[bool]
+) -> list[tuple[str, str, list[str], Sequence[bool]]]:
     """Return (head, format, cells, which are bold) of the LaTeX columns that a column becomes."""
     finite = sorted(v for v in map(float, field.numbers) if math.isfinite(v))
     if not finite:
@@ -158,7 +160,7 @@ def _number(value: float, digits: int) -> str:
 # -- on a terminal -------------------------------------------------------------------------------
 
 
-class Fitted:
+class FittedSheet:
     """A sheet on a terminal of any width: one column wraps, and where that is not enough each row becomes a block of lines.
 
     rich would shorten what does not fit with an ellipsis, and drop what has no room at all; a table that has lost

@@ -73,7 +73,7 @@ def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
     cells = cells[cells["k"].notna()]
     if cells.empty:
         raise InputError.of("plot", "no method has a K", "methods with one, or another kind")
-    rows, goals = results.held.columns([results.cost, results.metric]), results.goals
+    rows, goals = results.curves_source.columns([results.cost, results.metric]), results.goals
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         goal = goals if isinstance(goals, float) else goals[str(facet)]

@@ -18,6 +18,7 @@ from jinja2 import Environment
 
 from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.methods import k_order, k_words
+from raybench.core.safe_files import replacement
 from raybench.report import words
 from raybench.report.charts import every
 from raybench.report.content import open_frames, place_of
@@ -66,7 +67,8 @@ def html(
     shown = content(results, firm)
     page = template.render(css=css, script=script, plotly=packed(_plotly()), **shown)
     goal.parent.mkdir(parents=True, exist_ok=True)
-    goal.write_text(page, encoding="utf-8")
+    with replacement(goal) as fresh:
+        fresh.write_text(page, encoding="utf-8")
     return goal
 
 

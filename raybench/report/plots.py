@@ -25,6 +25,7 @@ from scipy.optimize import isotonic_regression
 
 from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
+from raybench.core.safe_files import replacement
 from raybench.report import heatmap, words
 from raybench.report.charts import every
 from raybench.report.content import Figure, alone, open_frames, place_of, shown
@@ -158,10 +159,11 @@ def save(path: Path, canvas: Canvas, data: pd.DataFrame, kinds: Sequence[str]) -
     paths = [Path(f"{path}.{kind}") for kind in kinds]
     path.parent.mkdir(parents=True, exist_ok=True)
     for kind, goal in zip(kinds, paths, strict=True):
-        if kind == "csv":
-            goal.write_text(separated(data), encoding="utf-8")
-        else:
-            canvas.savefig(goal, metadata={DATED.get(kind, "Date"): None})
+        with replacement(goal) as fresh:
+            if kind == "csv":
+                fresh.write_text(separated(data), encoding="utf-8")
+            else:
+                canvas.savefig(fresh, metadata={DATED.get(kind, "Date"): None})
     return paths
 
 

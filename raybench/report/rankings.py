@@ -22,12 +22,11 @@ from raybench.analysis import (
     trials,
 )
 from raybench.analysis.clocked import CLOCK
-from raybench.analysis.frames import axis
 from raybench.analysis.rankings import DRAWS, ENOUGH
 from raybench.analysis.readings import FACTORS, Audit
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, count
 from raybench.report import words
-from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.sheet import Row, Sheet, SheetColumn, column
 
 MOST_SENTENCES = 6  # of a headline: of so many problems
 SHOWN = 6  # keys that two folders differ in
@@ -40,9 +39,9 @@ MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 # Over problems and seeds -------------------------------------------------------------------------------
 
 
-def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
+def ranking(results: Frames, by: str = "method") -> Sheet:
     """Return ``analysis.rank`` spelled for reading. Raises InputError as it does."""
-    x = axis(x or results.cost, results, "x")
+    x = results.cost
     table = rank(results, by=by, x=x)
     rows = table.to_dict("records")
     for place, row in enumerate(rows):
@@ -77,7 +76,7 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
     notes = [
         f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {goal}, each method at its best "
         + ("K and step" if by == "method" else "step"),
-        f"Over {words.count(int(first['instances']), 'instance')}: seeds of {words.count(problems, 'problem')}",
+        f"Over {count(int(first['instances']), 'instance')}: seeds of {count(problems, 'problem')}",
     ]
     if words.known(first["critical"]):
         p, apart = words.number(first["p_value"], 2), words.number(first["critical"], 3)
@@ -113,17 +112,17 @@ def filled(results: Frames, by: str) -> list[str]:
 # After some trials of each method's grid ----------------------------------------------------------------
 
 
-def after_trials(results: Frames, count: int, by: str = "method", x: str | None = None) -> Sheet:
+def after_trials(results: Frames, number: int, by: str = "method") -> Sheet:
     """Return ``analysis.trials`` after so many trials, cheapest first, spelled for reading.
 
     A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number
     below 1.
     """
-    if count < 1:
-        raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
-    x = axis(x or results.cost, results, "x")
+    if number < 1:
+        raise InputError.of("--trials", f"{number} is out of range", "a whole number from 1")
+    x = results.cost
     table = trials(results, by=by, x=x)
-    reached = table[table["trials"] == np.minimum(count, table["grid"])]
+    reached = table[table["trials"] == np.minimum(number, table["grid"])]
     order = ["facet", "cost", "reach"]
     reached = reached.sort_values(
         order, ascending=[True, True, False], kind="stable", ignore_index=True
@@ -134,16 +133,16 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
     ).to_numpy()
     rows = reached.to_dict("records")
     sections = reached.groupby("facet", sort=False).ngroup().tolist()
-    fields = _trial_fields(rows, by, x, count)
+    fields = _trial_fields(rows, by, x, number)
     if reached["facet"].nunique() > 1:
         fields.insert(0, column(rows, "facet", "Problem", left=True))
-    notes = _trial_notes(results, reached, by, x, count)
+    notes = _trial_notes(results, reached, by, x, number)
     return Sheet(fields=fields, sections=sections, data=reached, notes=notes)
 
 
-def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
+def _trial_fields(rows: Sequence[Row], by: str, x: str, number: int) -> list[SheetColumn]:
     spell, spelled, unit = words.spelling(x)
-    head = f"{words.sentence(words.COLUMNS.get(x, x.replace('_', ' ')))} after {words.count(count, 'trial')}"
+    head = f"{words.sentence(words.COLUMNS.get(x, x.replace('_', ' ')))} after {count(number, 'trial')}"
     ends = ["cost", "cost_low", "cost_high"]
 
     def cost(row: Row) -> str:
@@ -183,7 +182,7 @@ def _share(value: float) -> str:
     return "< 0.1 %" if 1e-9 < value < 0.001 else words.percent(value)
 
 
-def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
+def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, number: int) -> list[str]:
     if shown.empty:
         return ["nothing to rank: no cell ran", *results.absent]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
@@ -193,11 +192,11 @@ def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: i
     interval, goal = interval if sure else "", words.targets(zip(shown["facet"], shown["target"]))
     notes = [
         f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
-        f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
+        f"{count(number, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
         f"Median over draws, exact, and over seeds{interval}; mean: over draws, infinite if one of them misses; "
         "reach: share of draws and seeds that get there",
     ]
-    small = shown[shown["grid"] < count]
+    small = shown[shown["grid"] < number]
     if len(small):
         named = ", ".join(f"{row[by]} ({row['grid']})" for row in small.to_dict("records"))
         notes.append(f"After their whole grid, which is smaller: {named}")
@@ -205,7 +204,7 @@ def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: i
         place = shown["cost"].groupby(shown["facet"]).rank(method="average")
         mean = place.groupby(shown[by]).mean().sort_values()
         text = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
-        notes.append(f"Mean place over {words.count(shown['facet'].nunique(), 'problem')}: {text}")
+        notes.append(f"Mean place over {count(shown['facet'].nunique(), 'problem')}: {text}")
     notes += [words.sentence(note) for note in results.tuning]
     if results.tuning:
         notes.append(
@@ -223,7 +222,7 @@ def comparison(first: Frames, second: Frames, by: str = "series") -> Sheet:
     """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
     table = compare(first, second, by=by)
     rows = table.to_dict("records")
-    paid = words.column_of(first.paid_in)
+    paid = words.column_of(first.cost_name)
     spell, _, unit = words.spelling(first.cost)
     fields = [
         *[column(rows, "facet", "Problem", left=True)] * (table["facet"].nunique() > 1),
@@ -281,7 +280,7 @@ def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
     goal = words.targets(zip(table["facet"], table["target"]))
     notes.append(f"Cost: median over seeds, to {words.COLUMNS[first.metric]} ≤ {goal}")
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
-    notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
+    notes.append(f"{count(len(table), 'row')}: {', '.join(counts)}")
     pairs = int(table["pairs"].max())
     over = "pairs of equal seeds (Wilcoxon)"
     over = over if pairs else "seeds, none of which are in both (Mann and Whitney)"
@@ -290,8 +289,8 @@ def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
     # the least p-value of n pairs is 2 / 2^n, and the least of m is multiplied by m (Holm)
     needed = next(n for n in itertools.count(1) if tests * 2.0 ** (1 - n) < ENOUGH)
     if 0 < pairs < needed:
-        few = f"{words.count(pairs, 'pair')} cannot show a difference at {words.percent(ENOUGH)}"
-        among = f" in {words.count(tests, 'row')}"
+        few = f"{count(pairs, 'pair')} cannot show a difference at {words.percent(ENOUGH)}"
+        among = f" in {count(tests, 'row')}"
         notes.append(f"{few}{among}: it takes {needed} seeds at least")
     notes += first.chosen_on
     notes += [f"A: {line}" for line in first.absent] + [f"B: {line}" for line in second.absent]
@@ -306,8 +305,8 @@ def _notes(first: Frames, second: Frames, table: pd.DataFrame) -> list[str]:
 
 def audit_lines(results: Audit) -> list[str]:
     """Return what an audit found as lines, the orders that readings turn round first."""
-    count = len(results.readings.drop_duplicates([*FACTORS]))
-    lines = [f"{count} readings: {_what(results.readings)}"]
+    total = len(results.readings.drop_duplicates([*FACTORS]))
+    lines = [f"{total} readings: {_what(results.readings)}"]
     for facet, pairs in results.pairs.groupby("facet", sort=False):
         lines += ["", *([f"{facet}:"] if facet else [])]
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
@@ -323,7 +322,7 @@ def audit_lines(results: Audit) -> list[str]:
         for better, part in firm.groupby("better", sort=False):
             worse = _listed(part["worse"])
             lines.append(f"{better} beats {worse} in every reading that tells them apart")
-        if (pairs["decided"] < count).any():
+        if (pairs["decided"] < total).any():
             lines.append(
                 "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
             )
@@ -362,14 +361,14 @@ def headline(results: Frames) -> list[str]:
         first = part.iloc[0]
         where = f"{facet}: " if facet else ""
         goal = f"{words.COLUMNS.get(results.metric, results.metric)} ≤ {first['target']:g}"
-        cost = first[f"{results.paid_in}_to_target"]
+        cost = first[f"{results.cost_name}_to_target"]
         if not words.known(first["target"]) or not math.isfinite(cost):
             sentences.append(f"{where}no method reaches its target.")
             continue
         share, plain = first["ratio_to_gd"], part.loc[part["baseline"], "method"]
         beside = f", {words.percent(share)} of what {plain.iloc[0]} needs" if share < 1 else ""
         head = f"{where}{first['method']} reaches {goal} {least}"
-        doubt = unsure(part, results.paid_in)
+        doubt = unsure(part, results.cost_name)
         sentences.append(f"{head}: {spell(cost)}{each}{beside}{doubt and f'; but {doubt}'}.")
     so_far = [f"{words.sentence(line)}." for line in results.to_come]
     return [*sentences[:MOST_SENTENCES], *so_far]
@@ -378,7 +377,7 @@ def headline(results: Frames) -> list[str]:
 def unsure(part: pd.DataFrame, paid: str) -> str:
     """Return why seeds do not show that the cheapest method is cheapest, empty where they do.
 
-    part: rows of ``closing_table`` of one facet, best first. paid: ``Frames.paid_in``.
+    part: rows of ``closing_table`` of one facet, best first. paid: ``Frames.cost_name``.
     """
     first, others = part.iloc[0], part.iloc[1:]
     missed, seeds = int(first["seeds"] - first["arrived"]), int(first["seeds"])
@@ -400,7 +399,7 @@ def unsure(part: pd.DataFrame, paid: str) -> str:
 
 def doubted(results: Frames, firm: str) -> str:
     """Return what ``firmness`` says, of one problem, with what is unsure of its first place."""
-    doubt = unsure(closing_table(results), results.paid_in)
+    doubt = unsure(closing_table(results), results.cost_name)
     return f"{firm}, but {doubt}" if doubt else firm
 
 
@@ -418,9 +417,9 @@ def firmness(results: Frames) -> str:
     winners = readings[readings["own"] & (readings["rank"] == 1)]["method"]
     if winners.empty or readings["method"].nunique() < 2:  # no other is eligible
         return ""
-    count = len(readings.drop_duplicates([*FACTORS]))
+    total = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == winners.iloc[0]) & (readings["rank"] == 1)).sum()
-    return f"{winners.iloc[0]} is first in {first / count:.0%} of {count} readings"
+    return f"{winners.iloc[0]} is first in {first / total:.0%} of {total} readings"
 
 
 def _what(readings: pd.DataFrame) -> str:

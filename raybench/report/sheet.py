@@ -15,7 +15,7 @@ Row = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class SheetColumn:
     """A column: its name, its head, a text for each row and, where it has them, the numbers behind.
 
     low, high: ends of the numbers' intervals, NaN where unknown. unit: of a number of some size. better:
@@ -42,24 +42,24 @@ def column(
     *,
     behind: Sequence[str] = (),
     **more: Any,
-) -> Field:
+) -> SheetColumn:
     """Return a column of rows. spell: the text of a row, that of its entry by default.
 
-    behind: the entries that hold its numbers and, where they have some, the ends of their intervals. more: of ``Field``.
+    behind: the entries that hold its numbers and, where they have some, the ends of their intervals. more: of ``SheetColumn``.
     """
     numbers = [
         [math.nan if r[entry] is None else float(r[entry]) for r in rows] for entry in behind
     ]
     more |= dict(zip(("numbers", "low", "high"), numbers, strict=False))
     texts = [str(row[name]) if spell is None else spell(row) for row in rows]
-    return Field(name=name, head=head, texts=texts, **more)
+    return SheetColumn(name=name, head=head, texts=texts, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
     """Columns of equal length, a number of the section each row belongs to, notes, and the frame behind."""
 
-    fields: Sequence[Field]
+    fields: Sequence[SheetColumn]
     sections: Sequence[int]
     data: pd.DataFrame
     notes: Sequence[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Sheet:
         """The texts row by row."""
         return [list(row) for row in zip(*(f.texts for f in self.fields), strict=True)]
 
-    def best(self, column: Field) -> list[bool]:
+    def best(self, column: SheetColumn) -> list[bool]:
         """Return which rows of a column are the best of their sections, to the digits that are shown.
 
         None is where a section has one row, or no finite number.

@@ -15,14 +15,14 @@ from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.clocked import CLOCK
 from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
 from raybench.analysis.to_target import seen_late
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import InputError, count, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
 from raybench.report.formats import written
-from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.sheet import Row, Sheet, SheetColumn, column
 
 if TYPE_CHECKING:
-    from raybench.report.formats import Fitted
+    from raybench.report.formats import FittedSheet
 
 WORDS = ("facet", "method", "algorithm", "compressor")
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
@@ -63,22 +63,23 @@ def closing(
         sections=sections,
         data=table[raw(names)] if names else table,
         notes=results.chosen_on
-        + _notes(results, table, results.metric)
+        + closing_notes(results, table, results.metric)
         + _late(results, by)
         + grown,
     )
 
 
-def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
+def closing_notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
+    """Return what a reader of a table should know: targets, how cells ended, accounting, and what costs mean."""
     notes = _target_notes(results, table)
     ended = [f"{n:,} {status}" for status, n in results.cells["status"].value_counts().items()]
-    head = words.count(len(results.cells), "cell")
+    head = count(len(results.cells), "cell")
     notes.append(f"{head}: {', '.join(ended)}" if ended else head)
     notes += growth_notes(results)
     notes += map(words.sentence, results.tuning)
     if results.accounting:
         notes.append(f"Accounting: {results.accounting}")
-    bracketed = table[table[f"{results.paid_in}_low"].notna()]
+    bracketed = table[table[f"{results.cost_name}_low"].notna()]
     spread = words.intervals(int(n) for n in bracketed["seeds"])
     if results.cost == "bits_up":
         paid = "Bits: uplink per client"
@@ -136,11 +137,11 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     return [text, more] if len(moved) else [text]
 
 
-def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
+def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> FittedSheet:
     """Return the ``closing`` table of a results folder for ``rich.print``, which fits terminals of any width."""
-    from raybench.report.formats import Fitted
+    from raybench.report.formats import FittedSheet
 
-    return Fitted(closing(source, **asked))
+    return FittedSheet(closing(source, **asked))
 
 
 def render(source: str | os.PathLike[str] | Frames, form: str = "plain", **asked: Any) -> str:
@@ -158,7 +159,7 @@ def usual(results: Frames, table: pd.DataFrame, by: str) -> list[str]:
     """Return the names of the columns that the closing table shows unless others are asked for."""
     facets = table["facet"].nunique() > 1
     heads = ["k", "method"] if by == "k" else ["method", "k"]
-    cost = f"{results.paid_in}_to_target"
+    cost = f"{results.cost_name}_to_target"
     accuracy = bool(table["accuracy"].notna().any())
     costs = [cost, *["clock_to_target"] * ("clock_to_target" in table)]
     names = ["facet"] * facets + heads + ["step", *costs, "ratio_to_gd", "seeds", results.metric]
@@ -184,14 +185,14 @@ def raw(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for part in parts for name in part))
 
 
-def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
+def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[SheetColumn]:
     """Return columns of the closing table, spelled for reading."""
     more = {"k_word": k_of_rows(results.cells, table), "grew": grown_rows(results, table)}
     rows = table.assign(**more).to_dict("records")
     return [_field(results, rows, name) for name in names]
 
 
-def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
+def _field(results: Frames, rows: Sequence[Row], name: str) -> SheetColumn:
     if name in WORDS:
         head = "Problem" if name == "facet" else name.capitalize()
         return column(rows, name, head, lambda row: str(row[name] or ""), left=True)
@@ -282,7 +283,7 @@ def growth_notes(results: Frames) -> list[str]:
         part = part.sort_values(["step_multiple", "step_size"], kind="stable")
         steps = ", ".join(dict.fromkeys(words.grid_step(step) for step in part["step"].astype(str)))
         steps = steps if len(steps) < 60 else f"{steps[:57].rpartition(',')[0]}, …"
-        many = words.count(len(part), "cell")
+        many = count(len(part), "cell")
         lines.append(f"{method}: {worst} in {many} that ended ok (steps {steps})")
     return lines
 

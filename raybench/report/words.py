@@ -246,11 +246,6 @@ def targets(pairs: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.items())
 
 
-def count(amount: int, word: str) -> str:
-    """Return ``1 cell``, ``1,248 cells``."""
-    return f"{amount:,} {word}" + ("" if amount == 1 else "s")
-
-
 def axis(column: str, unit: str = "") -> str:
     """Return how an axis names a column of curves, with its unit if it has one."""
     label = AXES.get(column, column.removeprefix("extra.").replace("_", " "))

@@ -5,7 +5,16 @@ sweep, or a script where a grid does not fit. ``raybench reproduce NAME`` runs i
 AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures.
 """
 
-from raybench.reproduce.claims import Claim, Reproduction, catalogue, find, read
-from raybench.reproduce.judge import Compared, Verdict, judge
+from raybench.reproduce.claims import Claim, Reproduction, catalogue, find, read_claims
+from raybench.reproduce.judge import ClaimVerdict, Compared, judge
 
-__all__ = ["Claim", "Compared", "Reproduction", "Verdict", "catalogue", "find", "judge", "read"]
+__all__ = [
+    "Claim",
+    "ClaimVerdict",
+    "Compared",
+    "Reproduction",
+    "catalogue",
+    "find",
+    "judge",
+    "read_claims",
+]

@@ -103,13 +103,13 @@ def catalogue() -> dict[str, Path]:
 def find(name: str) -> Reproduction:
     """Return a reproduction that comes with raybench, or that of a claims file of one's own. Raises InputError."""
     if name.endswith(ENDING):
-        return read(Path(name))
+        return read_claims(Path(name))
     if name not in catalogue():
         raise InputError.of("reproduce", f"unknown {name!r}", nearest(name, catalogue()))
-    return read(catalogue()[name])
+    return read_claims(catalogue()[name])
 
 
-def read(file: Path) -> Reproduction:
+def read_claims(file: Path) -> Reproduction:
     """Return what a claims file states. Raises InputError, which names the key, for whatever is wrong in it."""
     try:
         text = file.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.frames import having
-from raybench.analysis.measures import COMMON, Sample, certain, common_budget, order, sample
+from raybench.analysis.measures import COMMON, SeedSample, certain, common_budget, order, sample
 from raybench.reproduce.claims import Claim, Reproduction, Side
 from raybench.reproduce.evidence import Evidence
 
@@ -29,8 +29,8 @@ class Compared:
     """One comparison: which (``dataset: a9a, k: 1``), both sides, its verdict, the p-value of its test (NaN: none)."""
 
     of: Mapping[str, object]
-    left: Sample
-    right: Sample
+    left: SeedSample
+    right: SeedSample
     word: str
     p_value: float = math.nan
 
@@ -51,7 +51,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What came out for one claim."""
 
     claim: Claim
@@ -69,14 +69,14 @@ class Verdict:
         return next((word for word in decisive if word in self.words), NOT_RUN)
 
 
-def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
+def judge(what: Reproduction, evidence: Evidence | None) -> list[ClaimVerdict]:
     """Return the verdict of every claim on what was measured; all NOT RUN where nothing was.
 
     Raises InputError for a column that the results do not have.
     """
     if evidence is None:
-        return [Verdict(claim, ()) for claim in what.claims]
-    return [Verdict(claim, tuple(_compared(what, claim, evidence))) for claim in what.claims]
+        return [ClaimVerdict(claim, ()) for claim in what.claims]
+    return [ClaimVerdict(claim, tuple(_compared(what, claim, evidence))) for claim in what.claims]
 
 
 def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> Iterator[Compared]:
@@ -107,7 +107,7 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> Iterator[
         yield Compared(of, left, right, *held(claim, left, right))
 
 
-def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
+def held(claim: Claim, left: SeedSample, right: SeedSample) -> tuple[str, float]:
     """Return the verdict of one comparison, and the p-value of its test, NaN where there are too few seeds for one.
 
     Two sides have an order where, of six seeds and more that both have, Wilcoxon's signed-rank test has p <= 0.05, and
@@ -133,7 +133,7 @@ def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
     return (NOT_RUN if NOT_RUN in words else UNDECIDED), p_value
 
 
-def _below(a: Sample, b: Sample, pairs: bool = False) -> tuple[str, float]:
+def _below(a: SeedSample, b: SeedSample, pairs: bool = False) -> tuple[str, float]:
     """Return whether a is below b, whatever lies between their bounds, and the p-value."""
     less, p_value = order(a, a.upper, b, b.lower, pairs)
     if less:
@@ -148,13 +148,13 @@ def _below(a: Sample, b: Sample, pairs: bool = False) -> tuple[str, float]:
 # In words ---------------------------------------------------------------------------------------------
 
 
-def totals(verdicts: Iterable[Verdict], published: bool) -> list[int]:
+def totals(verdicts: Iterable[ClaimVerdict], published: bool) -> list[int]:
     """Return how many claims have each of the ``WORDS``: of those that a source has published, or of our own."""
     words = [v.word for v in verdicts if bool(v.claim.published) == published]
     return [words.count(word) for word in WORDS]
 
 
-def measured_words(verdict: Verdict) -> str:
+def measured_words(verdict: ClaimVerdict) -> str:
     """Return the figures of a verdict: each comparison where they are few, else how far apart the sides are."""
     every = verdict.compared
     if all(comparison.unknown for comparison in every):
@@ -173,7 +173,7 @@ def measured_words(verdict: Verdict) -> str:
     return f"{head}; p from {min(tests):.2g} to {max(tests):.2g}" if tests else head
 
 
-def figures(verdict: Verdict, comparison: Compared) -> str:
+def figures(verdict: ClaimVerdict, comparison: Compared) -> str:
     """Return both numbers of a comparison, ``0.012 against 0.31``, with the factor, and what their seeds say."""
     if comparison.unknown:
         return "not run"
@@ -199,7 +199,7 @@ def figures(verdict: Verdict, comparison: Compared) -> str:
     return f"{text} ({said})"
 
 
-def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
+def details(verdict: ClaimVerdict, every: bool = False) -> Iterator[str]:
     """Yield a line for each comparison that does not agree, or for every one."""
     if len(verdict.compared) == 1 and not every:
         return
@@ -208,7 +208,7 @@ def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
             yield f"{comparison.word.lower()}  {comparison.where or 'all cells'}: {figures(verdict, comparison)}"
 
 
-def value(of: Sample) -> str:
+def value(of: SeedSample) -> str:
     """Return a number; ``more than`` what was spent where a target was not reached, ``at most`` where another run may be better."""
     if of.least == of.value:
         return number(of.value)

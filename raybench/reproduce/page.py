@@ -21,7 +21,7 @@ from raybench.reproduce.judge import (
     SHOWN,
     UNDECIDED,
     WORDS,
-    Verdict,
+    ClaimVerdict,
     details,
     measured_words,
     totals,
@@ -39,7 +39,7 @@ class Judged:
     """A reproduction with its verdicts and what they rest on."""
 
     what: Reproduction
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[ClaimVerdict]
     evidence: Evidence | None
 
     @property
@@ -78,7 +78,7 @@ def texts(every: Sequence[Judged], name: str) -> dict[str, str]:
     return {path: text.rstrip() + "\n" for path, text in pages.items()}
 
 
-def _explained(verdict: Verdict) -> bool:
+def _explained(verdict: ClaimVerdict) -> bool:
     """Return whether a verdict is told comparison by comparison, with its cause."""
     told = len(verdict.compared) <= SHOWN and not verdict.claim.likely
     return verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told)
@@ -132,5 +132,5 @@ def _of_table(rows: pd.DataFrame, asked: Mapping[str, Any]) -> Canvas:
     axis.set_xlabel(asked.get("x_label", x))
     axis.set_ylabel(asked.get("y_label", y))
     if by:
-        canvas.legend(loc="outside right upper")
+        canvas.legend(loc="outside right upper", title=str(by))
     return canvas

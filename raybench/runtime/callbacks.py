@@ -23,7 +23,7 @@ from raybench.core.errors import InputError, Notice, nearest
 from raybench.core.registry import module_of
 from raybench.store import log
 from raybench.store.files import Files
-from raybench.store.remote import Entry
+from raybench.store.remote import RemoteEntry
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
@@ -62,7 +62,7 @@ class Callback:
         """Hear how it ended: the ``Outcome`` that ``raybench.sweep`` returns, None where it broke off with an error."""
 
 
-def opened(names: Sequence[str | Callback]) -> list[tuple[str, Callback]]:
+def named_callbacks(names: Sequence[str | Callback]) -> list[tuple[str, Callback]]:
     """Return callbacks with their names; each given as one, or by a name as the module's docstring says.
 
     Raises InputError for one that there is not, or whose package is missing.
@@ -129,7 +129,7 @@ class Follower:
     def __init__(self, callbacks: Sequence[tuple[str, Callback]], plan: Plan, files: Files) -> None:
         self.callbacks = callbacks if plan.batches else ()
         self.plan, self.files = plan, files
-        self._seen: dict[str, Entry] = {}
+        self._seen: dict[str, RemoteEntry] = {}
         self._told: set[str] = set()
         self._failed: set[str] = set()
         self._over = threading.Event()
@@ -195,7 +195,7 @@ class Follower:
         """Return the rows of a shard and of its curves, None where its files do not fit together."""
         data, curves = self.files.read(f"cells/{name}"), self.files.read(f"curves/{name}")
         with suppress(log.Unsound):
-            seal, file = log.opened(data or b"")
+            seal, file = log.open_cells(data or b"")
             if seal.fits(curves):
                 rows = log.rows(log.parquet(curves), CURVES) if curves else CURVES.empty_table()
                 return log.rows(file, CELLS), expand_extra(rows)

@@ -16,14 +16,15 @@ import torch
 
 from raybench.core.errors import Notice
 from raybench.core.limits import duration
+from raybench.core.patience import heard
 from raybench.core.process import INTERRUPTED, TERMINATED, Terminated, stopping_on_sigterm
 from raybench.execution import rows
 from raybench.execution.batch import Batch
-from raybench.execution.costs import admit
+from raybench.execution.costs import check_memory_and_disk
 from raybench.execution.execute import execute
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.search import Best
-from raybench.runtime.callbacks import Callback, Follower, opened
+from raybench.runtime.callbacks import Callback, Follower, named_callbacks
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts
@@ -36,7 +37,6 @@ from raybench.store import Store
 from raybench.store.files import check_reachable
 from raybench.store.log import BATCHES
 from raybench.store.reader import GRID, planned
-from raybench.store.remote import heard
 from raybench.store.writer import SET_ASIDE
 
 
@@ -103,7 +103,7 @@ def drive(
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
-    callbacks_by_name = opened(callbacks)
+    callbacks_by_name = named_callbacks(callbacks)
     check_reachable(out, processes=not inline)
     store = Store(out)
     # complains before anything is written
@@ -128,7 +128,7 @@ def drive(
         plan = _planned(sweep, store, done, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
         store.claim(plan.sweep.text, meaning=problems_meant)
-        store.apart = frozenset(c for c, status in plan.statuses.items() if status == "failed")
+        store.retried = frozenset(c for c, status in plan.statuses.items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         shown_before = planned(store.folder) if beside else frozenset()
         if shown_before is not None:
@@ -206,7 +206,7 @@ def _planned(
     if before is not None and (before.sweep, before.statuses) == (sweep, done):
         return before
     plan = make_plan(sweep, done, retry_failed, best)
-    admit(plan, store.folder)
+    check_memory_and_disk(plan, store.folder)
     return plan
 
 

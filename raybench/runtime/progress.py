@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from raybench.core import terminal
 from raybench.core.limits import duration
+from raybench.core.safe_files import replacement
 from raybench.execution.execute import Progress
 
 PROGRESS_VARIABLE = "RAYBENCH_PROGRESS"
@@ -102,10 +102,9 @@ class View:
         names = ("name", "cells", "rounds", "before", "stage", "silent")
         facts = {name: getattr(self, name) for name in names}
         facts |= {"seconds": time.monotonic() - self.began, "now": vars(self.now)}
-        with suppress(OSError):  # a full disk: what commits results tells of it
-            fresh = Path(f"{place}.new")
+        # a full disk: what commits results tells of it
+        with suppress(OSError), replacement(place) as fresh:
             fresh.write_text(json.dumps(facts, default=float))
-            fresh.replace(place)
 
     def _share(self) -> float:
         return min(1.0, self.now.rounds / self.rounds) if self.rounds else 1.0

@@ -68,7 +68,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Ending:
+class QueueEnding:
     """How the queue ended; texts are empty where that has not happened."""
 
     folder_lost: str  # why the results folder is lost
@@ -203,10 +203,10 @@ class Queue:
         silent = tuple(sorted((s for s in quiet if s > SILENT), reverse=True))
         return News(progress, dict(self.attempts), silent, bool(self.turns), tuple(troubles))
 
-    def ending(self) -> Ending:
+    def ending(self) -> QueueEnding:
         """Return how it ended."""
         why = {c.id: w for n, w in self.given_up.items() for c in self.batches[n].cells}
-        return Ending(self.folder_lost, self.disk, why, self.vain)
+        return QueueEnding(self.folder_lost, self.disk, why, self.vain)
 
     # -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,13 +81,13 @@ def through_ray(
         folder = store.folder if is_url else str(Path(store.folder).resolve())
         writer = None
         if not is_local and not is_url:  # there may be other nodes
-            writer = actor(Store).remote(folder, store.owner, store.apart)
+            writer = actor(Store).remote(folder, store.owner, store.retried)
         sections = {b.cells[0].cell.problem for b in plan.batches}
         shared = worker.Shared(
             options=options_of(plan.sweep),
             folder=folder,
             owner=store.owner,
-            apart=store.apart,
+            retried=store.retried,
             plugins={path: Path(path).expanduser().read_bytes() for path in plan.sweep.plugins},
             problems={s: ray.put(pack(problem_of(s))) for s in sections},
             queue=queue,
@@ -102,7 +102,8 @@ def through_ray(
         )
         with _as_stopped():
             stage = "starting Ray" if is_local else "waiting for a place on the cluster"
-            with _progress_shown(ray, queue, view, store, attempts, stage):
+            shown = _progress_shown(ray, queue, view, store, attempts, stage)
+            with shown, nullcontext() if is_url and not is_local else _without_keys():
                 _fit(shared, plan.sweep, _most(resources, mode, here, is_local))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
@@ -177,6 +178,22 @@ def _fit(shared: Shared, sweep: Sweep, most: Callable[[], int]) -> None:
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
+
+
+@contextmanager
+def _without_keys() -> Iterator[None]:
+    """Keep Tune from handing AWS's keys on to workers that need none: Ray writes what it hands on into a log for all to read.
+
+    Workers on this machine inherit them; those of a cluster need them for results in a bucket.
+    """
+    from ray.tune.execution import class_cache
+
+    before = class_cache.ENV_VARS_TO_PROPAGATE
+    class_cache.ENV_VARS_TO_PROPAGATE = {n for n in before if not n.startswith("AWS_")}
+    try:
+        yield
+    finally:
+        class_cache.ENV_VARS_TO_PROPAGATE = before
 
 
 @contextmanager

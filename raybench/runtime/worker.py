@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.core import registry
 from raybench.core.errors import FolderLost
+from raybench.core.patience import heard
 from raybench.core.process import tune_process
 from raybench.execution.batch import Batch
 from raybench.execution.execute import Progress, execute
-from raybench.execution.resolve import adopt
+from raybench.execution.resolve import use_shared_problem
 from raybench.execution.run import Options
 from raybench.problems.base import Problem
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
@@ -25,7 +26,6 @@ from raybench.runtime.resources import backend_of
 from raybench.runtime.shipping import unpack
 from raybench.spec import Section
 from raybench.store import Store
-from raybench.store.remote import heard
 from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed, Transport
 
@@ -44,7 +44,7 @@ class Shared:
     options: Options
     folder: str
     owner: Owner  # whose the results folder is while this sweep runs
-    apart: frozenset[str]  # cells that had failed and run again
+    retried: frozenset[str]  # cells that had failed and run again
     plugins: Mapping[str, bytes]  # what their files hold, by paths on the driver's node
     problems: Mapping[Section, ObjectRef]  # built and packed: other nodes need no data files
     queue: ActorHandle
@@ -88,14 +88,14 @@ def store_method(shared: Shared, method: str) -> Callable[..., Any]:
 
     if shared.writer is not None:
         return lambda *given: ray.get(getattr(shared.writer, method).remote(*given))
-    write: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.apart), method)
+    write: Callable[..., Any] = getattr(Store(shared.folder, shared.owner, shared.retried), method)
     return write
 
 
 def committed(shared: Shared) -> set[str]:
     """Return the cells that need not run: those committed, but for failed ones that run again."""
     statuses = store_method(shared, "done")()
-    return {c for c, status in statuses.items() if status != "failed" or c not in shared.apart}
+    return {c for c, status in statuses.items() if status != "failed" or c not in shared.retried}
 
 
 def prepare(shared: Shared) -> None:
@@ -112,7 +112,7 @@ def prepare(shared: Shared) -> None:
     for path, content in shared.plugins.items():
         load_shipped(path, content)
     for section, reference in shared.problems.items():
-        adopt(section, partial(fetched, reference))
+        use_shared_problem(section, partial(fetched, reference))
 
 
 def load_shipped(path: str, content: bytes) -> None:

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from raybench.spec.cells import Cell, Sweep
     from raybench.spec.document import json_schema
     from raybench.spec.grid import load
-    from raybench.spec.model import Section, Step
+    from raybench.spec.model import Section, StepSize
 
 _WHERE = {
     "Cell": "cells",
     "Section": "model",
-    "Step": "model",
+    "StepSize": "model",
     "Sweep": "cells",
     "json_schema": "document",
     "load": "grid",
 }
 
-__all__ = ["Cell", "Section", "Step", "Sweep", "json_schema", "load"]
+__all__ = ["Cell", "Section", "StepSize", "Sweep", "json_schema", "load"]
 
 __getattr__ = fetching(__name__, _WHERE)

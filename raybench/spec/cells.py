@@ -20,12 +20,12 @@ from raybench.spec.keys import (
     Clocked,
     Graphs,
     Groups,
+    ParameterTable,
     Plugin,
     Prox,
     Scalar,
     Start,
-    Steps,
-    Table,
+    StepSizeKey,
     closed,
     key,
     keys_of,
@@ -39,7 +39,7 @@ from raybench.spec.model import (
     Resources,
     Search,
     Section,
-    Step,
+    StepSize,
 )
 from raybench.spec.sections import COLLECTIVE, Kind, Schema, mapping
 from raybench.spec.values import Complaints, show
@@ -66,7 +66,11 @@ def _part(part: type, text: str) -> Any:
     """Return the key of a part of a round that an entry of ``algorithm`` may set for itself."""
     params = vars(part)["__params__"]
     return key(
-        Table(params), text, override=True, heard=_has_server, ignored="has no server to step"
+        ParameterTable(params),
+        text,
+        override=True,
+        heard=_has_server,
+        ignored="has no server to step",
     )
 
 
@@ -120,7 +124,7 @@ class Cell:
         Robust, "Byzantine clients, and the rule by which the server resists them"
     )
     train: Mapping[str, Any] | None = key(
-        Table(vars(Train)["__params__"], idle=True),
+        ParameterTable(vars(Train)["__params__"], idle=True),
         "how the gradients of a network are taken, and what is kept of it",
         override=True,
         heard=lambda problem, method: problem.trained,
@@ -150,7 +154,7 @@ class Cell:
         Scalar(Choice("last", "average", "weighted")), "the point at which f is recorded"
     )
     stop: Mapping[str, float] = key(
-        Table(STOP_PARAMS, sparse=True),
+        ParameterTable(STOP_PARAMS, sparse=True),
         "thresholds at which a cell ends before its last round",
         in_every_id=True,
     )
@@ -165,8 +169,8 @@ class Cell:
         override=True,
         in_every_id=True,
     )
-    step: Step = key(
-        Steps(),
+    step: StepSize = key(
+        StepSizeKey(),
         "step sizes, or multiples of the theoretical one",
         name="step_size",
         override=True,
@@ -194,7 +198,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Group(Kind):
+class SettingsGroup(Kind):
     """A mapping of settings, held by a record class (``raybench.core.params.record``).
 
     either: settings of which one takes the place of another. short: the setting that may stand for the
@@ -262,7 +266,8 @@ class PluginFiles(Kind):
 
     def schema(self) -> Schema:
         text = {"type": "string"}
-        return {"anyOf": [text, {"type": "array", "items": text}], "default": []}
+        ways = [text, {"type": "array", "items": text}]
+        return {"anyOf": ways, "default": [], "runs_code": True}
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ class Booking(Kind):
         return Accounting()
 
     def read(self, value: Any, where: str, complaints: Complaints) -> Accounting:
-        return accounting.parse(value)
+        return accounting.parse_accounting(value)
 
     def schema(self) -> Schema:
         params = vars(Accounting)["__params__"].items()
@@ -287,30 +292,33 @@ class Sweep:
     """A sweep file, read: its cells in grid order with unique ids, and how they are to be run.
 
     notes: merged duplicates and exclusions that match nothing. excluded: how many cells the
-    exclusions took out. text: the normalised YAML, with absolute paths and every ``--set`` applied;
-    loading it gives the same cells.
+    exclusions took out. code: what runs code that is not raybench's. text: the normalised YAML, with absolute paths and
+    every ``--set`` applied; loading it gives the same cells.
     """
 
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
     excluded: int
+    code: tuple[str, ...]
     text: str
     source: str
     name: str = key(FolderName(Text(), is_axis=False), "results go to results/NAME")
     plugins: tuple[str, ...] = key(PluginFiles(), "Python files with plug-ins of one's own")
     record: Record = key(
-        Group(Record, either=("every", "points", "clock")), "which rounds make a row"
+        SettingsGroup(Record, either=("every", "points", "clock")), "which rounds make a row"
     )
     accounting: Accounting = key(Booking(), "how messages become bits")
-    resources: Resources = key(Group(Resources), "what a trial takes")
-    evaluate: Evaluate = key(Group(Evaluate), "what is measured besides the standard columns")
-    checkpoint: Checkpoint = key(Group(Checkpoint), "when cells that run long are saved")
+    resources: Resources = key(SettingsGroup(Resources), "what a trial takes")
+    evaluate: Evaluate = key(
+        SettingsGroup(Evaluate), "what is measured besides the standard columns"
+    )
+    checkpoint: Checkpoint = key(SettingsGroup(Checkpoint), "when cells that run long are saved")
     timeout: float | None = key(
         Scalar(Number(None, low=0, open_low=True), is_axis=False), "seconds of a cell"
     )
     attempts: int = key(Scalar(Integer(2, low=1), is_axis=False), "how often a cell is tried")
-    search: Search = key(Group(Search), "which steps of the grid are tried")
-    prune: Prune = key(Group(Prune, short="rule"), "whether hopeless steps end early")
+    search: Search = key(SettingsGroup(Search), "which steps of the grid are tried")
+    prune: Prune = key(SettingsGroup(Prune, short="rule"), "whether hopeless steps end early")
     allow_unproven: bool = key(
         Scalar(Flag(), is_axis=False), "run pairs without theory too, instead of skipping them"
     )

@@ -18,7 +18,7 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, Key, Scalar, Steps, Table
+from raybench.spec.keys import STEP, Key, ParameterTable, Scalar, StepSizeKey
 from raybench.spec.model import Section, canonical
 from raybench.spec.sections import MAX_CELLS, SectionEntry, Sections, options
 from raybench.spec.values import FILES, Complaints, Wrong, locate, parted, show
@@ -32,16 +32,23 @@ def load(
     plugins: Sequence[str] = (),
     name: str | None = None,
     data: Mapping[str, Path] | None = None,
+    no_code: bool = False,
 ) -> Sweep:
     """Return the sweep that a file, YAML text (of more than one line) or a mapping describes.
 
     sets: overrides such as ``problem.clients=50``. plugins: plug-in files besides those the sweep
     names. name: replaces the sweep's name; without any it is the file's. data: files by the names that
-    stand for them where a key may name a file. Relative paths are looked
-    up in the working directory, then beside the file. Raises InputError with everything that is
-    wrong.
+    stand for them where a key may name a file. no_code: nothing that the sweep names is imported.
+    Relative paths are looked up in the working directory, then beside the file. Raises InputError with
+    everything that is wrong, and with ``no_code`` where the sweep names code.
     """
     raw, origin = whole(source, sets, plugins, name, data)
+    code = tuple(code_of(raw))
+    if code and no_code:
+        fix = "read that code before you run it; then leave out what forbids it"
+        raise InputError(
+            [Complaint("", f"{text} is code, which may not run", fix) for text in code]
+        )
     complaints: Complaints = []
     settings = _settings(raw, complaints)
     grids = read_grids(raw, complaints)
@@ -52,10 +59,32 @@ def load(
         cells=made,
         notes=(*notes, *dict.fromkeys(_implied(raw))),
         excluded=excluded,
+        code=code,
         text=yaml.dump({key: value for key, value in raw.items() if value is not None}),
         source=origin,
         **settings,
     )
+
+
+LIBRARIES = ("torchvision:", "causal_lm:")  # models of these are no code of a user's
+
+
+def code_of(document: object, key: str = "", naming: frozenset[str] | None = None) -> Iterator[str]:
+    """Yield ``key: value`` of all that names code in a sweep's document: plug-ins, and functions of a user's own."""
+    if naming is None:
+        problems = (registry.lookup("problem", name) for name in registry.names("problem"))
+        params = (pair for problem in problems for pair in problem.params.items())
+        naming = frozenset({"plugins", *(name for name, param in params if param.runs_code)})
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            yield from code_of(value, name if name in naming else key, naming)
+    elif isinstance(document, list):
+        for value in document:
+            yield from code_of(value, key, naming)
+    elif key and document is not None:
+        text = str(document)
+        if key == "plugins" or (registry.is_function(text) and not text.startswith(LIBRARIES)):
+            yield f"{key}: {text}"
 
 
 def whole(
@@ -174,7 +203,7 @@ def nameable(cell: Cell) -> Names:
             # where the key is ignored its value stays None, which no pattern matches
             default = value is None and key.heard is None
             out[name] = kind.param, kind.written() if default else value
-        elif isinstance(kind, Sections | Table):
+        elif isinstance(kind, Sections | ParameterTable):
             held[name] = kind.settings(value)
             out |= {f"{name}.{inner}": pair for inner, pair in held[name].items()}
             if isinstance(kind, Sections):
@@ -239,7 +268,7 @@ def pattern(item: Any, where: str) -> list[Pattern]:
     flat: dict[str, Any] = {}
     for key, value in item.items():
         kind = document.AXES[key].kind if key in document.AXES else None
-        if isinstance(value, Mapping) and isinstance(kind, Sections | Steps | Table):
+        if isinstance(value, Mapping) and isinstance(kind, Sections | StepSizeKey | ParameterTable):
             flat |= {key if k == "name" else f"{key}.{k}": v for k, v in value.items()}
         else:
             flat[key] = value

@@ -19,7 +19,7 @@ from raybench.core.errors import Complaint, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import REQUIRED, Number, Operator, Param, Text
 from raybench.spec import clocks, sections
-from raybench.spec.model import Section, Step
+from raybench.spec.model import Section, StepSize
 from raybench.spec.sections import Kind, Schema, Sections, beside_defaults, default
 from raybench.spec.values import (
     FILES,
@@ -95,7 +95,7 @@ class Prox(Scalar):
 
 
 @dataclass(frozen=True)
-class Table(Kind):
+class ParameterTable(Kind):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
@@ -186,20 +186,20 @@ class Plugin(Sections):
 STEP: Mapping[str, Param] = {
     "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
     "value": Number(None, low=0, open_low=True, help="step sizes"),
-    **{k: p for k, p in vars(Step)["__params__"].items() if k not in ("kind", "number")},
+    **{k: p for k, p in vars(StepSize)["__params__"].items() if k not in ("kind", "number")},
 }
 # keys that cells of one group share, though they differ in seed and step size
 _SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)
-class Steps(Kind):
+class StepSizeKey(Kind):
     """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
 
     either: tuple[str, ...] = ("theory", "value")
 
-    def absent(self) -> Step:
-        return Step()
+    def absent(self) -> StepSize:
+        return StepSize()
 
     def written(self) -> Any:
         return {"theory": 1}
@@ -209,12 +209,12 @@ class Steps(Kind):
         bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
         return {"value": value} if bare else value
 
-    def points(self, value: object, where: str, complaints: Complaints) -> list[Step]:
+    def points(self, value: object, where: str, complaints: Complaints) -> list[StepSize]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
                 raise Wrong(f"{value} needs a number", f"write {{{value}: 1}}")
             return [
-                Step("value", number)
+                StepSize("value", number)
                 for number in sections.options(STEP["value"], value, where, complaints)
             ]
         kinds = [kind for kind in self.either if value.get(kind) is not None]
@@ -227,14 +227,14 @@ class Steps(Kind):
             registry.lookup("algorithm", name, f"{where}.of")
         # A plain number needs no rule of the theory.
         names = _SHAPE if kind == "value" else ("rule", "of", *_SHAPE)
-        return [Step(kind, step[kind], **{n: step[n] for n in names}) for step in every]
+        return [StepSize(kind, step[kind], **{n: step[n] for n in names}) for step in every]
 
-    def identity(self, value: Step) -> Any:
-        usual = Step(value.kind, value.number).config()
+    def identity(self, value: StepSize) -> Any:
+        usual = StepSize(value.kind, value.number).config()
         fixed = ("kind", "number")
         return {k: v for k, v in value.config().items() if k in fixed or v != usual[k]}
 
-    def in_group(self, value: Step, name: str) -> dict[str, Any]:
+    def in_group(self, value: StepSize, name: str) -> dict[str, Any]:
         return {k: v for k, v in self.identity(value).items() if k in _SHAPE}
 
     def schema(self) -> Schema:
@@ -324,6 +324,7 @@ def param_schema(param: Param, *, axis: bool = True) -> Schema:
     elif axis:
         out = or_list(out)
     out = {**out, **({"description": param.help} if param.help else {})}
+    out |= {"runs_code": True} if param.runs_code else {}
     return out if param.default is REQUIRED else {**out, "default": default(param)}
 
 

@@ -47,7 +47,7 @@ class Section:
         return canonical(self.config())
 
 
-class Operator(str):
+class CompressorForm(str):
     """A compressor as a value of a parameter: its canonical short form, and the typed section that it stands for.
 
     So what is typed once is not parsed again. Equal, hashed and written as text.
@@ -56,7 +56,7 @@ class Operator(str):
     section: Section
 
     @classmethod
-    def of(cls, text: str, section: Section) -> Operator:
+    def of(cls, text: str, section: Section) -> CompressorForm:
         """Return the compressor of a section whose short form is ``text``."""
         out = cls(text)
         out.section = section
@@ -64,7 +64,7 @@ class Operator(str):
 
 
 @record
-class Step:
+class StepSize:
     """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
 
     rule and of say whose theory: the rule and the algorithm, None for the cell's own. schedule: how the step
@@ -74,7 +74,7 @@ class Step:
     kind: str = Choice("theory", "value")
     number: float = Number(1.0, low=0, open_low=True)
     rule: str = Choice(
-        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
+        "nonconvex", "pl", "convex", "arithmetic", "tight", "paper", "released", help="which theory"
     )
     of: str | None = Text(None, help="the algorithm whose theory is meant, the cell's own if null")
     schedule: str = Choice(

@@ -21,7 +21,7 @@ from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
-from raybench.spec.model import Operator, Section, Step, canonical
+from raybench.spec.model import CompressorForm, Section, StepSize, canonical
 from raybench.spec.values import (
     FILES,
     NUMERIC_KINDS,
@@ -117,7 +117,7 @@ def _spread(param: Param, value: object, where: str, complaints: Complaints) -> 
     if isinstance(value, list):
         raise Wrong("a list inside a list", f"one value is {allowed(param)}")
     if param.kind == "operator" and value is not None:
-        return list(operators(value, where, complaints))
+        return list(compressor_forms(value, where, complaints))
     if isinstance(value, Mapping):
         return _tagged(param, value, where, complaints)
     if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
@@ -281,7 +281,7 @@ class Kind:
 
     def plain(self, value: Any) -> Any:
         """Return a value of a cell as plain JSON."""
-        return value.config() if isinstance(value, Section | Step) else value
+        return value.config() if isinstance(value, Section | StepSize) else value
 
     def identity(self, value: Any) -> Any:
         """Return what identifies a value, as plain JSON: what is a default does not."""
@@ -335,7 +335,7 @@ class Sections(Kind):
             return [None]
         if isinstance(value, str) and ":" in value:
             what = f"{show(value)} is the short form of command lines and of Python"
-            raise Wrong(what, f"write {show(parse(value, where), bare=True)}")
+            raise Wrong(what, f"write {show(parse_short_form(value, where), bare=True)}")
         at = where if isinstance(value, str) else f"{where}.name"
         value = self.long_form(value)
         if not isinstance(value, Mapping):
@@ -420,7 +420,9 @@ def choices(kind: str) -> str:
 # Compressors as parameters ---------------------------------------------------------------------------
 
 
-def operators(value: object, where: str, complaints: Complaints) -> tuple[Operator, ...]:
+def compressor_forms(
+    value: object, where: str, complaints: Complaints
+) -> tuple[CompressorForm, ...]:
     """Return the compressors that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
@@ -435,7 +437,7 @@ def operators(value: object, where: str, complaints: Complaints) -> tuple[Operat
     name = value.get("name")
     if isinstance(name, str) and ":" in name:
         # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
-        value = {**parse(name, where), **{k: v for k, v in value.items() if k != "name"}}
+        value = {**parse_short_form(name, where), **{k: v for k, v in value.items() if k != "name"}}
     before = len(complaints)
     choices = Sections("compressor", optional=True).read(value, where, complaints)
     if len(complaints) > before:
@@ -444,11 +446,11 @@ def operators(value: object, where: str, complaints: Complaints) -> tuple[Operat
 
 
 @functools.lru_cache(maxsize=4096)
-def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, ...]:
+def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[CompressorForm, ...]:
     """Return ``compressors`` of a text; ``state`` is the registry's, on which it depends."""
     complaints: Complaints = []
     try:
-        out = operators(parse(text, where), where, complaints)
+        out = compressor_forms(parse_short_form(text, where), where, complaints)
     except RecursionError as error:
         fix = f"at most {MAX_DEPTH} levels"
         raise InputError.of(where[:60], "nested too deeply", fix) from error
@@ -457,13 +459,13 @@ def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, .
     return out
 
 
-def spell(given: Section) -> Operator:
+def spell(given: Section) -> CompressorForm:
     """Return the canonical short form of a typed compressor; ``section`` gives the same one back."""
     params = registry.lookup("compressor", given.name).params
     said = beside_defaults(params, given.params)
     pairs = [f"{key}={write(params[key], value)}" for key, value in sorted(said.items())]
     text = f"{given.name}:{','.join(pairs)}" if pairs else given.name
-    return Operator.of(text, given)
+    return CompressorForm.of(text, given)
 
 
 # The short form ``top_k:k=1%``: to the mapping of a sweep file, and back --------------------------
@@ -475,7 +477,7 @@ _OPEN, _CLOSED = "[{(", "]})"
 MAX_DEPTH = 20
 
 
-def parse(text: str, where: str) -> dict[str, Any]:
+def parse_short_form(text: str, where: str) -> dict[str, Any]:
     """Return ``name:key=value,key=value`` as the mapping a sweep file would hold.
 
     Values are YAML, so ``split={dirichlet: 0.5}`` works, or compressors in parentheses, which stay
@@ -582,10 +584,10 @@ def section(
     kind is the registry's; where is what complaints call it, the kind by default. Raises InputError
     with everything that is wrong, also where a value is an axis.
     """
-    if isinstance(text, Operator) and not params:
+    if isinstance(text, CompressorForm) and not params:
         return text.section
     where = where or kind
-    given = parse(text, where)
+    given = parse_short_form(text, where)
     # from Python a tuple is one list-valued parameter, while a list is an axis
     lists = {k: [list(v)] if isinstance(v, tuple) else v for k, v in (params or {}).items()}
     more = yaml.plain(lists, where)

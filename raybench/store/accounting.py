@@ -89,7 +89,7 @@ class Accounting:
         return f"value_bits={self.value_bits}, index_bits={self.index_bits}, count_init={init}"
 
 
-def parse(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
+def parse_accounting(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
     """Return the accounting that ``source`` describes.
 
     A preset (``paper:ef21``, ``paper:marina``, ``paper:3pc``), a mapping with any of ``value_bits``,

@@ -8,6 +8,7 @@ gives the folder the id that they bear.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import tempfile
@@ -20,12 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import identity, log, reader
+from raybench.store import identity, lock, log, reader
 from raybench.store.accounting import Accounting, rebook
-from raybench.store.files import Files, Local, reached
-from raybench.store.log import OWNER, Log, best, rank
+from raybench.store.files import Files, LocalFolder, reached
+from raybench.store.log import OWNER, SWEEPS, Log, best, rank
 from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
+
+UNFINISHED = "not whole yet"  # the id of a folder in an object store until its last file is there
 
 
 def merge(
@@ -72,7 +75,7 @@ def _combine(sources: list[Files], out: reader.Source) -> None:
         }
         ids = [{cell for cell, place in source_of.items() if place == n} for n in places]
         _write(goal, sources, logs, ids)
-        plans = [reader.planned(source.name) for source in sources]
+        plans = [reader.planned(source) for source in sources]
         if any(plan is not None for plan in plans):
             # a folder that has noted no plan shows all that it holds
             shown = [e if p is None else p for p, e in zip(plans, ended, strict=True)]
@@ -84,15 +87,22 @@ def _built(out: reader.Source) -> Iterator[Store]:
     """Yield the store of a folder that becomes ``out`` where nothing fails. Raises InputError if ``out`` holds anything."""
     files, _ = reached(out)
     _check_empty(files)
-    if not isinstance(files, Local):
+    if not isinstance(files, LocalFolder):
         with tempfile.TemporaryDirectory(prefix="raybench-") as here:
             yield Store(here)
-            _upload(Path(here), files)
+            with lock.held(files):
+                _check_empty(files)
+                _upload(Path(here), files)
         return
     place = Path(os.path.realpath(files.name))  # a link that leads to an empty folder stays
-    aside = Local(place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}"), files.disk)
+    for left in map(LocalFolder, place.parent.glob(f".{glob.escape(place.name)}.{'[0-9a-f]' * 8}")):
+        if left.exists(lock.PLACE) and lock.holder(left) is None:  # its merge was killed
+            left.clear("")
+    aside = LocalFolder(place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}"), files.disk)
     try:
-        yield Store(aside.name)
+        store = Store(aside.name)
+        with store.held():
+            yield store
         files.disk.rename(aside.root, place)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -104,14 +114,24 @@ def _built(out: reader.Source) -> Iterator[Store]:
 
 
 def _check_empty(files: Files) -> None:
-    if files.names("") or files.folders(""):
+    """Raise InputError if a folder holds anything but, in an object store, what an interrupted merge and its lease have left."""
+    rest = {*files.names(""), *files.folders("")}
+    if log.owner_of(files).get("folder") == UNFINISHED:
+        rest -= {"sweep.yaml", "plan", "cells", "curves"}
+    elif not isinstance(files, LocalFolder) and all(
+        n.startswith("lock.") for n in files.names("plan")
+    ):
+        rest -= {"plan"}
+    if rest:
         raise InputError.of("out", f"{files.name} is not empty", "give a new folder")
 
 
 def _upload(here: Path, files: Files) -> None:
     """Copy a results folder into an object store: its owner last, so that its shards count at once."""
     rels = [path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()]
-    files.write(OWNER, json.dumps({"folder": "not whole yet", "driver": ""}).encode())
+    files.write(OWNER, json.dumps({"folder": UNFINISHED, "driver": ""}).encode())
+    for folder in ("cells", "curves", SWEEPS):  # of a merge that was interrupted
+        files.clear(folder)
     for rel in sorted(set(rels) - {OWNER}, key=lambda rel: (rel.startswith("cells/"), rel)):
         files.write(rel, (here / rel).read_bytes())
     files.write(OWNER, (here / OWNER).read_bytes())
@@ -123,7 +143,7 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
     Failed cells stand in shards of their own, as in every folder; skipped rows keep their own file.
     """
     curves, cells = [], []
-    books = [reader.accounting_of(source.name) for source in sources]
+    books = [reader.accounting_of(source) for source in sources]
     how = books[0]
     for files, commits, some, book in zip(sources, logs, ids, books, strict=True):
         parts = log.each_curves(files, commits, CURVES.names, lambda table: table)
@@ -135,7 +155,7 @@ def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str
         cells.append(part[1])
     rows = best(pa.concat_tables(cells))
     goal.own()
-    sweeps = [reader.sweep_texts(source.name) for source in sources]
+    sweeps = [reader.sweep_texts(source) for source in sources]
     texts = [text for files in sweeps for text in reversed(files.values())]  # the last one first
     if texts:
         goal.write("sweep.yaml", identity.with_accounting(texts[0], how))

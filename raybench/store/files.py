@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -11,21 +12,25 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from raybench.core.errors import InputError
-from raybench.store.remote import Entry, Folder, Remote, patience, reason
+from raybench.core.patience import patience, reason
+from raybench.store.remote import Folder, Remote, RemoteEntry
 
+REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # of what a file system does not do
 FIRST_PATIENCE = 5.0  # seconds for which the first request of all is made again
 DEADLINE = 20.0  # seconds after which it is given up, whatever the driver still waits for
 
 
-def open_folder(folder: str | os.PathLike[str]) -> Files:
-    """Return the files of a folder: a local path, ``file://`` or any fsspec URL (``s3://...``).
+def open_folder(folder: str | os.PathLike[str] | Files) -> Files:
+    """Return the files of a folder: a local path, ``file://`` or any fsspec URL (``s3://...``); files are those already.
 
     Raises InputError for a URL scheme whose fsspec driver is missing.
     """
+    if isinstance(folder, Folder):
+        return folder
     text = os.fspath(folder)
     if text.startswith("file://"):
         text = text[len("file://") :]
-    return Remote(text) if "://" in text else Local(Path(text).expanduser())
+    return Remote(text) if "://" in text else LocalFolder(Path(text).expanduser())
 
 
 class Disk:
@@ -63,10 +68,13 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def sync(self, folder: Path) -> None:
-        """Make what was created, renamed and removed in a folder outlast a power failure."""
+        """Make what was created, renamed and removed in a folder outlast a power failure, where its file system can."""
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in REFUSALS:
+                raise
         finally:
             os.close(handle)
 
@@ -74,7 +82,7 @@ class Disk:
 DISK = Disk()
 
 
-class Local(Folder):
+class LocalFolder(Folder):
     """A local (or mounted) folder: temporary file in ``tmp/``, fsync, rename, fsync of the folder.
 
     Only ``prepare`` makes the folder itself: one that was removed while a sweep runs is not made again
@@ -99,8 +107,8 @@ class Local(Folder):
     def path(self, rel: str) -> str:
         return str(self._place(rel))
 
-    def entries(self, folder: str) -> list[Entry]:
-        entries: list[Entry] = []
+    def entries(self, folder: str) -> list[RemoteEntry]:
+        entries: list[RemoteEntry] = []
         absent = suppress(FileNotFoundError, NotADirectoryError)
         with absent, os.scandir(self._place(folder)) as scan:
             for item in scan:
@@ -109,7 +117,9 @@ class Local(Folder):
                 except FileNotFoundError:
                     continue  # removed since it was listed
                 is_folder = _is_folder(item.path, state)
-                entries.append(Entry(item.name, is_folder, state.st_size, state.st_mtime_ns / 1e9))
+                entries.append(
+                    RemoteEntry(item.name, is_folder, state.st_size, state.st_mtime_ns / 1e9)
+                )
         return entries
 
     def exists(self, rel: str = "") -> bool:
@@ -177,7 +187,7 @@ def _is_folder(path: str | Path, state: os.stat_result) -> bool:
     raise InputError.of("folder", f"{path} is {kind}", fix)
 
 
-Files = Local | Remote
+Files = LocalFolder | Remote
 """A folder of results, wherever it lies: both kinds have the same methods."""
 
 
@@ -193,7 +203,7 @@ def check_reachable(folder: str | os.PathLike[str], processes: bool = False) -> 
     reached(text)
 
 
-def reached(folder: str | os.PathLike[str], key: str = "out") -> tuple[Files, bool]:
+def reached(folder: str | os.PathLike[str] | Files, key: str = "out") -> tuple[Files, bool]:
     """Return the files of a folder, and whether there are any, after asking an object store for them.
 
     key: what the user gave the folder as. Raises InputError for a file, and within seconds if a store does

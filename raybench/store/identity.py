@@ -32,7 +32,7 @@ def decoded(data: bytes, folder: str) -> str:
         raise InputError.of("out", f"{folder}/sweep.yaml is not UTF-8 text", fix) from error
 
 
-def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
+def parse_saved_sweep(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
     """Return a saved sweep as a mapping, read as a sweep file is. Raises InputError if it is none."""
     sweep = yaml.parse(text, where)
     if not isinstance(sweep, Mapping):
@@ -47,12 +47,12 @@ def dump(sweep: Mapping[str, object]) -> str:
 
 def with_accounting(text: str, how: Accounting) -> str:
     """Return a saved sweep's text with this accounting, unchanged where it has it."""
-    sweep = parse(text)
-    same = accounting.parse(sweep.get("accounting")) == how
+    sweep = parse_saved_sweep(text)
+    same = accounting.parse_accounting(sweep.get("accounting")) == how
     return text if same else dump({**sweep, "accounting": how.as_dict()})
 
 
-def check(
+def check_same_sweep(
     before: str, now: str | Mapping[str, object], folder: str, meaning: Meaning = as_written
 ) -> None:
     """Raise InputError if the sweep ``now`` is another one than ``before``, saved in ``folder``.
@@ -60,7 +60,10 @@ def check(
     Two values of a problem's key agree if they mean the same, or if one, read as an axis, holds all
     values of the other.
     """
-    old, new = parse(before, f"{folder}/sweep.yaml"), parse(now) if isinstance(now, str) else now
+    old, new = (
+        parse_saved_sweep(before, f"{folder}/sweep.yaml"),
+        parse_saved_sweep(now) if isinstance(now, str) else now,
+    )
     wrong = []
     if old.get("name") != new.get("name"):
         wrong.append(Complaint("name", f"the folder holds {old.get('name')!r}"))

@@ -1,7 +1,8 @@
-"""One driver at a time: a lock of the operating system's for a local folder, a lease for an object store."""
+"""One driver at a time: a lock of the operating system's for a local folder; a lease where there is none, as in object stores."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,15 +11,17 @@ import socket
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from raybench.core.errors import InputError
-from raybench.store.files import Files, Local
+from raybench.core.errors import InputError, Notice
+from raybench.core.patience import patience
+from raybench.store.files import REFUSALS, Files, LocalFolder
 from raybench.store.log import noted
-from raybench.store.remote import Remote, patience
+from raybench.store.remote import Remote
 
 PLACE, NUMBERED = "plan/lock", "lock."
 LEASE, RENEWED = 60.0, 15.0  # seconds that a lease holds, and after which it is renewed
@@ -43,39 +46,50 @@ def held(files: Files) -> Iterator[None]:
     within half a minute.
     """
     files.check()
-    with _local(files) if isinstance(files, Local) else _leased(files):
+    with _local(files) if isinstance(files, LocalFolder) else _leased(files):
         yield
 
 
-def _locked(file: IO[str], how: int) -> bool:
-    """Take the system's lock of an open file, exclusive or shared; return whether it could be had."""
-    with suppress(BlockingIOError):
+def _locked(file: IO[str], how: int) -> bool | None:
+    """Take the system's lock of an open file; return whether it could be had, None where the file system knows no locks."""
+    try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
-        return True
-    return False
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, *REFUSALS, errno.ENOLCK):
+            raise
+        return False if error.errno == errno.EWOULDBLOCK else None
+    return True
 
 
 def holder(files: Files) -> Holder | None:
     """Return who holds a folder now, None if nobody does. Changes nothing."""
-    if not isinstance(files, Local):
-        live = [lease for _, lease in _leases(files) if _is_live(lease)]
-        return _holder(live[-1]) if live else None
-    with suppress(FileNotFoundError, NotADirectoryError), open(files.path(PLACE)) as file:
-        return None if _locked(file, fcntl.LOCK_SH) else _holder(noted(files, PLACE))
-    return None
+    if isinstance(files, LocalFolder):
+        with suppress(FileNotFoundError, NotADirectoryError), open(files.path(PLACE)) as file:
+            if _locked(file, fcntl.LOCK_SH) is False:
+                return _holder(noted(files, PLACE))
+    live = [lease for _, lease in _leases(files) if _is_live(lease)]
+    return _holder(live[-1]) if live else None
 
 
 @contextmanager
-def _local(files: Local) -> Iterator[None]:
+def _local(files: LocalFolder) -> Iterator[None]:
     files.prepare()
     files.create(PLACE, b"")
     with open(files.path(PLACE), "r+") as file:
         for look in range(LOOKS):
             time.sleep(0.1 * (look > 0))
-            if _locked(file, fcntl.LOCK_EX):
+            has_lock = _locked(file, fcntl.LOCK_EX)
+            if has_lock is not False:
                 break
         else:
             raise _taken(files, noted(files, PLACE))
+        if has_lock is None:
+            what = f"the file system of {files.name} knows no locks: after a kill the folder is free a minute later"
+            warnings.warn(what, Notice, stacklevel=2)
+            with _leased(files):
+                yield
+            return
+        _free(files)  # of a driver on a machine where there are no locks
         file.truncate(0)
         file.write(json.dumps(_self()) + "\n")
         file.flush()
@@ -97,7 +111,9 @@ def _leased(files: Files) -> Iterator[None]:
     before = [name for name, _ in _free(files)]
     number = max((int(name.removeprefix(NUMBERED)) + 1 for name in before), default=0)
     place = f"{PLACE}.{number}"
-    quick = Remote(files.name, min(RENEWED, patience()))
+    quick = (
+        files if isinstance(files, LocalFolder) else Remote(files.name, min(RENEWED, patience()))
+    )
 
     def is_mine(of: Files) -> bool:
         return noted(of, place).get("own") == mine["own"]

@@ -17,15 +17,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError
+from raybench.core.safe_files import BoundedParquet
 from raybench.store import identity
 from raybench.store.files import Files
 from raybench.store.schema import (
@@ -34,6 +36,7 @@ from raybench.store.schema import (
     OLDEST,
     SCHEMA_VERSION,
     SINCE_4,
+    config_of,
     version_of,
     with_later_columns,
 )
@@ -53,10 +56,12 @@ SEAL, DIGEST = "raybench_seal", "raybench_digest"
 BLANK = b"0" * 64
 LOOKS = 8  # at a pair of files that do not fit together, since it may be being replaced
 SHOWN = 6
+NEVER_NULL = ("cell", "status", "round")
 
 DAMAGED = "damaged"
 FOREIGN = "foreign"
 OTHER_VERSION = "other version"
+TOO_LARGE = "too large"
 UNCOMMITTED = "uncommitted"
 STRAY = "stray"
 DOUBLE = "double"
@@ -65,12 +70,14 @@ FIXES = {
     DAMAGED: "the sweep's own command sets it aside and runs its cells again",
     FOREIGN: "it does not count here; move it away, since other readers see it (raybench merge joins folders)",
     OTHER_VERSION: "read it with the raybench that wrote it, or run its sweep again in a new folder",
+    TOO_LARGE: "nothing was unpacked; if a sweep wrote it, read it on a larger machine, else move it away",
     UNCOMMITTED: "left by a sweep that was stopped; the sweep's own command removes it",
     STRAY: "it does not count here; move it away, since other readers may stumble over it",
     DOUBLE: "the sweep's own command keeps the row that ended best",
     NO_SWEEP: "restore it from a copy: without it the results can be read, but not extended",
 }
 """What to do about each kind of finding."""
+UNREADABLE = (OTHER_VERSION, TOO_LARGE)
 HARMLESS = (UNCOMMITTED,)
 """Kinds of findings that take nothing from the results."""
 
@@ -78,8 +85,8 @@ HARMLESS = (UNCOMMITTED,)
 # Seals ---------------------------------------------------------------------------------------------
 
 
-class Unsound(ValueError):
-    """A file does not count: its kind is DAMAGED, FOREIGN or OTHER_VERSION."""
+class Unsound(Exception):
+    """A file does not count: its kind is DAMAGED, FOREIGN, OTHER_VERSION or TOO_LARGE."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
@@ -116,10 +123,10 @@ def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None =
     return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
 
 
-def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
+def open_cells(data: bytes) -> tuple[Seal, BoundedParquet]:
     """Return the seal of a cells file and its reader. Raises Unsound."""
     file = parquet(data)
-    facts = file.metadata.metadata or {}
+    facts = file.metadata
     hexdigest = facts.get(DIGEST.encode(), b"")
     at = data.rfind(hexdigest)
     blanked = data[:at] + BLANK + data[at + len(hexdigest) :]
@@ -134,16 +141,22 @@ def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
     return seal, file
 
 
-def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
-    """Return the reader of a file of raybench's, columns of texts ``coded`` as dictionaries. Raises Unsound."""
+@contextmanager
+def _sound(what: str) -> Iterator[None]:
     try:
-        buffer = pa.BufferReader(data)
-        file = pq.ParquetFile(buffer, read_dictionary=coded, page_checksum_verification=True)
-        schema = file.schema_arrow  # made anew each time it is asked for
+        yield
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Unsound(DAMAGED, "it is not a readable Parquet file") from error
-    version = version_of(schema)
-    if not version or "cell" not in schema.names:
+        if isinstance(error, InputError) and error.complaints[0].where == TOO_LARGE:
+            raise Unsound(TOO_LARGE, error.complaints[0].what) from error
+        raise Unsound(DAMAGED, what) from error
+
+
+def parquet(data: bytes) -> BoundedParquet:
+    """Return the reader of a file of raybench's. Raises Unsound."""
+    with _sound("it is not a readable Parquet file"):
+        file = BoundedParquet(data, TOO_LARGE, "it")
+    version = version_of(file.schema)
+    if not version or "cell" not in file.schema.names:
         raise Unsound(FOREIGN, "raybench did not write it")
     if not OLDEST <= version <= SCHEMA_VERSION:
         what = f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}"
@@ -151,21 +164,26 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
     return file
 
 
-def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of a file in today's schema, or some of its columns; coded ones stay so. Raises Unsound."""
+def rows(
+    file: BoundedParquet,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    coded: bool = False,
+) -> pa.Table:
+    """Return the rows of a file in today's schema, or some of its columns; coded: texts as dictionaries. Raises Unsound."""
     names = list(columns or schema.names)
-    later = [n for n in names if version_of(file.schema_arrow) < 4 and n in SINCE_4]
+    later = [n for n in names if version_of(file.schema) < 4 and n in SINCE_4]
     there = [n for n in names if n not in later]
-    try:
-        table = file.read([*there, *["config"] * bool(later)], use_threads=False)
+    with _sound("its pages cannot be read"):
+        table = file.read([*there, *["config"] * bool(later)], coded)
         table = with_later_columns(table, later) if later else table
         table = table.select(names).replace_schema_metadata(None)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Unsound(DAMAGED, "its pages cannot be read") from error
     for name, kind in zip(names, table.schema.types, strict=True):
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         if plain != schema.field(name).type:
             raise Unsound(DAMAGED, f"its column {name} is of type {plain}")
+        if name in NEVER_NULL and table[name].null_count:
+            raise Unsound(DAMAGED, f"it holds rows without {name}")
     return table
 
 
@@ -173,7 +191,7 @@ def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None 
 
 
 @dataclass(frozen=True)
-class Finding:
+class FolderFinding:
     """A file that does not count as it is: its path in the folder, the kind of fault, what is wrong."""
 
     rel: str
@@ -201,14 +219,14 @@ class Log:
     """The shards of a folder that count, by name, and what was found beside them."""
 
     shards: tuple[Shard, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FolderFinding, ...] = ()
 
     @property
     def harm(self) -> bool:
         """Whether anything was found that is not harmless."""
         return any(finding.kind not in HARMLESS for finding in self.findings)
 
-    def of(self, *kinds: str) -> list[Finding]:
+    def of(self, *kinds: str) -> list[FolderFinding]:
         """Return the findings of some kinds."""
         return [f for f in self.findings if f.kind in kinds]
 
@@ -240,11 +258,15 @@ def best(cells: pa.Table) -> pa.Table:
 
 def noted(files: Files, rel: str) -> dict[str, Any]:
     """Return the JSON object that a file of a folder holds, empty where there is none or it is damaged."""
-    try:
-        value = json.loads(files.read(rel) or b"{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    with suppress(InputError):
+        return written(files, rel, dict) or {}
+    return {}
+
+
+def written(files: Files, rel: str, kind: type[T]) -> T | None:
+    """Return the JSON list or object that a file of a folder holds, None where there is none. Raises InputError if damaged."""
+    data, fix = files.read(rel), "remove it: the sweep's own command writes it anew"
+    return None if data is None else yaml.from_json(data, f"{files.name}/{rel}", fix, kind)
 
 
 def owner_of(files: Files) -> Mapping[str, str]:
@@ -266,13 +288,13 @@ def look(files: Files, deep: bool = False, columns: Sequence[str] | None = None)
     """
     folder, sizes = owner_of(files).get("folder", ""), files.sizes("curves")
 
-    def read(name: str) -> Shard | Finding | None:
+    def read(name: str) -> Shard | FolderFinding | None:
         item = _pair(files, folder, name, columns, None if deep else sizes)
         return item[0] if isinstance(item, tuple) else item
 
     items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
     shards = tuple(item for item in items if isinstance(item, Shard))
-    findings = tuple(item for item in items if isinstance(item, Finding))
+    findings = tuple(item for item in items if isinstance(item, FolderFinding))
     return Log(shards, findings)
 
 
@@ -290,9 +312,8 @@ def each_curves(
     Raises InputError in the end, unless lenient, for all files that are damaged.
     """
     folder = owner_of(files).get("folder", "")
-    coded = [name for name in columns if CURVES.field(name).type == pa.string()]
 
-    def read(shard: Shard) -> T | Finding | None:
+    def read(shard: Shard) -> T | FolderFinding | None:
         name, seal = f"{shard.name}.parquet", shard.seal
         data = files.read(f"curves/{name}") if seal.curves else None
         if not seal.fits(data):  # replaced since the log was read
@@ -303,13 +324,13 @@ def each_curves(
         if data is None:
             return None
         try:
-            return reduce(rows(parquet(data, coded), CURVES, columns))
+            return reduce(rows(parquet(data), CURVES, columns, coded=True))
         except Unsound as error:
-            return Finding(f"curves/{name}", DAMAGED, str(error))
+            return FolderFinding(f"curves/{name}", error.kind, str(error))
 
     findings = []
     for item in _each(files, read, [s for s in log.shards if only is None or s.name in only]):
-        if isinstance(item, Finding):
+        if isinstance(item, FolderFinding):
             findings.append(item)
         elif item is not None:
             yield item
@@ -343,7 +364,7 @@ def _pair(
     name: str,
     columns: Sequence[str] | None,
     sizes: Mapping[str, int] | None = None,
-) -> tuple[Shard, bytes | None] | Finding | None:
+) -> tuple[Shard, bytes | None] | FolderFinding | None:
     """Return a shard that counts with its curves, or what is wrong with it; None where it has gone meanwhile.
 
     A writer replaces the curves before the cells, so a pair that does not fit is looked at again. folder: the
@@ -357,7 +378,7 @@ def _pair(
         try:
             shard = _opened(data, name.removesuffix(".parquet"), folder, columns)
         except Unsound as error:
-            return Finding(f"cells/{name}", error.kind, str(error))
+            return FolderFinding(f"cells/{name}", error.kind, str(error))
         content, seal = None, shard.seal
         if sizes is None:
             content = files.read(f"curves/{name}") if seal.curves else None
@@ -368,20 +389,20 @@ def _pair(
         if fits or not seal.curves:
             return shard, content
     is_another = "it is not the file that its cells were committed with"
-    return Finding(f"curves/{name}", DAMAGED, is_another if is_there else "it is missing")
+    return FolderFinding(f"curves/{name}", DAMAGED, is_another if is_there else "it is missing")
 
 
 def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) -> Shard:
     """Return the shard of a cells file. Raises Unsound where it is not sound, or not of this folder and name."""
-    seal, file = opened(data)
+    seal, file = open_cells(data)
     if seal.shard != stem:
         raise Unsound(FOREIGN, f"a copy of {seal.shard}.parquet")
     if folder and seal.folder not in ("", folder):
         raise Unsound(FOREIGN, "it was written into another results folder")
     cells = rows(file, CELLS, columns)
-    if set(cells["status"].to_pylist()) - set(STATUS_RANK) or cells["cell"].null_count:
-        raise Unsound(DAMAGED, "it holds rows without an id or with an unknown status")
-    return Shard(stem, seal, cells, version_of(file.schema_arrow))
+    if set(cells["status"].to_pylist()) - set(STATUS_RANK):
+        raise Unsound(DAMAGED, "it holds rows with an unknown status")
+    return Shard(stem, seal, cells, version_of(file.schema))
 
 
 # Verifying -----------------------------------------------------------------------------------------
@@ -392,17 +413,24 @@ def verified(files: Files) -> Log:
     files.check()
     log = look(files, deep=True)
     findings = [*log.findings, *_strays(files, log), *doubles(log)]
+    for shard in log.shards:
+        try:
+            for text in shard.cells["config"].to_pylist():
+                config_of(text)
+        except InputError as error:
+            what = error.complaints[0].what
+            findings.append(FolderFinding(f"cells/{shard.name}.parquet", DAMAGED, what))
     text = files.read("sweep.yaml")
     if text is None:
-        findings.append(Finding("sweep.yaml", NO_SWEEP, "it is missing"))
+        findings.append(FolderFinding("sweep.yaml", NO_SWEEP, "it is missing"))
     try:
-        identity.parse(identity.decoded(text or b"{}", files.name))
+        identity.parse_saved_sweep(identity.decoded(text or b"{}", files.name))
     except InputError as error:
-        findings.append(Finding("sweep.yaml", NO_SWEEP, error.complaints[0].what))
+        findings.append(FolderFinding("sweep.yaml", NO_SWEEP, error.complaints[0].what))
     return replace(log, findings=tuple(findings))
 
 
-def doubles(log: Log) -> list[Finding]:
+def doubles(log: Log) -> list[FolderFinding]:
     """Return the shards with cells that another shard holds, ended as well or better.
 
     Of equal ones that of the larger shard stays, then that of the smaller name.
@@ -414,16 +442,18 @@ def doubles(log: Log) -> list[Finding]:
             places.setdefault(row["cell"], []).append(place)
     worse = Counter(name for several in places.values() for *_, name in sorted(set(several))[1:])
     what = "of its cells stand in another shard"
-    return [Finding(f"cells/{name}.parquet", DOUBLE, f"{n} {what}") for name, n in worse.items()]
+    return [
+        FolderFinding(f"cells/{name}.parquet", DOUBLE, f"{n} {what}") for name, n in worse.items()
+    ]
 
 
-def _strays(files: Files, log: Log) -> Iterator[Finding]:
+def _strays(files: Files, log: Log) -> Iterator[FolderFinding]:
     """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
     committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
     places = {f.rel.replace("curves/", "cells/") for f in log.findings}
     for folder in ("cells", "curves"):
         for name in files.names(folder):
             if not _is_shard(name):
-                yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
+                yield FolderFinding(f"{folder}/{name}", STRAY, "it is not a shard")
             elif folder == "curves" and name not in committed and f"cells/{name}" not in places:
-                yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")
+                yield FolderFinding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import warnings
@@ -16,10 +15,10 @@ import pyarrow as pa
 
 from raybench.core.errors import InputError, Notice
 from raybench.store import identity, log
-from raybench.store.accounting import Accounting, parse, rebook
+from raybench.store.accounting import Accounting, parse_accounting, rebook
 from raybench.store.files import Files, open_folder, reached
-from raybench.store.log import BATCHES, DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
-from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
+from raybench.store.log import BATCHES, DAMAGED, FOREIGN, PLANNED, SWEEPS, UNREADABLE, Log, Shard
+from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS, config_of
 from raybench.store.table import cells_frame, coded, curves_frame, expand_extra, in_order
 
 COLUMNS_JOINED = (
@@ -34,7 +33,8 @@ EXTRA = "extra."  # and a name: a column of the map ``extra``
 GRID = "plan/grid.json"
 """Where a search notes how many cells the grid has in each group."""
 
-Source = str | os.PathLike[str]
+Source = str | os.PathLike[str] | Files
+"""A results folder: its place, its URL, or its files, opened once for several of the functions here."""
 How = str | Mapping[str, object] | Accounting | None
 
 
@@ -43,11 +43,14 @@ def load(folder: Source, accounting: How = None, params: bool = False) -> pd.Dat
 
     Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from ``cells`` status,
     compressor_params, downlink, theory_step, rounds, d, L, L_tilde, L_pm, mu, f_star, heterogeneity, omega, alpha,
-    workers, mode, device, value_bits, exchange, on_clock, baseline, batch. Rows are sorted by cell and round. With
-    ``accounting`` the bits are booked anew; with ``params`` the resolved config is joined too, flattened
-    (``algorithm.p``, ``problem.lambda``). Every file is compared with its digest; files that are not this folder's are
-    left out, with a warning. Raises InputError if there are no results in the folder, a file is damaged or the
-    accounting is unknown.
+    workers, mode, device, value_bits, exchange, on_clock, baseline, batch. Rows are sorted by cell and round. Every file
+    is compared with its digest; files that are not this folder's are left out, with a warning. Raises InputError if
+    there are no results in the folder, a file is damaged or the accounting is unknown.
+
+    Args:
+        folder: a results folder, or its URL.
+        accounting: under which bits are counted anew; by default as they were.
+        params: whether the resolved configuration is joined, as columns such as ``algorithm.p`` and ``problem.lambda``.
     """
     return frames(folder, accounting, params)[0]
 
@@ -67,7 +70,7 @@ def frames(
     folder: Source, accounting: How = None, params: bool = False
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return ``load`` and ``cells`` of a folder from one reading of it."""
-    how = None if accounting is None else parse(accounting)
+    how = None if accounting is None else parse_accounting(accounting)
     files = open_results(folder)
     commits = checked(files)
     table = cells_frame(commits.cells())
@@ -137,7 +140,7 @@ class Results:
             places = [self._places.get(cell, -1) for cell in ids]
             if asked is not None:
                 places = [place if place in asked else -1 for place in places]
-            code = np.array(places, np.int32)[codes]
+            code = np.array([*places, -1], np.int32)[codes]
             table = expand_extra(table)
             rest = {name: np.full(len(code), np.nan) for name in extras}
             there = [name for name in (*names, "round") if name in table.column_names]
@@ -194,7 +197,7 @@ def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataF
     """
     files = open_results(folder)
     commits = log.look(files, deep=True)
-    log.refuse(commits, files.name, OTHER_VERSION)
+    log.refuse(commits, files.name, *UNREADABLE)
     table = cells_frame(commits.cells())
     return _curves(files, commits, table, columns, lenient=True), table
 
@@ -211,7 +214,7 @@ def sweep_texts(folder: Source) -> dict[str, str]:
 
 def sweep(folder: Source) -> dict[str, Any]:
     """Return the saved sweep of a results folder, empty where it has none."""
-    return identity.parse(sweep_texts(folder).get("sweep.yaml") or "{}")
+    return identity.parse_saved_sweep(sweep_texts(folder).get("sweep.yaml") or "{}")
 
 
 def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting:
@@ -223,7 +226,9 @@ def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting
     text = files.read("sweep.yaml") if files.names("curves") else None
     if text is None:
         return asked or Accounting()
-    return parse(identity.parse(identity.decoded(text, files.name)).get("accounting"))
+    return parse_accounting(
+        identity.parse_saved_sweep(identity.decoded(text, files.name)).get("accounting")
+    )
 
 
 def planned(folder: Source) -> frozenset[str] | None:
@@ -231,13 +236,8 @@ def planned(folder: Source) -> frozenset[str] | None:
 
     That is so where no sweep has noted its cells: in folders of single runs, and of files from elsewhere.
     """
-    files = open_folder(folder)
-    try:
-        ids = json.loads(files.read(PLANNED) or b"null")
-    except ValueError as error:
-        fix = "remove it: the sweep's own command writes it anew"
-        raise InputError.of(f"{files.name}/{PLANNED}", "is not as it was written", fix) from error
-    return frozenset(map(str, ids)) if isinstance(ids, list) else None
+    ids = log.written(open_folder(folder), PLANNED, list)
+    return None if ids is None else frozenset(map(str, ids))
 
 
 def missing(folder: Source, ended: Iterable[str]) -> set[str]:
@@ -250,10 +250,14 @@ def missing(folder: Source, ended: Iterable[str]) -> set[str]:
 
 def grid(folder: Source) -> dict[str, int]:
     """Return how many cells the grid has by group, of a sweep that searches; empty of any other."""
-    return {group: int(count) for group, count in log.noted(open_results(folder), GRID).items()}
+    files = open_results(folder)
+    counts = log.written(files, GRID, dict) or {}
+    if not all(type(count) is int and count >= 0 for count in counts.values()):
+        raise InputError.of(f"{files.name}/{GRID}", "is not as it was written", "remove it")
+    return counts
 
 
-def flatten(config: str | None) -> dict[str, object]:
+def flatten(config: object) -> dict[str, object]:
     """Return a cell's config (JSON) as one level: ``problem.dataset``, ``algorithm.p``, ``x0``.
 
     A section's ``params`` are its keys, its ``name`` stays ``<section>.name``; lists stay lists.
@@ -267,7 +271,7 @@ def flatten(config: str | None) -> dict[str, object]:
         for key, inner in value.items():
             walk(prefix if key == "params" else f"{prefix}.{key}" if prefix else str(key), inner)
 
-    walk("", json.loads(config) if isinstance(config, str) and config else {})
+    walk("", config_of(config))
     return flat
 
 
@@ -303,6 +307,8 @@ def existing(folder: Source) -> Files:
 
 def open_results(folder: Source) -> Files:
     """Return the files of a results folder. Raises InputError if it is missing or has no results."""
+    if isinstance(folder, Files):
+        return folder
     files = existing(folder)
     if not files.names("cells"):
         what = f"{files.name} holds no results yet"
@@ -317,7 +323,7 @@ def checked(files: Files, columns: Sequence[str] | None = None) -> Log:
     """
     files.check()
     commits = log.look(files, columns=columns)
-    log.refuse(commits, files.name, DAMAGED, OTHER_VERSION)
+    log.refuse(commits, files.name, DAMAGED, *UNREADABLE)
     for finding in commits.of(FOREIGN):
         what = f"{files.name}/{finding.rel} is left out: {finding.what}"
         warnings.warn(what, Notice, stacklevel=4)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from raybench.core import yaml
 from raybench.core.counts import GATHER, MIX, Counts
+from raybench.core.errors import InputError
 
 SCHEMA_VERSION = 4
 VERSION_KEY = b"raybench_schema"
@@ -166,7 +167,7 @@ def version_of(schema: pa.Schema) -> int:
     return int(version) if version.isdigit() else 0
 
 
-# Cells of an older version: the one place that takes facts from a configuration -----------------------
+# Configurations, and cells of an older version: the one place that takes facts from them ---------------
 
 OLDEST = 3
 """The first version that is read: a folder that is written to has today's alone."""
@@ -174,9 +175,28 @@ SINCE_4 = ("value_bits", "exchange", "on_clock", "baseline")
 WIDTHS = {"float32": 32, "float16": 16, "bfloat16": 16}
 
 
+def config_of(text: object) -> dict[str, Any]:
+    """Return a cell's config (JSON), empty where it has none: the one reader. Raises InputError where it is none of a cell."""
+    if not (isinstance(text, str) and text):
+        return {}
+    where, fix = "config of a cell", "raybench verify DIR names the file"
+    try:
+        config = yaml.from_json(text, where, fix, dict)
+        parts = (config.get(p) or {} for p in ("problem", "algorithm", "compressor", "downlink"))
+        are_sections = all(isinstance((part.get("params") or {}), dict) for part in parts)
+        plugins = config.get("plugins", [])
+        facts = ("version", "source", "title")  # an older raybench wrote more
+        words = [w for p in plugins for w in (p["kind"], p["name"], *map(p.get, facts))]
+        if not (are_sections and all(isinstance(word, str | None) for word in words)):
+            raise TypeError(config)
+    except (InputError, AttributeError, TypeError, KeyError) as error:
+        raise InputError.of(where, "is not as it was written", fix) from error
+    return config
+
+
 def with_later_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Return cells of schema 3, ``config`` among their columns, with columns that schema 4 has added."""
-    facts = [_facts(json.loads(text or "{}")) for text in table["config"].to_pylist()]
+    facts = [_facts(config_of(text)) for text in table["config"].to_pylist()]
     for name in names:
         values = pa.array([row[name] for row in facts], CELLS.field(name).type)
         table = table.append_column(name, values)
@@ -184,11 +204,11 @@ def with_later_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:
-    method, operator, problem = (
+    method, compressor, problem = (
         config.get(part) or {} for part in ("algorithm", "compressor", "problem")
     )
-    plain = operator.get("name") in (None, "identity")
-    asked = operator.get("params", {}).get("collective", GATHER)
+    plain = compressor.get("name") in (None, "identity")
+    asked = compressor.get("params", {}).get("collective", GATHER)
     return {
         "value_bits": WIDTHS.get(str(problem.get("params", {}).get("dtype")), 64),
         "exchange": MIX if config.get("graph") else asked,

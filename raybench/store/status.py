@@ -82,8 +82,8 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
     commits = log.look(files, columns=COLUMNS)
     table = commits.cells().to_pandas()
-    missing = reader.missing(files.name, table["cell"])
-    shown = reader.planned(files.name)
+    missing = reader.missing(files, table["cell"])
+    shown = reader.planned(files)
     of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
     earlier, table = int((~of_sweep).sum()), table[of_sweep]
     counts = Counter({"missing": len(missing), **Counter(table["status"].tolist())})
@@ -93,14 +93,16 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     errors = Counter(map(cause, failed))
     return Status(
         folder=files.name,
-        sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
+        sweep={}
+        if text is None
+        else identity.parse_saved_sweep(identity.decoded(text, files.name)),
         counts={s: counts[s] for s in (*log.STATUS_RANK, "missing") if counts[s]},
         begun=sum(cell in attempts for cell in missing),
         holder=holder,
         last=last,
         rate=rate,
         errors=dict(errors.most_common()),
-        damaged=len(commits.of(log.DAMAGED, log.OTHER_VERSION)),
+        damaged=len(commits.of(log.DAMAGED, *log.UNREADABLE)),
         earlier=earlier,
     )
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pandas.api.extensions import ExtensionArray
 
 from raybench.core.errors import InputError, nearest
+from raybench.core.limits import check_fits
 from raybench.store.schema import CURVES, EXTRA_COUNTS, stamped
 
 
@@ -28,9 +29,8 @@ def to_table(
     as does zero for the counts of ``schema.EXTRA_COUNTS``.
     Raises InputError for a column the schema lacks.
     """
-    for name in columns:
-        if name not in schema.names:
-            raise InputError.of("results", f"unknown column {name!r}", nearest(name, schema.names))
+    if name := next((name for name in columns if name not in schema.names), ""):
+        raise InputError.of("results", f"unknown column {name!r}", nearest(name, schema.names))
     extra = columns.get("extra") or {}
     parts = {name: _part(value) for name, value in columns.items() if name != "extra"}
     others = {name: _part(value) for name, value in extra.items()}
@@ -52,9 +52,7 @@ def to_table(
 def _part(value: object) -> np.ndarray:
     if isinstance(value, pa.Array | pa.ChunkedArray):
         value = value.to_numpy(zero_copy_only=False)
-    if isinstance(value, list | tuple):
-        return np.asarray(value, dtype=object)
-    return value if isinstance(value, np.ndarray) else np.asarray(value)
+    return np.asanyarray(value, dtype=object if isinstance(value, list | tuple) else None)
 
 
 def _full(part: np.ndarray, shape: tuple[int, ...], keep: np.ndarray | None) -> np.ndarray:
@@ -172,6 +170,8 @@ def curves_frame(tables: Iterable[pa.Table], cells: pd.Series) -> pd.DataFrame:
     parts = [expand_extra(table) for table in tables] or [expand_extra(CURVES.empty_table())]
     table = pa.concat_tables(parts, promote_options="default")
     del tables, parts
+    count = 8 * table.num_rows * table.num_columns
+    check_fits("results", "the table of all curves", count, "read some with raybench.analysis")
     fixed = [name for name in CURVES.names if name in table.column_names]
     names = fixed + sorted(set(table.column_names) - set(fixed))
     place = {cell: j for j, cell in enumerate(sorted(cells))}

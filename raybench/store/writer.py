@@ -21,8 +21,8 @@ import json
 import os
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,12 +35,12 @@ from raybench.store.files import open_folder
 from raybench.store.log import (
     ATTEMPTS,
     DAMAGED,
-    OTHER_VERSION,
     OWNER,
     PLANNED,
     SWEEPS,
     TARGETS,
-    Finding,
+    UNREADABLE,
+    FolderFinding,
 )
 from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION
 from raybench.store.table import encode
@@ -70,16 +70,19 @@ class Store:
 
     Creating a Store touches nothing. ``commit`` may be called by any number of processes at once; given
     the ``owner`` that the driver's ``own`` returned, it refuses to write into a folder that is no longer
-    that driver's. apart: cells that had failed, which stand in shards of their own and stay there. The
+    that driver's. retried: cells that had failed, which stand in shards of their own and stay there. The
     other methods that write are the driver's, under ``held``.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], owner: Owner | None = None, apart: Iterable[str] = ()
+        self,
+        folder: str | os.PathLike[str],
+        owner: Owner | None = None,
+        retried: Iterable[str] = (),
     ) -> None:
         self.files = open_folder(folder)
         self.owner = owner
-        self.apart = frozenset(apart)
+        self.retried = frozenset(retried)
 
     @property
     def folder(self) -> str:
@@ -103,7 +106,9 @@ class Store:
         """
         before = self.files.read("sweep.yaml")
         if before is not None:
-            identity.check(identity.decoded(before, self.folder), sweep, self.folder, meaning)
+            identity.check_same_sweep(
+                identity.decoded(before, self.folder), sweep, self.folder, meaning
+            )
         elif self.files.names("cells"):
             what = f"{self.folder} holds results but no sweep.yaml"
             raise InputError.of("out", what, "give another --out folder")
@@ -126,9 +131,15 @@ class Store:
         if self.files.read(PLANNED) != data:
             self.files.write(PLANNED, data)
 
-    def held(self) -> AbstractContextManager[None]:
-        """Hold the folder as its only driver. Raises InputError if another driver holds it."""
-        return lock.held(self.files)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder as its only driver. Raises InputError if another driver holds it, FolderLost where it vanishes."""
+        with lock.held(self.files):
+            try:
+                yield
+            except OSError:
+                self.check_owner()  # what failed may have failed because the folder is gone
+                raise
 
     def own(self, fresh: bool = False) -> Owner:
         """Note in the folder that this driver is at work in it, and return whose it is now.
@@ -179,7 +190,7 @@ class Store:
         for rel, content in files.items():
             self.files.write(rel, content)
         ids = cells["cell"].to_pylist()
-        if len(ids) > 1 and self.apart.intersection(ids):
+        if len(ids) > 1 and self.retried.intersection(ids):
             for cell in ids:
                 rows = None if curves is None else curves.filter(pc.equal(curves["cell"], cell))
                 self.commit(cell, rows or None, cells.filter(pc.equal(cells["cell"], cell)))
@@ -204,7 +215,7 @@ class Store:
                 # another driver, which found them without cells, took the curves away in between
                 self.files.write(f"curves/{shard}.parquet", curves)
         except OSError:
-            self.check_owner()  # what failed may have failed because the folder is gone
+            self.check_owner()  # as in ``held``
             raise
 
     def check_owner(self) -> None:
@@ -213,7 +224,7 @@ class Store:
             return
         owner = log.owner_of(self.files)
         if not owner:
-            raise FolderLost(f"{self.folder} was removed while the sweep was running")
+            raise FolderLost(f"{self.folder} was removed or renamed while the sweep was running")
         if owner != vars(self.owner):
             raise FolderLost(f"another sweep has taken over {self.folder}")
 
@@ -236,13 +247,13 @@ class Store:
         Raises InputError for a file of another version of the schema: what is read may not be what is written to.
         """
         commits = log.look(self.files, deep=deep, columns=("cell", "status"))
-        log.refuse(commits, self.folder, OTHER_VERSION)
+        log.refuse(commits, self.folder, *UNREADABLE)
         if any(shard.version < SCHEMA_VERSION for shard in commits.shards):
             what = f"{self.folder} has files of an older schema: this raybench reads them, and writes {SCHEMA_VERSION}"
             raise InputError.of("out", what, "raybench.store.compact(folder, new) makes it anew")
         return commits
 
-    def repair(self, commits: log.Log | None = None) -> list[Finding]:
+    def repair(self, commits: log.Log | None = None) -> list[FolderFinding]:
         """Remove what was never committed and set aside what is damaged; return what was set aside.
 
         commits: what a deep look has seen just now. Damaged shards, and those that hold a cell which stands in

@@ -1,6 +1,6 @@
 """What every algorithm must hold: its booking, its batch axes, its independence of where it runs.
 
-``CHECKS`` are functions of a ``Method`` that raise AssertionError; ``conformance`` runs them all.
+``CHECKS`` are functions of a ``TrialMethod`` that raise AssertionError; ``conformance`` runs them all.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from raybench.core.registry import Entry
 from raybench.execution.checks import Skip
 from raybench.execution.run import Run
 from raybench.testing import Checks, Finding, findings, made, subprocess, trial
+from raybench.testing.certificates import certified
 from raybench.testing.compressors import assert_bytes_suffice, examples, label_of, same_bits
 from raybench.testing.leaks import Heard, Spy, difference, fence, tensors
-from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
+from raybench.testing.trial import WILD, TrialMethod, compressors_for, finished, on_ranks, started
 from raybench.wire import Message, unpack
 from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
@@ -62,7 +63,7 @@ def close_counts(run: Run, other: Run, rtol: float, what: str) -> None:
 
 
 @CHECKS
-def runs_at_its_own_step(m: Method) -> None:
+def runs_at_its_own_step(m: TrialMethod) -> None:
     """At the theoretical step (or 0.1/L) the iterates stay finite, move, and something is sent."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     first = run.s.x.clone()
@@ -76,7 +77,7 @@ def runs_at_its_own_step(m: Method) -> None:
 
 
 @CHECKS
-def state_has_cells_first(m: Method) -> None:
+def state_has_cells_first(m: TrialMethod) -> None:
     """Tensors of ``s`` have the cells on axis 0, those of ``c`` cells and clients on axes 0 and 1."""
     run = finished(m.batch((1.0, 0.5, 0.25)))
     for name, value in run.s:
@@ -89,7 +90,7 @@ def state_has_cells_first(m: Method) -> None:
 
 
 @CHECKS
-def seed_decides_all(m: Method) -> None:
+def seed_decides_all(m: TrialMethod) -> None:
     """Two runs of a seed are equal bit by bit, whether in one go or round by round."""
     batch = m.batch((1.0, 0.5), (3, 4))
     once, again = finished(batch), started(batch)
@@ -101,7 +102,7 @@ def seed_decides_all(m: Method) -> None:
 
 
 @CHECKS
-def books_what_it_packs(m: Method) -> None:
+def books_what_it_packs(m: TrialMethod) -> None:
     """The ledger's bytes are those of the packed messages, its bits the same up to padding.
 
     Bytes as the mean over clients, and those of the largest client of each round.
@@ -122,7 +123,7 @@ def books_what_it_packs(m: Method) -> None:
 
 
 @CHECKS
-def counts_never_fall(m: Method) -> None:
+def counts_never_fall(m: TrialMethod) -> None:
     """From round to round no count of the ledger falls, whichever way, nor that of gradients; all are finite."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     before: dict[str, np.ndarray] = {}
@@ -136,7 +137,7 @@ def counts_never_fall(m: Method) -> None:
 
 
 @CHECKS
-def gradients_are_left_alone(m: Method) -> None:
+def gradients_are_left_alone(m: TrialMethod) -> None:
     """Nothing writes to a gradient that ``net`` has handed out, of a common point or of the clients' own.
 
     Others hold the same tensor: what was remembered of it, the record, and in a training loop the model.
@@ -164,7 +165,7 @@ def gradients_are_left_alone(m: Method) -> None:
 
 
 @CHECKS
-def messages_hold_no_more_than_their_bytes(m: Method) -> None:
+def messages_hold_no_more_than_their_bytes(m: TrialMethod) -> None:
     """Packed and unpacked, what it sends decodes to the same; kinds of its own do so in another process."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     messages: list[Message] = []
@@ -188,7 +189,7 @@ def _keeping(call: Callable[[Message], Any], kept: list[Message]) -> Callable[[M
 
 
 @CHECKS
-def calls_what_methods_may_call(m: Method) -> None:
+def calls_what_methods_may_call(m: TrialMethod) -> None:
     """In ``start`` and rounds: what ``algorithms.protocols`` lists, and nothing that is for the record only."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     fence(run)
@@ -196,7 +197,7 @@ def calls_what_methods_may_call(m: Method) -> None:
 
 
 @CHECKS
-def clients_use_what_was_sent(m: Method) -> None:
+def clients_use_what_was_sent(m: TrialMethod) -> None:
     """What clients send and keep depends on the server only through ``down``, ``down_each``, ``model``, ``mean``, ``mix``.
 
     The server of a second run receives other messages, and broadcasts those of the first run.
@@ -216,7 +217,7 @@ def clients_use_what_was_sent(m: Method) -> None:
 
 
 @CHECKS
-def ranks_change_nothing(m: Method) -> None:
+def ranks_change_nothing(m: TrialMethod) -> None:
     """On one, two and three virtual ranks, where there are so many clients: the same iterates (1e-10), counts and gradients.
 
     Fails where clients are combined other than through ``net``. Methods on a simulated clock run in one process.
@@ -240,7 +241,7 @@ def ranks_change_nothing(m: Method) -> None:
 
 
 @CHECKS
-def alone_or_in_a_batch(m: Method) -> None:
+def alone_or_in_a_batch(m: TrialMethod) -> None:
     """A cell gives the same curve (1e-9) alone and among others, of which most diverge and leave."""
     multiples, seeds = (1.0, WILD, 0.5, WILD, WILD), (0, 1, 2, 3, 4)
     batch = m.batch(multiples, seeds)
@@ -257,7 +258,7 @@ def alone_or_in_a_batch(m: Method) -> None:
 
 
 @CHECKS
-def recording_costs_nothing(m: Method) -> None:
+def recording_costs_nothing(m: TrialMethod) -> None:
     """Iterates, messages and counted gradients do not depend on how often f is recorded."""
     batch = m.batch((1.0, 0.5), (0, 1))
     often, seldom = finished(batch, 1), finished(batch, m.rounds)
@@ -266,7 +267,7 @@ def recording_costs_nothing(m: Method) -> None:
 
 
 @CHECKS
-def goes_on_from_its_state(m: Method) -> None:
+def goes_on_from_its_state(m: TrialMethod) -> None:
     """Interrupted after 5 rounds and continued: in a new process the same curve bit for bit.
 
     Shared out to three ranks instead, the same to rounding. What a method remembers must be in ``s``
@@ -289,12 +290,12 @@ def goes_on_from_its_state(m: Method) -> None:
             close(got.nan_to_num(), whole[name].nan_to_num(), 1e-9, what)
 
 
-def conformance(method: Method, about: str | None = None) -> list[Finding]:
+def conformance(method: TrialMethod, about: str | None = None) -> list[Finding]:
     """Return the findings of all checks on a method."""
-    operator = method.compressor
+    compressor = method.compressor
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors: waking threads would cost more than the work
-    name = operator if isinstance(operator, str) or operator is None else operator["name"]
+    name = compressor if isinstance(compressor, str) or compressor is None else compressor["name"]
     label = label_of(method.name, dict(method.params))
     try:
         return findings(CHECKS, method, about or (f"{label} with {name}" if name else label))
@@ -306,7 +307,7 @@ def methods(
     entry: Entry,
     given: Mapping[str, Any] | None = None,
     problem: Mapping[str, Any] | None = None,
-) -> list[Method]:
+) -> list[TrialMethod]:
     """Return what a registered method is tried as: parameter sets, and compressors of its role.
 
     given: parameters that all sets have. problem: as in a sweep file, the small one by default.
@@ -319,11 +320,11 @@ def methods(
     sets = [
         {**_small(entry, example), **(given or {})} for example in examples(entry, given).values()
     ]
-    operators = compressors_for(entry)
+    compressors = compressors_for(entry)
     down = {"name": entry.facts.down.usual, "k": 4} if entry.facts.down else None
-    pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
-    pairs += [(params, operators[0]) for params in sets[1:]]
-    pairings = [Method(entry.name, params, q, problem, down) for params, q in pairs]
+    pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in compressors]
+    pairs += [(params, compressors[0]) for params in sets[1:]]
+    pairings = [TrialMethod(entry.name, params, q, problem, down) for params, q in pairs]
     return [m for j, m in enumerate(pairings) if j == 0 or _fits(m)]
 
 
@@ -337,7 +338,7 @@ def _small(entry: Entry, params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fits(method: Method) -> bool:
+def _fits(method: TrialMethod) -> bool:
     try:
         method.cell()
     except (InputError, Skip):
@@ -350,10 +351,11 @@ def check_entry(
     given: Mapping[str, Any] | None = None,
     problem: Mapping[str, Any] | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings of all checks on a registered method, over ``methods``."""
+    """Yield the findings of all checks on a registered method, over ``methods``, and of its theorems in the worst case."""
     for method in methods(entry, given, problem):
         yield from _checked(method)
+    yield from certified(entry, given)
 
 
-def _checked(m: Method) -> list[Finding]:
+def _checked(m: TrialMethod) -> list[Finding]:
     return made(lambda: started(m.batch()).advance(1), m.name) or conformance(m)

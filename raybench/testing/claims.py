@@ -1,7 +1,7 @@
 """What a compressor claims (unbiased, omega, alpha, B1, B2), judged by draws of it: the only place that does.
 
 ``judge`` compares sample moments with the claims. The conformance kit draws often (``testing.compressors``),
-``raybench show`` some few times (``check``), on the same families of vectors.
+``raybench show`` some few times (``check_claims``), on the same families of vectors.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def claim(op: Compressor, d: int) -> tuple[float | None, float]:
     return (None, 1.0) if wider is None else (1 - 1 / wider[0], wider[1])
 
 
-def check(op: Compressor, d: int) -> list[Found]:
+def check_claims(op: Compressor, d: int) -> list[Found]:
     """Return what draws show about a compressor bound to d, for every family of vectors (float64).
 
     A deterministic compressor is drawn once. Others as often as 2^19 coordinates take, fewer times

@@ -67,7 +67,7 @@ class Subject:
 
     def _fitted(self, d: int) -> Compressor:
         op = self.make(d)
-        return op.bind(d, CLIENTS).operator if isinstance(op, Compressor) else op
+        return op.bind(d, CLIENTS).compressor if isinstance(op, Compressor) else op
 
     @cached_property
     def moments(self) -> dict[str, Moments]:

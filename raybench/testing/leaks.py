@@ -11,13 +11,13 @@ from torch import Tensor
 
 from raybench.algorithms import protocols
 from raybench.core.counts import GATHER
-from raybench.execution.net import EventNet, Net
+from raybench.execution.net import ProblemEventNet, ProblemNet
 from raybench.execution.run import Run
 from raybench.testing.compressors import same_bits, sent
 from raybench.wire import CasesMessage, Message
 from raybench.wire.collectives import combines
 from raybench.wire.compound import MeansMessage, PartsMessage
-from raybench.wire.wire import Each, Received
+from raybench.wire.wire import PerClientReceived, Received
 
 # What methods may call -----------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class Heard:
     None for a run that is left as it is.
     """
 
-    def __init__(self, net: Net, first: Heard | None = None) -> None:
+    def __init__(self, net: ProblemNet, first: Heard | None = None) -> None:
         self.net, self.first = net, first
         self.told: list[tuple[int, Any]] = []  # round and message, or the model
         self.sent: list[tuple[int, list[Tensor]]] = []  # round and the clients' messages
@@ -101,7 +101,7 @@ class Heard:
         def up(message: Message) -> Received:
             reply = call(message)
             others = torch.arange(self.net.B).roll(1)
-            kind = Each if isinstance(reply, Each) else Received
+            kind = PerClientReceived if isinstance(reply, PerClientReceived) else Received
             return kind(reply.message.select(others).scaled(OTHER), reply.n, reply.clock)
 
         return up
@@ -198,13 +198,13 @@ class Spy:
     what each client has sent up in a round, (cells, clients).
     """
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: ProblemNet) -> None:
         self.net = net
         self.bytes = {side: np.zeros(net.B) for side in ("up", "down")}
         self.messages = {"up": 0, "down": 0}
         self.by_round: dict[int, np.ndarray] = {}
         names = ["up", "all_gather", "mix", "average", "broadcast", "down_each", "charge"]
-        for name in [*names, *(["deliver", "tell"] if isinstance(net, EventNet) else [])]:
+        for name in [*names, *(["deliver", "tell"] if isinstance(net, ProblemEventNet) else [])]:
             setattr(net, name, self._listening(name, getattr(net, name)))
 
     @property

@@ -18,7 +18,7 @@ CHECKS = Checks()
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricTrial:
     """A metric and the problem it is tried on."""
 
     metric: Callable[[Problem, Tensor], Tensor]
@@ -34,7 +34,7 @@ def conformance(
     metric: Callable[[Problem, Tensor], Tensor], problem: Problem, about: str = "metric"
 ) -> list[Finding]:
     """Return the findings of all checks on a metric."""
-    return findings(CHECKS, Measured(metric, problem), about)
+    return findings(CHECKS, MetricTrial(metric, problem), about)
 
 
 def check_entry(entry: Entry, problem: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -44,7 +44,7 @@ def check_entry(entry: Entry, problem: Mapping[str, Any] | None = None) -> list[
 
 
 @CHECKS
-def gives_a_number_per_cell(s: Measured) -> None:
+def gives_a_number_per_cell(s: MetricTrial) -> None:
     """The result is a tensor of shape (B,) of numbers, for any B."""
     for cells in (1, 3):
         value = s.metric(s.problem, s.x[:cells])
@@ -54,7 +54,7 @@ def gives_a_number_per_cell(s: Measured) -> None:
 
 
 @CHECKS
-def cells_do_not_depend_on_each_other(s: Measured) -> None:
+def cells_do_not_depend_on_each_other(s: MetricTrial) -> None:
     """A cell alone gives what it gives in a batch."""
     whole = s.metric(s.problem, s.x).double()
     for b in range(len(s.x)):
@@ -65,7 +65,7 @@ def cells_do_not_depend_on_each_other(s: Measured) -> None:
 
 
 @CHECKS
-def x_is_left_alone(s: Measured) -> None:
+def x_is_left_alone(s: MetricTrial) -> None:
     """x is not changed, and the same x gives the same number."""
     x, before = s.x, s.x.clone()
     first = s.metric(s.problem, x).clone()

@@ -65,7 +65,7 @@ def compressors_for(entry: Entry) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Method:
+class TrialMethod:
     """An algorithm by name with its parameters and compressors, on a problem.
 
     step: one times the step size; None is its theory's (by ``rule``), or a tenth of 1/L where it has
@@ -166,7 +166,7 @@ MULTIPLES, SEEDS = (1.0, 0.5), (3, 4)
 TIMES = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
 
 
-def interrupted(m: Method) -> bytes:
+def interrupted(m: TrialMethod) -> bytes:
     """Return the state of a run after a few rounds, as the bytes of a file."""
     run = started(m.batch(MULTIPLES, SEEDS))
     run.advance(BEFORE)
@@ -175,7 +175,7 @@ def interrupted(m: Method) -> bytes:
     return file.getvalue()
 
 
-def continued(m: Method, saved: bytes, transport: Transport | None = None) -> Run:
+def continued(m: TrialMethod, saved: bytes, transport: Transport | None = None) -> Run:
     """Return a run that took the state over and went on to the end."""
     state = torch.load(io.BytesIO(saved), weights_only=True)
     run = started(m.batch(MULTIPLES, SEEDS), transport=transport)
@@ -197,7 +197,7 @@ def recorded(run: Run) -> dict[str, Tensor]:
     return {name: torch.from_numpy(run.recorder.column(name).copy()) for name in names}
 
 
-def in_another_process(m: Method, saved: bytes) -> dict[str, Tensor]:
+def in_another_process(m: TrialMethod, saved: bytes) -> dict[str, Tensor]:
     """Return the curves of the run that a new process continues.
 
     Methods that no other process could import (those of a test's own file) continue in this one.
@@ -209,7 +209,7 @@ def in_another_process(m: Method, saved: bytes) -> dict[str, Tensor]:
     return torch.load(io.BytesIO(subprocess.process().submit(_go_on, m, saved, plugin).result()))
 
 
-def _go_on(m: Method, saved: bytes, plugin: str) -> bytes:
+def _go_on(m: TrialMethod, saved: bytes, plugin: str) -> bytes:
     if plugin:
         registry.load_plugin(plugin)
     file = io.BytesIO()

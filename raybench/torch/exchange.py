@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raybench.algorithms.build import method, named_method, part
 from raybench.algorithms.parts import late
-from raybench.compressors.base import Applied, build
+from raybench.compressors.base import TimedCompressor, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied, mapped
@@ -27,17 +27,17 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
 from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
-from raybench.torch.replicas import Met, Replica
+from raybench.torch.replicas import RankStatus, Replica
 from raybench.torch.report import bits, row
 from raybench.wire import Message
-from raybench.wire.wire import Vectors, Wire
+from raybench.wire.wire import BookedWire, Vectors
 
 GRAINS = ("global", "tensor", "bucket")
 SAVING = 2  # a tensor whose message is not smaller by this factor is sent as it is
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopSettings:
     """What is done with gradients, as a user has asked for it: settings are those of ``CompressedOptimizer``.
 
     params: the method's parameters, as given; in ``algorithm`` stands its text.
@@ -63,7 +63,7 @@ class Plan:
         """The method's entry and its typed parameters. Raises InputError for a wrong name or parameter."""
         return named_method(self.algorithm, self.params)
 
-    def of_part(self, layout: Layout) -> Plan:
+    def of_part(self, layout: Layout) -> LoopSettings:
         """Return the plan with the groups that have tensors in this layout."""
         names = [name for name, _ in layout]
         groups = [(p, op) for p, op in self.groups if any(fnmatchcase(name, p) for name in names)]
@@ -92,7 +92,7 @@ class Plan:
                     "groups", f"{pattern!r} names no tensor", nearest(pattern, names)
                 )
 
-    def operator(self, layout: Layout, dtype: torch.dtype) -> Any:
+    def compressor_for(self, layout: Layout, dtype: torch.dtype) -> Any:
         """Return the compressor for vectors of a layout, None where none was asked for."""
         if self.compressor is None:
             return None
@@ -131,16 +131,18 @@ def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any
     return algorithm["name"], {k: v for k, v in algorithm.items() if k != "name"}
 
 
-def planned(asked: Mapping[str, Any], replica: Replica, loop: Mapping[str, Any]) -> Plan:
+def loop_settings(
+    asked: Mapping[str, Any], replica: Replica, loop: Mapping[str, Any]
+) -> LoopSettings:
     """Return the plan of a user's settings.
 
     asked: what the user's call was given, by name; those of a plan's settings are taken. loop: settings that the plan
     does not hold. Raises InputError for wrong settings; where what ranks say differs, on all of them.
     """
     name, params = method_given(asked["algorithm"])
-    settings = {part.name: asked[part.name] for part in fields(Plan) if part.name in asked}
+    settings = {part.name: asked[part.name] for part in fields(LoopSettings) if part.name in asked}
     method = {"algorithm": name, "params": params, "groups": tuple(asked["groups"])}
-    plan = Plan(**{**settings, **method})
+    plan = LoopSettings(**{**settings, **method})
     shared = {name: value for name, value in vars(plan).items() if name != "watch"}
     replica.compare({**shared, **loop})
     plan.check([name for name, asks in zip(replica.names, replica.asked, strict=True) if asks])
@@ -156,10 +158,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Watched(Applied):
+class MeasuredCompressor(TimedCompressor):
     """A compressor that measures its messages for an exchange, when that watches, of the tensors that take part."""
 
-    exchange: Exchange
+    exchange: GradientExchange
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
         if self.exchange.mask is not None:
@@ -172,7 +174,7 @@ class Watched(Applied):
         return message
 
 
-class Exchange:
+class GradientExchange:
     """The method of one vector of gradients, on every rank of a group, each of which is one client.
 
     like: a tensor of the type and device of the vectors. Call it once a step with this rank's gradient
@@ -184,7 +186,7 @@ class Exchange:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoopSettings,
         layout: Layout,
         like: Tensor,
         replica: Replica,
@@ -195,7 +197,7 @@ class Exchange:
         self.delay = None if plan.delay is None else part("delay", plan.delay)
         transport = replica.transport
         n, rank = transport.size, transport.rank
-        self.met = Met([], math.nan)
+        self.status = RankStatus([], math.nan)
         self.clock = Clock()
         self.watching = False  # whether norms are measured in this step, which costs a pass
         self.mask: Tensor | None = None  # of the coordinates that take part, where some do not
@@ -206,12 +208,14 @@ class Exchange:
         if plan.collective != GATHER and not entry.facts.averaged:
             what = f"{entry.name} takes more of its messages than their mean"
             raise InputError.of("collective", what, GATHER)
-        self.wire = Wire(vectors, roots, transport, clock=self.clock, collective=plan.collective)
-        operators = plan.operator(layout, like.dtype), plan.downlink
+        self.wire = BookedWire(
+            vectors, roots, transport, clock=self.clock, collective=plan.collective
+        )
+        compressors = plan.compressor_for(layout, like.dtype), plan.downlink
         free = plan.allow_unproven
-        self.a = a = method(entry, params, operators, n, layout, self.clock, like, free)
+        self.a = a = method(entry, params, compressors, n, layout, self.clock, like, free)
         if entry.facts.up is not None or entry.facts.own is not None:
-            a.C = a.Q = Watched(a.C.bound, a.C.clock, a.C.declared, n, self)
+            a.C = a.Q = MeasuredCompressor(a.C.bound, a.C.clock, a.C.declared, n, self)
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
@@ -247,17 +251,19 @@ class Exchange:
         What is remembered of them stays, and the direction has there what the gradient has.
         """
         began, parts = perf_counter(), self.clock.parts
-        self.met = self.replica.meet(grad, self.steps, loss, used)
-        if self.met.bad:
+        self.status = self.replica.share_status(grad, self.steps, loss, used)
+        if self.status.bad:
             self.skip()
             return None
-        anyone = self.met.used or [True]
+        anyone = self.status.used or [True]
         if not any(anyone):
             self.rows.append(row(len(self.rows), began=began))
             return grad
         partial = not all(anyone) and self._partable(anyone)
-        self._ever = [a or b for a, b in zip(self._ever, self.met.used or self._ever, strict=True)]
-        keeps = undoable or bool(self.met.large)
+        self._ever = [
+            a or b for a, b in zip(self._ever, self.status.used or self._ever, strict=True)
+        ]
+        keeps = undoable or bool(self.status.large)
         self._before = (copied(self._shared()), copied(self.c)) if keeps else None
         ledger = self.wire.ledger
         before = ledger.up[:, 0].copy(), ledger.down[:, 0].copy()
@@ -294,7 +300,7 @@ class Exchange:
             compression_error=self.error,
         )
         self.rows.append(cost)
-        self._wary |= bool(self.met.large)
+        self._wary |= bool(self.status.large)
         if self._wary and not torch.isfinite(u).all():  # the same on all ranks
             self._overflown()
             return None
@@ -310,14 +316,14 @@ class Exchange:
 
     def _overflown(self) -> None:
         """Skip a step whose direction is not finite; begin anew where memories are to blame, not its gradients."""
-        if self.met.large:
+        if self.status.large:
             self.undo()
         else:
             self._begin()
             self.steps, self._wary = 0, False
             self.rows[-1]["skipped"] = 1.0
-        blamed = self.met.large or range(self.replica.transport.size)
-        self.met = self.met._replace(bad=[*blamed])
+        blamed = self.status.large or range(self.replica.transport.size)
+        self.status = self.status._replace(bad=[*blamed])
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""
@@ -398,7 +404,7 @@ class Exchange:
 
     def _residual(self) -> float | None:
         """Return the norm of what this rank has not sent yet, None for methods that keep no such thing."""
-        errors = [vars(self.c)[name] for name in self.a.errors if name in vars(self.c)]
+        errors = [vars(self.c)[name] for name in self.a.unsent_state if name in vars(self.c)]
         return float(sum(e.double().square().sum() for e in errors) ** 0.5) if errors else None
 
     # Going on elsewhere -----------------------------------------------------------------------------

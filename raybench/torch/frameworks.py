@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from raybench.compressors.base import Made
 from raybench.core.errors import InputError
+from raybench.core.safe_files import load_tensors, replacement
 from raybench.torch.hook import Attached, attach
 from raybench.torch.replicas import rank_here
-from raybench.torch.saved import placed, whole
+from raybench.torch.saved import whole
 
 ALONE = "one process has nobody to send to: it trains without raybench"
 NOTHING = "nothing of raybench: it was saved without, or the run ended while it was saved"
@@ -47,23 +48,29 @@ def accelerate(
     number = accelerator.raybench_hooks = getattr(accelerator, "raybench_hooks", -1) + 1
     name = f"raybench_{number}"
     accelerator.register_save_state_pre_hook(
-        lambda models, weights, folder: write(hook, Path(folder), name)
+        lambda models, weights, folder: write_checkpoint(hook, Path(folder), name)
     )
-    accelerator.register_load_state_pre_hook(lambda models, folder: read(hook, Path(folder), name))
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: read_checkpoint(hook, Path(folder), name)
+    )
     return hook
 
 
-def write(hook: Attached, folder: Path, name: str = "raybench") -> None:
+def write_checkpoint(hook: Attached, folder: Path, name: str = "raybench") -> None:
     """Write what this rank remembers into a checkpoint's folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = hook.state_dict()
-    placed(folder / f"{name}.{rank_here()}.pt", lambda file: torch.save(state, file))
+    state = {**hook.state_dict(), "weights": hook.replica.digests()}
+    with replacement(folder / f"{name}.{rank_here()}.pt") as fresh, fresh.open("wb") as file:
+        torch.save(state, file)
 
 
-def read(hook: Attached, folder: Path, name: str = "raybench") -> None:
+def read_checkpoint(
+    hook: Attached, folder: Path, name: str = "raybench", loaded: bool = False
+) -> None:
     """Go on from the files that ranks have written into a checkpoint's folder; their number may be another now.
 
-    Raises InputError where there are none, or not those of all ranks.
+    loaded: the model has its weights already. Raises InputError where there are none, not those of all ranks, or files
+    that were written beside other weights.
     """
     files = sorted(folder.glob(f"{name}.*.pt"))
     if not files:
@@ -71,7 +78,14 @@ def read(hook: Attached, folder: Path, name: str = "raybench") -> None:
     mine = folder / f"{name}.{rank_here()}.pt"
     if len(files) == dist.get_world_size() and mine in files:
         files = [mine]
-    states = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    states = [load_tensors(file, "checkpoint", str(file), EARLIER) for file in files]
+    weights = hook.replica.digests() if loaded else None
+    # an older raybench has not noted which weights its memories belong to
+    if loaded and any(state.get("weights", weights) != weights for state in states):
+        what = f"{folder} holds memories of other weights than those that training resumes from"
+        raise InputError.of(
+            "checkpoint", what, "resume_from=the folder that train(..) resumes from"
+        )
     hook.load_state_dict(states[0] if len(states) == 1 else whole(states))
 
 
@@ -158,11 +172,12 @@ def _transformers() -> type:
                 settings = {"scaler": scaler, **self.settings}
                 self.hook = attach(self.trainer.model_wrapped, **settings)
                 if state.global_step > 0:
-                    read(self.hook, Path(self.resume_from or self._checkpoint(args, state)))
+                    folder = Path(self.resume_from or self._checkpoint(args, state))
+                    read_checkpoint(self.hook, folder, loaded=True)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.hook is not None:
-                write(self.hook, self._checkpoint(args, state))
+                write_checkpoint(self.hook, self._checkpoint(args, state))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self.hook is not None:

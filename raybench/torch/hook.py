@@ -24,14 +24,15 @@ from raybench.compressors.base import Made
 from raybench.core.counts import GATHER
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.torch.exchange import Exchange, Plan, planned
+from raybench.torch.exchange import GradientExchange, LoopSettings, loop_settings
 from raybench.torch.flat import Flat, finite
 from raybench.torch.replicas import Replica, group_apart
 from raybench.torch.report import Report
 from raybench.torch.saved import Compression
 from raybench.wire.transport import Distributed, Transport
 
-PART = 25 << 20  # bytes of gradients that are exchanged together, the size of torch's own buckets
+BUCKET_SIZE = 25 << 20
+"""Bytes of gradients that are exchanged together: the size of torch's own buckets."""
 IDLE = (
     "the optimizer steps along gradients that were never exchanged, so the ranks would drift apart: the backward "
     "pass before it ran under no_sync(), or there was none. Run the last one of a step outside no_sync()."
@@ -53,7 +54,7 @@ class Attached(Compression):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoopSettings,
         model: torch.nn.Module,
         replica: Replica,
         scaler: torch.amp.GradScaler | None = None,
@@ -62,7 +63,7 @@ class Attached(Compression):
         self.scaler = scaler
         self.on = False  # until ``attach`` has made all of it
         self.skipped_at = 0  # the newest round that was skipped
-        self.done: list[Exchange] = []  # in this backward pass
+        self.done: list[GradientExchange] = []  # in this backward pass
         self._last: Report | None = None  # of a hook that is detached
         self._own = self._served = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
@@ -82,7 +83,7 @@ class Attached(Compression):
     def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at gradients before an optimizer steps: now, or after its closure has made them."""
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        if not self.on or not any(id(p) in self._served for p in parameters) or _nested(optimizer):
+        if not self.on or not any(id(p) in self._own for p in parameters) or _nested(optimizer):
             return None
         target, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
@@ -124,7 +125,7 @@ class Attached(Compression):
     def _refuse_lost(self, parameters: Sequence[Tensor]) -> None:
         """Raise InputError where a message has said of parameters what no step of an optimizer has heard."""
         lost = next((p for p in parameters if id(p) in self._lost), None) if self._lost else None
-        if lost is not None and any(vars(exchange.c) for exchange in self.exchanges):
+        if lost is not None and any(exchange.a.unsent_state for exchange in self.exchanges):
             name = next(n for n, p in zip(self.replica.names, self.replica.params) if p is lost)
             what = f"{name} was exchanged in a backward pass whose step left it out, so that memories lack a part of it"
             fix = "attach each network by itself, or requires_grad_(False) in the passes of the others"
@@ -134,9 +135,9 @@ class Attached(Compression):
         """Return the parameters that were exchanged in the last backward pass, where that is known."""
         return set()
 
-    def new(self, plan: Plan, layout: Layout, like: Tensor) -> Exchange:
+    def new(self, plan: LoopSettings, layout: Layout, like: Tensor) -> GradientExchange:
         """Return an exchange of a part of the model. Raises InputError where its messages hold the step size."""
-        exchange = Exchange(plan, layout, like, self.replica)
+        exchange = GradientExchange(plan, layout, like, self.replica)
         if exchange.a.in_steps:
             what = f"{plan.algorithm} needs the step size, which a hook does not know"
             fix = "algorithm={'name': .., 'memory': 'gradient'}, or CompressedOptimizer"
@@ -145,7 +146,7 @@ class Attached(Compression):
 
     def begin(self) -> None:
         """Begin a backward pass."""
-        if self._stepped and self.done and len(self._stepped) < len(self._served):
+        if self._stepped and self.done and self._served - self._stepped:
             self._lost |= self.sent() - self._stepped
         self._stepped.clear()
         self.rounds += 1
@@ -156,7 +157,7 @@ class Attached(Compression):
 
     def exchange(
         self,
-        exchange: Exchange,
+        exchange: GradientExchange,
         grad: Tensor,
         undoable: bool,
         used: Sequence[bool] | None = None,
@@ -170,7 +171,7 @@ class Attached(Compression):
             return None
         u = exchange(grad, undoable=undoable, used=used)
         if u is None:
-            self.skip(exchange.met.bad)
+            self.skip(exchange.status.bad)
         elif u is not grad:
             self.done.append(exchange)
         return u
@@ -200,7 +201,7 @@ class Attached(Compression):
         return super().report() if self._last is None else self._last
 
 
-class Part:
+class Bucket:
     """Parameters whose gradients are exchanged together. arrived: how many are there in this backward pass."""
 
     def __init__(self, named: list[tuple[str, Tensor]], hook: Attached) -> None:
@@ -221,28 +222,28 @@ class Part:
 
 
 @dataclass(eq=False)
-class Waiting:
+class PendingBucket:
     """A bucket of DistributedDataParallel whose gradients are being exchanged."""
 
     buffer: Tensor
     grads: list[Tensor]
-    places: list[tuple[Part, int]]
+    places: list[tuple[Bucket, int]]
     future: torch.futures.Future[Tensor]
 
 
-class Hook(Attached):
+class DdpHook(Attached):
     """What ``attach`` returns for a DistributedDataParallel model.
 
-    The model's buckets come and go (they are rebuilt after the first step): gradients are copied into
-    parts that this hook makes once, in the order in which backward passes usually reach them, and what a
-    method remembers belongs to those. On a CPU a thread exchanges a part while the backward pass goes on.
+    The model's own buckets come and go (they are rebuilt after the first step): gradients are copied into
+    buckets that this hook makes once, in the order in which backward passes usually reach them, and what a
+    method remembers belongs to those. On a CPU a thread exchanges a bucket while the backward pass goes on.
     """
 
     def __init__(
         self,
         model: DistributedDataParallel,
         named: list[tuple[str, Tensor]],
-        plan: Plan,
+        plan: LoopSettings,
         replica: Replica,
         size: int,
         overlap: bool,
@@ -256,21 +257,21 @@ class Hook(Attached):
         self._served = {id(p) for _, p in named}
         self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
-        self.parts = [Part(bucket, self) for bucket in _parted(named, None if whole else size)]
-        self.exchanges = [attached.exchange for attached in self.parts]
+        self.buckets = [Bucket(group, self) for group in _parted(named, None if whole else size)]
+        self.exchanges = [bucket.exchange for bucket in self.buckets]
         self.where = {
-            id(p): (attached, i)
-            for attached in self.parts
-            for i, p in enumerate(attached.flat.params)
+            id(p): (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.flat.params)
         }
-        on_cpu = next(iter(self.parts[0].flat.params)).device.type == "cpu"
+        on_cpu = next(iter(self.buckets[0].flat.params)).device.type == "cpu"
         self.thread = (
             ThreadPoolExecutor(1, thread_name_prefix="raybench-exchange")
             if overlap and on_cpu and not whole
             else None
         )
-        self.waiting: list[Waiting] = []
-        self.jobs: list[tuple[Any, Part]] = []  # of the thread, in this backward pass
+        self.waiting: list[PendingBucket] = []
+        # parameters of the buckets of this pass so far, whose numbers torch does not always tell; None before the first
+        self.arrivals: set[int] | None = None
+        self.jobs: list[tuple[Any, Bucket]] = []  # of the thread, in this backward pass
         # which parameters have got a gradient since the pass before, where not all of them need to
         self.used: set[int] | None = None
         self.watching: list[Any] = []
@@ -290,54 +291,58 @@ class Hook(Attached):
             self.thread.shutdown()
         for handle in self.watching:
             handle.remove()
-        self.parts = []
+        self.buckets = []
         self._give_back()
 
     def sent(self) -> set[int]:
         out: set[int] = set()
-        for part in self.parts:
-            used = part.exchange.met.used or [True] * len(part.flat.params)
-            out |= {id(p) for p, flag in zip(part.flat.params, used, strict=True) if flag}
+        for bucket in self.buckets:
+            used = bucket.exchange.status.used or [True] * len(bucket.flat.params)
+            out |= {id(p) for p, flag in zip(bucket.flat.params, used, strict=True) if flag}
         return out
 
-    def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def run(self, torch_bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
             group = self.model_group()
             assert group is not None  # the model has it
-            return allreduce_hook(group, bucket)
-        if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
+            return allreduce_hook(group, torch_bucket)
+        here = {id(p) for p in torch_bucket.parameters()}
+        # a pass that failed half-way has no last bucket
+        if self.arrivals is None or here & self.arrivals:
             self.begin()
-            self.waiting = []
-            for attached in self.parts:
-                attached.u, attached.arrived = [], 0
-                self.dense += attached.flat.nbytes
-        buffer = bucket.buffer()
-        grads = [buffer.to_dense()] if buffer.is_sparse else bucket.gradients()
-        # those without elements are in buckets, but in no part
-        pairs = [(g, p) for g, p in zip(grads, bucket.parameters(), strict=True) if p.numel()]
+            self.waiting, self.arrivals = [], set()
+            for bucket in self.buckets:
+                bucket.u, bucket.arrived = [], 0
+                self.dense += bucket.flat.nbytes
+        self.arrivals |= here
+        buffer = torch_bucket.buffer()
+        grads = [buffer.to_dense()] if buffer.is_sparse else torch_bucket.gradients()
+        # those without elements are in torch's buckets, but in none of ours
+        pairs = [(g, p) for g, p in zip(grads, torch_bucket.parameters(), strict=True) if p.numel()]
         grads, places = [g for g, _ in pairs], [self.where[id(p)] for _, p in pairs]
-        views = [attached.flat.views[i] for attached, i in places]
+        views = [bucket.flat.views[i] for bucket, i in places]
         torch._foreach_copy_(views, grads)
         devices: Any = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         if places:
-            self.waiting.append(Waiting(buffer, grads, places, future))
+            self.waiting.append(PendingBucket(buffer, grads, places, future))
         else:
             future.set_result(buffer)
-        for attached, _ in places:
-            attached.arrived += 1
-            if attached.arrived == len(attached.flat.params):
-                attached.arrived = 0
+        for bucket, _ in places:
+            bucket.arrived += 1
+            if bucket.arrived == len(bucket.flat.params):
+                bucket.arrived = 0
                 if self.thread is None:
-                    self._work(attached)
+                    self._work(bucket)
                 else:
-                    self.jobs.append((self.thread.submit(self._work, attached), attached))
-        if bucket.is_last():
+                    self.jobs.append((self.thread.submit(self._work, bucket), bucket))
+        if torch_bucket.is_last():
             # an error holds the model, which must not be held from here; it reaches the backward pass as it is
             jobs, self.jobs = self.jobs, []
-            for job, attached in jobs:
-                attached.exchange.wait(job)
+            for job, bucket in jobs:
+                bucket.exchange.wait(job)
+            self.arrivals = None
             self.settle()
             if self.used is not None:
                 self.used.clear()
@@ -347,33 +352,35 @@ class Hook(Attached):
         """Raise RuntimeError, which names the first, where gradients did not come for which others still wait."""
         if not self.waiting:
             return
-        there = {(id(part), i) for held in self.waiting for part, i in held.places}
+        there = {(id(bucket), i) for held in self.waiting for bucket, i in held.places}
         self.waiting = []
         absent = [
             (p.requires_grad, p.grad is not None, name)
-            for part in self.parts
-            for i, ((name, _), p) in enumerate(zip(part.flat.layout, part.flat.params, strict=True))
-            if not part.u and (id(part), i) not in there
+            for bucket in self.buckets
+            for i, ((name, _), p) in enumerate(
+                zip(bucket.flat.layout, bucket.flat.params, strict=True)
+            )
+            if not bucket.u and (id(bucket), i) not in there
         ]
         raise RuntimeError(ABSENT.format(name=min(absent)[-1]))
 
-    def _work(self, attached: Part) -> None:
-        """Exchange the gradients of a part, without the scaler's factor, and hand on what is finished."""
+    def _work(self, bucket: Bucket) -> None:
+        """Exchange the gradients of a bucket, without the scaler's factor, and hand on what is finished."""
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        grad = attached.flat.vector
+        grad = bucket.flat.vector
         if scale != 1.0:
             grad.div_(scale)
-        undoable = len(self.done) + 1 < len(self.parts)
-        params, used = attached.flat.params, self.used
+        undoable = len(self.done) + 1 < len(self.buckets)
+        params, used = bucket.flat.params, self.used
         mine = None if used is None else [id(p) in used for p in params]
-        attached.take(self.exchange(attached.exchange, grad, undoable, mine), scale)
-        for held in [w for w in self.waiting if all(part.u for part, _ in w.places)]:
-            self.waiting.remove(held)
-            torch._foreach_copy_(held.grads, [part.u[i] for part, i in held.places])
-            if held.buffer.is_sparse:
-                held.future.set_result(held.grads[0].to_sparse(held.buffer.sparse_dim()))
-            else:
-                held.future.set_result(held.buffer)
+        bucket.take(self.exchange(bucket.exchange, grad, undoable, mine), scale)
+        for pending in [w for w in self.waiting if all(bucket.u for bucket, _ in w.places)]:
+            self.waiting.remove(pending)
+            torch._foreach_copy_(pending.grads, [bucket.u[i] for bucket, i in pending.places])
+            result = pending.buffer
+            if result.is_sparse:
+                result = pending.grads[0].to_sparse(result.sparse_dim())
+            pending.future.set_result(result)
 
 
 def _nested(optimizer: Any) -> bool:
@@ -442,11 +449,11 @@ def _run(model: weakref.ref[nn.Module], bucket: dist.GradBucket) -> torch.future
     """Hand a bucket to the hook that is attached now: a DistributedDataParallel model takes one function in its life."""
     parallel = model()
     hook = None if parallel is None else _attached[parallel]
-    assert isinstance(hook, Hook)
+    assert isinstance(hook, DdpHook)
     return hook.run(bucket)
 
 
-class ShardedHook(Attached):
+class FsdpHook(Attached):
     """What ``attach`` returns for a model of FSDP2: an exchange for every module that it shards.
 
     A rank's shard of a module's gradients, reduced within its replica, is one vector, whose clients are the ranks
@@ -454,18 +461,19 @@ class ShardedHook(Attached):
     model or not at all: see ``settle``.
     """
 
-    def __init__(self, model: FSDPModule, plan: Plan, replica: Replica) -> None:
+    def __init__(self, model: FSDPModule, plan: LoopSettings, replica: Replica) -> None:
         assert isinstance(model, nn.Module)
         if plan.granularity == "tensor":
             what = "a shard is one vector, without the model's tensors"
             raise InputError.of("granularity", what, "bucket")
         super().__init__(plan, model, replica)
-        self._made: dict[int, Exchange] = {}
+        self._made: dict[int, GradientExchange] = {}
+        self.partial_sums: dict[int, Tensor] = {}  # gradients of passes that ask for no all-reduce
         self._reduced: set[int] = set()  # modules of this backward pass
         self._open = False  # whether one is going on
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for i, module in enumerate(sharded):
-            module.set_all_reduce_hook(partial(self._reduce, i))
+            module.set_all_reduce_hook(partial(self._reduce, i, weakref.ref(module)))
 
     def begin(self) -> None:
         self.settle()
@@ -480,9 +488,19 @@ class ShardedHook(Attached):
             if self.replica.anywhere(skipped) and not skipped:
                 self.skip([])
 
-    def _reduce(self, number: int, gradient: Tensor) -> None:
-        """Exchange one module's shard of gradients (d,), in place."""
-        transport = self.replica.transport
+    def _reduce(self, number: int, module: weakref.ref[FSDPModule], gradient: Tensor) -> None:
+        """Exchange one module's shard of gradients (d,), in place, and what was kept of passes before."""
+        sharded, transport = module(), self.replica.transport
+        assert sharded is not None  # it is in a backward pass
+        if number in self.partial_sums:
+            gradient += self.partial_sums.pop(number)
+        # torch has no public way to ask what set_requires_all_reduce(..) was given
+        if not all(
+            group.all_reduce_grads for group in sharded._get_fsdp_state()._fsdp_param_groups
+        ):
+            self.partial_sums[number] = gradient.clone()
+            gradient.zero_()
+            return
         if not self.on:
             gradient.copy_(transport.all_reduce([gradient / transport.size])[0])
             return
@@ -522,19 +540,23 @@ def attach(
     allow_unproven: bool = False,
     group: dist.ProcessGroup | None = None,
     overlap: bool = True,
-    size: int = PART,
+    size: int = BUCKET_SIZE,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Attached:
     """Exchange a parallel model's gradients by an estimator; ``detach()`` of what is returned ends it.
 
-    model: a DistributedDataParallel model; or one of FSDP2 whose gradients are reduced within a node, with
-    ``group`` the ranks that hold the same shard: the method works across those, after each reduce-scatter.
-    granularity: one message of all gradients (``global``), of every ``tensor``, or of those exchanged together
-    (``bucket``). size: how many bytes of gradients are exchanged together, the last ones first, while the
-    backward pass goes on; overlap: whether it goes on. scaler: a GradScaler whose factor gradients bear: a method
-    remembers them without. check_every: steps between two comparisons of the ranks' parameters, 0 for none. The others
-    as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
-    Raises InputError where parts do not fit; where what ranks say differs, on all of them.
+    A backward pass in which any rank's gradients are not finite is skipped by all. The arguments that are not listed
+    are those of ``CompressedOptimizer``. Raises InputError where parts do not fit; where what ranks say differs, on all
+    of them.
+
+    Args:
+        model: a DistributedDataParallel model; or one of FSDP2 whose gradients are reduced within a node.
+        granularity: one message of all gradients (``global``), of every ``tensor``, or of those exchanged together
+            (``bucket``).
+        group: of FSDP2, the ranks that hold the same shard: the method works across those, after each reduce-scatter.
+        overlap: whether the backward pass goes on while gradients are exchanged.
+        size: how many bytes of gradients are exchanged together, the last ones first.
+        scaler: a GradScaler whose factor gradients bear: a method remembers them without.
     """
     arguments = dict(locals())  # by the names that a plan has, too
     others: list[Transport] = []
@@ -567,7 +589,7 @@ def attach(
         ]
     loop = {"size": size, "scaler": type(scaler).__name__, "unused": _partial(model)}
     replica = Replica(transport, named, others, check_every)
-    plan = planned(arguments, replica, loop)
+    plan = loop_settings(arguments, replica, loop)
     entry, numbers = plan.method
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
@@ -578,7 +600,7 @@ def attach(
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        hook = ShardedHook(model, plan, replica)
+        hook = FsdpHook(model, plan, replica)
     else:
         assert isinstance(model, DistributedDataParallel)
         replica.fixed = [kept for kept in replica.fixed if id(kept[2]) not in reduced]
@@ -590,7 +612,7 @@ def attach(
         if not filled:
             what = "DistributedDataParallel reduces none of its parameters by a hook"
             raise InputError.of("model", what, "CompressedOptimizer")
-        hook = Hook(model, filled, plan, replica, size, overlap, scaler)
+        hook = DdpHook(model, filled, plan, replica, size, overlap, scaler)
         if before is None:
             model.register_comm_hook(weakref.ref(model), _run)
     _attached[model] = hook

@@ -17,7 +17,7 @@ from raybench.algorithms.build import part
 from raybench.algorithms.parts import Outer, outer_step
 from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
-from raybench.torch.exchange import Exchange, Plan, on
+from raybench.torch.exchange import GradientExchange, LoopSettings, on
 from raybench.torch.flat import Flat
 from raybench.torch.replicas import Replica, group_apart, local, timeout_of
 from raybench.wire.transport import Distributed
@@ -143,7 +143,7 @@ class LocalSteps:
     def __init__(
         self,
         schedule: Schedule,
-        exchange: Exchange,
+        exchange: GradientExchange,
         flat: Flat,
         device: torch.device,
         count: int,
@@ -308,7 +308,7 @@ def fragments_of(
 
 
 def local_steps(
-    plan: Plan,
+    plan: LoopSettings,
     loop: Mapping[str, Any],
     fragments: Sequence[Sequence[tuple[str, Tensor]]],
     whole: Flat,
@@ -332,7 +332,7 @@ def local_steps(
     flats = [whole if len(fragments) == 1 else Flat(fragment) for fragment in fragments]
     plain = replace(plan, delay=None)
     exchanges = [
-        Exchange(
+        GradientExchange(
             plain.of_part(flat.layout), flat.layout, flat.vector.to(device), replica, local=True
         )
         for flat in flats

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from raybench import problems
 from raybench.algorithms.build import named_method, part
 from raybench.core.errors import InputError
-from raybench.core.streams import Draws, Sample, stream
+from raybench.core.streams import Sample, StreamDraws, stream
 from raybench.problems.network import NetworkProblem
 from raybench.torch.exchange import method_given
 from raybench.torch.replicas import rank_here
@@ -30,14 +30,16 @@ class batches:
         section = config.get("problem")
         if not isinstance(section, Mapping):
             raise InputError.of("problem", "is missing", "problem: {name: network, model: mlp, ..}")
-        problem = problems.read(section)
+        problem = problems.read_problem(section)
         if not isinstance(problem, NetworkProblem):
             raise InputError.of("problem.name", f"{section.get('name')} is no network", "network")
         if not 0 <= rank < problem.n:
             what = f"rank {rank} of {problem.n} clients"
             raise InputError.of("problem.clients", what, "as many clients as ranks")
         self.problem = problem.host(range(rank, rank + 1))
-        self.draws = Draws(stream([int(config.get("seed", 0))]), range(rank, rank + 1), problem.n)
+        self.draws = StreamDraws(
+            stream([int(config.get("seed", 0))]), range(rank, rank + 1), problem.n
+        )
         name, params = method_given(config.get("algorithm", "gd"))
         # how its messages are made does not matter here
         apart = ("compressor", "local", "outer", "delay")

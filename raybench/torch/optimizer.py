@@ -17,7 +17,7 @@ from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
 from raybench.core.counts import GATHER
 from raybench.core.errors import InputError
-from raybench.torch.exchange import Exchange, planned
+from raybench.torch.exchange import GradientExchange, loop_settings
 from raybench.torch.flat import Flat, finite, named
 from raybench.torch.local_steps import LocalSteps, Node, fragments_of, local_steps
 from raybench.torch.replicas import Replica
@@ -32,27 +32,39 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
     all-reduce of gradients, so the model must not be wrapped in DistributedDataParallel as well (for that see
     ``attach``). Without torch.distributed there is one client. At construction all take over rank 0's parameters.
 
-    compressor: a compressor such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
-    ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of the
-    whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``). collective: ``gather``,
-    ``reduce`` or ``all_to_all``. downlink: a compressor for what the server of ``ef21_bc`` or ``double_squeeze`` sends
-    back. groups: (pattern, compressor) pairs, with ``granularity="tensor"``. min_numel: smaller
-    tensors are sent as they are; by default those whose messages would not be half as long, where tensors have messages
-    of their own; 0 for none. start_after: steps at first that average gradients as they are. local: ``{"steps": H}``:
-    ``optimizer`` does H steps on every rank by itself, and what they sum up to is exchanged; ``fragments``, ``late``
-    and ``mix`` beside it are those of ``streaming_diloco``. outer: how the shared point then moves: ``{"optimizer":
-    "nesterov", "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the direction
-    of r exchanges before, which with local steps goes on beside the next ones on a CPU. node: the ranks of this rank's
-    node, whose model is in DistributedDataParallel(process_group=node) or sharded over them by FSDP2: local steps are
-    those of nodes, and only nodes exchange. offload: the shared point, what method and outer optimizer remember, and
-    messages are on the CPU, for which ``group`` needs gloo. group: the ranks, by default all. named_parameters: names
-    for ``groups`` where the optimizer knows none. watch: steps between two measurements of norms. check_every: steps
-    between two comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven:
-    compressors that no theory of the method covers, too.
-
     Methods whose messages hold the step size (``ef14``) need plain SGD, or ``memory: gradient``. A parameter without a
     gradient counts as having a gradient of zeros. Raises InputError where parts do not fit; where what ranks say
     differs, on all of them.
+
+    Args:
+        optimizer: of torch, over the parameters to train.
+        compressor: such as ``top_k:k=1%``; None for methods that need none.
+        algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``, ``dgc`` or ``power_sgd:rank=4``, as text or as a
+            mapping with ``name`` and parameters.
+        granularity: one message of the whole gradient (``global``), of every ``tensor``, or of tensors together
+            (``bucket``).
+        collective: ``gather``, ``reduce`` or ``all_to_all``.
+        downlink: a compressor for what the server of ``ef21_bc`` or ``double_squeeze`` sends back.
+        groups: (pattern, compressor) pairs, with ``granularity="tensor"``.
+        min_numel: smaller tensors are sent as they are, 0 for none; by default those whose messages would not be half
+            as long, where tensors have messages of their own.
+        start_after: steps at first that average gradients as they are.
+        local: ``{"steps": H}``: ``optimizer`` does H steps on every rank by itself, and what they sum up to is
+            exchanged; ``fragments``, ``late`` and ``mix`` beside it are those of ``streaming_diloco``.
+        outer: how the shared point then moves: ``{"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7}``; by
+            default by 1 along it.
+        delay: ``{"rounds": r}``, the direction of r exchanges before, which with local steps goes on beside the next
+            ones on a CPU.
+        node: the ranks of this rank's node, whose model is in DistributedDataParallel(process_group=node) or sharded
+            over them by FSDP2: local steps are those of nodes, and only nodes exchange.
+        offload: keep the shared point, what method and outer optimizer remember, and messages on the CPU, for which
+            ``group`` needs gloo.
+        seed: of random compressors.
+        watch: steps between two measurements of norms.
+        check_every: steps between two comparisons of the ranks' parameters, 0 for none.
+        allow_unproven: take compressors that no theory of the method covers, too.
+        group: the ranks, by default all.
+        named_parameters: names for ``groups`` where the optimizer knows none.
     """
 
     # GradScaler then calls ``step`` on every rank, and says what it found: one rank alone must not skip it.
@@ -101,7 +113,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 raise InputError.of("group", "node says who exchanges", "one of both")
             Replica(self._node.within, params).compare(loop)
         replica = Replica(transport, params, others, every=check_every)
-        plan = planned(arguments, replica, loop)
+        plan = loop_settings(arguments, replica, loop)
         entry, numbers = plan.method
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
@@ -128,7 +140,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 what = "with fragments or late steps no step leaves the same parameters everywhere"
                 raise InputError.of("check_every", what, "0")
         else:
-            self.exchanges = [Exchange(plan, flat.layout, flat.vector, self.replica)]
+            self.exchanges = [GradientExchange(plan, flat.layout, flat.vector, self.replica)]
             plain = type(optimizer) is torch.optim.SGD and not any(
                 group["momentum"] or group["weight_decay"] for group in self.param_groups
             )
@@ -138,7 +150,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 raise InputError.of("algorithm", what, fix)
 
     @property
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> GradientExchange:
         """The exchange of all gradients, of the first fragment with local steps."""
         return self.exchanges[0]
 
@@ -151,7 +163,11 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of the optimizer within."""
+        """The state of the optimizer within. Raises InputError where torch's ``get_state_dict`` asks for it."""
+        asking = sys._getframe(1).f_globals.get("__name__")
+        if asking == "torch.distributed.checkpoint.state_dict":  # before it steps along zeros
+            what = "get_state_dict has no place for what each rank remembers"
+            raise InputError.of("state_dict", what, "optimizer.state_dict(), beside the model's")
         return self.optimizer.state
 
     def __getattr__(self, name: str) -> Any:
@@ -197,7 +213,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
                 self.optimizer.step()
             else:
                 self.optimizer.step(evaluate)
-        except Skip as skip:
+        except SkippedStep as skip:
             self.skipped += 1
             if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
                 self.replica.say_skipped(self.rounds - 1, skip.ranks, bool(self._local))
@@ -209,7 +225,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
         for fragment in self._local:
             if not fragment.after_step():
                 self.skipped += 1
-                self.replica.say_skipped(self.rounds - 1, fragment.exchange.met.bad)
+                self.replica.say_skipped(self.rounds - 1, fragment.exchange.status.bad)
         if self.replica.every and all(fragment.count == 0 for fragment in self._local):
             for fragment in self._local:
                 fragment.settle()  # what another thread sends must not get between
@@ -226,14 +242,14 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
             if self._node is not None and self._node.sharded:
                 bad = self.replica.anywhere(bad)
             if bad:
-                raise Skip([self.replica.transport.rank])
+                raise SkippedStep([self.replica.transport.rank])
             return loss
         gamma, grad = self._step_size(), self._flat.gradients()
         number = loss.detach() if isinstance(loss, Tensor) else loss
         is_number = isinstance(number, int | float | Tensor)
         u = self._exchange(grad, gamma, float(number) if is_number else math.nan)
         if u is None:
-            raise Skip(self._exchange.met.bad)
+            raise SkippedStep(self._exchange.status.bad)
         dense = self._exchange.steps <= self.plan.start_after  # as they are, without the step size
         direction = u / gamma if self._exchange.a.in_steps and not dense else u
         # that one takes no others; the rest steps along dense ones
@@ -241,7 +257,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
         self._flat.set_gradients(direction, sparse)
         if self._exchange.keeps(grad):
             self._flat.renew()
-        return self._exchange.met.loss if is_number else loss
+        return self._exchange.status.loss if is_number else loss
 
     def _tell_scaler(self) -> None:
         """Let the GradScaler that asks for this step know of infinities on other ranks: scales stay the same on all.
@@ -306,7 +322,7 @@ class CompressedOptimizer(Compression, torch.optim.Optimizer):
             fragment.load(mine["local"][i], resized=mine["n"] != n)
 
 
-class Skip(Exception):
+class SkippedStep(Exception):
     """Gradients are not finite on these ranks: the step is left out."""
 
     def __init__(self, ranks: Sequence[int]) -> None:

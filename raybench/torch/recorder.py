@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from raybench.core.errors import InputError
 from raybench.core.layout import FORMAT, INDEX, step_file
+from raybench.core.safe_files import replacement
 from raybench.torch.replicas import rank_here
-from raybench.torch.saved import placed
 
 TIMED = 16
 """Backward passes that are timed, the first one not counted: it allocates memory and compiles."""
@@ -102,7 +102,8 @@ class record:
     def _write(self) -> None:
         grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters}
         arrays = {name: g.detach().to("cpu", torch.float32).numpy() for name, g in grads.items()}
-        placed(self.folder / step_file(self._at), lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        with replacement(self.folder / step_file(self._at)) as fresh:
+            np.savez(fresh, **arrays)  # type: ignore[arg-type]
         self.steps.append(self._at)
         self._describe()
 
@@ -114,8 +115,8 @@ class record:
             "world_size": dist.get_world_size() if dist.is_initialized() else 1,
             "tensors": [[name, list(p.shape)] for name, p in self.parameters],
         }
-        text = json.dumps(about, indent=1).encode()
-        placed(self.folder / INDEX, lambda file: file.write(text))
+        with replacement(self.folder / INDEX) as fresh:
+            fresh.write_text(json.dumps(about, indent=1))
 
 
 class _Marks:

@@ -39,6 +39,8 @@ def group_apart(group: dist.ProcessGroup | None, device: torch.device) -> dist.P
         use_local_synchronization=len(ranks) > 1,
     )
     assert isinstance(new, dist.ProcessGroup)
+    # one that is gone again before others have reached it would leave them waiting
+    dist.all_reduce(torch.zeros(1, device=device), group=new)
     return new
 
 
@@ -51,7 +53,7 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 SMALL = 1e-4  # gradients below this share of the square root of the largest number, over all of them, do not overflow
 
 
-class Met(NamedTuple):
+class RankStatus(NamedTuple):
     """What ranks tell each other at an exchange.
 
     bad: ranks whose vectors are not finite. large: those whose squares may not be. loss: the mean. used: of each tensor whether any rank has used it.
@@ -108,13 +110,13 @@ class Replica:
                 raise InputError.of(key, what, fix)
         raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
 
-    def meet(
+    def share_status(
         self,
         vector: Tensor,
         steps: int,
         loss: float = math.nan,
         used: Sequence[bool] | None = None,
-    ) -> Met:
+    ) -> RankStatus:
         """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
 
         used: which of the tensors that the vector is made of this rank has used, where that varies.
@@ -122,13 +124,18 @@ class Replica:
         Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
         done different numbers of exchanges.
         """
-        largest = float(torch.linalg.vector_norm(vector, math.inf))
+        # the norm is no smaller than the largest entry, and quicker to compute
+        largest = float(torch.dot(vector, vector)) ** 0.5
         # with room for what a memory has added up: what methods multiply may then overflow
-        large = not largest < SMALL * math.sqrt(torch.finfo(vector.dtype).max / max(len(vector), 1))
-        finite = math.isfinite(largest)
+        room = SMALL * math.sqrt(torch.finfo(vector.dtype).max / max(len(vector), 1))
+        if not largest < room:
+            largest = float(torch.linalg.vector_norm(vector, math.inf))
+        large, finite = not largest < room, math.isfinite(largest)
         if self.transport.size == 1:
             self._refuse_changes()
-            return Met([] if finite else [0], loss, [0] * large, None if used is None else [*used])
+            return RankStatus(
+                [] if finite else [0], loss, [0] * large, None if used is None else [*used]
+            )
         changed = any(asked != p.requires_grad for _, asked, p in self.fixed)
         # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
         bits = xxh3_64_intdigest(_bytes(vector)) >> 11 if steps == 0 else 0
@@ -164,7 +171,7 @@ class Replica:
             )
         anyone = None if used is None else rows[:, 6:].any(0).tolist()
         doubtful = [r for r, flag in enumerate(bad) if flag]
-        return Met(ranks, sum(losses) / len(losses), doubtful, anyone)
+        return RankStatus(ranks, sum(losses) / len(losses), doubtful, anyone)
 
     def _refuse_changes(self) -> None:
         """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
@@ -211,9 +218,13 @@ class Replica:
         every = self.transport.gather_rows(mine, self.transport.size)
         return not self.anywhere(not bool((every == every[:, :1]).all()))
 
+    def digests(self) -> list[int]:
+        """Return a number for the bits of each parameter, of this rank's part."""
+        return [xxh3_64_intdigest(_bytes(p)) for p in self.params]
+
     def check(self, step: int) -> None:
         """Raise RuntimeError where the parameters of ranks are not the same bits; it names the first."""
-        digests = [xxh3_64_intdigest(_bytes(p)) for p in self.params]
+        digests = self.digests()
         if self._alike(digests):
             return
         every = self.transport.everyone(digests)

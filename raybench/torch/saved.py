@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from raybench.core.cells import joined, mapped
 from raybench.core.errors import InputError
-from raybench.torch.exchange import Exchange, Plan
+from raybench.torch.exchange import GradientExchange, LoopSettings
 from raybench.torch.replicas import Replica, rank_here
 from raybench.torch.report import Report, report
 
@@ -43,9 +42,9 @@ class Compression:
 
     place = 0
 
-    def __init__(self, plan: Plan, replica: Replica) -> None:
+    def __init__(self, plan: LoopSettings, replica: Replica) -> None:
         self.plan, self.replica = plan, replica
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[GradientExchange] = []
         self.rounds = self.skipped = self.dense = 0
         self._checked = 0  # the rounds at the last comparison of parameters
 
@@ -114,12 +113,12 @@ class Compression:
         for i, exchange in enumerate(self.exchanges):
             states = [part["exchanges"][i] for part in parts]
             c = [state["c"] for state in states]
-            mine = c[0] if parts[0]["n"] == n else share_of(c, rank, n, exchange.a.errors)
+            mine = c[0] if parts[0]["n"] == n else share_of(c, rank, n, exchange.a.unsent_state)
             exchange.load({**states[0], "c": mine})
         return parts
 
 
-def opened(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def parts_of_ranks(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the parts that a ``state_dict`` holds, by the names of their ranks. Raises InputError where it has none."""
     parts = state.get("raybench") if isinstance(state, Mapping) else None
     if not isinstance(parts, Mapping) or not parts:
@@ -136,7 +135,7 @@ def whole(parts: Sequence[Mapping[str, Any]] | str | os.PathLike[str]) -> dict[s
     """
     if isinstance(parts, str | os.PathLike):
         parts = [_of_checkpoint(parts)]
-    every = {name: part for state in parts for name, part in opened(state).items()}
+    every = {name: part for state in parts for name, part in parts_of_ranks(state).items()}
     for place in {part.get("place", 0) for part in every.values()}:
         _complete([*every.values()], place)
     return {"raybench": {name: (part,) for name, part in every.items()}}
@@ -181,7 +180,7 @@ def parts_of(
 
     Raises InputError where they are another method's, or not there.
     """
-    parts = opened(state)
+    parts = parts_of_ranks(state)
     mine = parts.get(f"rank {rank_here()}")
     for part in parts.values():
         if part["algorithm"] != algorithm:
@@ -242,11 +241,3 @@ def mean_of(states: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: mean_of([s[key] for s in states]) for key in first}
     return first
-
-
-def placed(path: Path, write: Callable[[Any], object]) -> None:
-    """Write a file beside its place and move it there whole."""
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        write(file)
-    os.replace(beside, path)

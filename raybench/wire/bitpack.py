@@ -263,14 +263,16 @@ def to_bytes(values: Tensor) -> Tensor:
 
 
 def from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values (..., m) that ``to_bytes`` was given."""
+    """Return the values (..., m) that ``to_bytes`` was given; as a view of the bytes where that can be."""
     if data.shape[-1] == 0:
         return data.new_zeros(data.shape, dtype=dtype)
-    return _straight(data, copy=True).view(dtype)
+    # memory that torch did not allocate is the caller's, who may change it
+    ours = data.untyped_storage().resizable() and data.storage_offset() % dtype.itemsize == 0
+    return _straight(data, copy=not ours).view(dtype)
 
 
 def _straight(x: Tensor, copy: bool = False) -> Tensor:
     """Return x with the strides of its shape; ``contiguous`` leaves odd ones on axes of size 1."""
-    if copy or not x.is_contiguous() or (x.ndim and x.stride(-1) != 1):
+    if copy or not x.is_contiguous():
         return x.clone(memory_format=torch.contiguous_format)
-    return x
+    return x.flatten().view(x.shape)

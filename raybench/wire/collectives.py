@@ -86,7 +86,8 @@ def _mean_here(leaf: Additive, n: int) -> Tensor:
     if leaf.present is not None:
         wide = zero_absent(wide, leaf.present)
     # in the memory of the sum, which is the format's own or wider
-    return wide.sum(-2).div_(n).to(summands.dtype)
+    mean = wide.sum(-2).div_(n) if wide.shape[-2] > 1 else wide.squeeze(-2) / n
+    return mean.to(summands.dtype)
 
 
 def _where_sent(message: Message, whole: Message, n: int, transport: Transport) -> Message:

@@ -109,7 +109,8 @@ class Ranks(Transport):
             alike.setdefault(x.dtype, []).append(i)
         out = list(tensors)
         for group in alike.values():
-            flat = self.add_up(torch.cat([tensors[i].flatten() for i in group]))
+            pieces = [tensors[i].flatten() for i in group]
+            flat = self.add_up(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
             for i, piece in zip(group, flat.split([tensors[i].numel() for i in group])):
                 out[i] = piece.view(tensors[i].shape)
         return out

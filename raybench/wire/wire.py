@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raybench.core.counts import GATHER, MIX, Clock
 from raybench.core.layout import Layout
-from raybench.core.streams import Draws, Stream
+from raybench.core.streams import Stream, StreamDraws
 from raybench.wire import collectives
 from raybench.wire.base import Message
 from raybench.wire.bitpack import width_of
@@ -99,7 +99,7 @@ class Received:
         return message.flags
 
 
-class Each(Received):
+class PerClientReceived(Received):
     """The messages of all n clients, of which the server takes no mean: it goes on with each by itself.
 
     What a method makes of a mean by sums and multiples it then makes of every client's part, so that in the
@@ -154,16 +154,16 @@ class Vectors:
     device: torch.device
 
 
-class Wire(Draws):
+class BookedWire(StreamDraws):
     """The wire of B cells, and the round's random numbers.
 
     roots: one stream per cell (B,), from the cell's seed. graph: for methods without a server.
     aggregate: the server broadcasts the sum of what it receives, charged by its union. collective: how
-    messages become a mean: gathered by a server, or averaged on the way, so that everyone has it. apart:
+    messages become a mean: gathered by a server, or averaged on the way, so that everyone has it. per_client:
     the server takes no mean of what it gathers, but goes on with every client by itself.
     """
 
-    apart: bool = False
+    per_client: bool = False
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Wire(Draws):
 
         (B, d) for their mean, (B, n, d) where it keeps clients apart.
         """
-        lead = (self.B, self.n) if self.apart else (self.B,)
+        lead = (self.B, self.n) if self.per_client else (self.B,)
         return self._zeros(*lead, self.vectors.dim)
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -221,7 +221,7 @@ class Wire(Draws):
             self.ledger.book_up(got, GATHER)
             if self.aggregate:
                 self.ledger.book_union(got)
-        return (Each if self.apart else Received)(got, self.n, self.clock)
+        return (PerClientReceived if self.per_client else Received)(got, self.n, self.clock)
 
     def all_gather(self, message: Message) -> Received:
         """Send a message per client to all others: everyone is sent all of them, and may use what they say.
@@ -277,7 +277,7 @@ class Wire(Draws):
         themselves.
         """
         if not self.aggregate:
-            self.broadcast(lent(x))
+            self.broadcast(dense_view(x))
         return x
 
     def choices(self, x: Tensor, symbols: int) -> Tensor:
@@ -302,7 +302,7 @@ class Wire(Draws):
         if not tensors:
             return []
         flat = [x.reshape(*x.shape[:2], -1) for x in tensors]
-        message: Message = lent(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
+        message: Message = dense_view(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
         if cells is not None:
             those = torch.zeros(self.B, dtype=torch.bool, device=flat[0].device)
             those[cells] = True
@@ -349,6 +349,6 @@ class Wire(Draws):
         self.ledger = self.ledger.select(cells.cpu().numpy())
 
 
-def lent(values: Tensor) -> DenseMessage:
+def dense_view(values: Tensor) -> DenseMessage:
     """Return a dense message that is only booked and added up, so that it need not copy its values."""
     return DenseMessage(values.shape[-1], values.dtype, values)

@@ -15,7 +15,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.problems.networks import own
 
 
-class LowRank(nn.Module):
+class LowRankUpdate(nn.Module):
     """A linear layer whose matrix W stays: x -> W x + scale B A x, with A (rank, in), B (out, rank), and its bias.
 
     Tensors keep the names that they have in the layer. transposed: W is stored as (in, out), as GPT-2's are.
@@ -70,7 +70,7 @@ def adapted(
             transposed = type(layer).__name__ == "Conv1D"  # of the library transformers
             if leaf != "weight" or not (isinstance(layer, nn.Linear) or transposed):
                 continue
-            update = LowRank(layer, rank, (alpha or rank) / rank, transposed)
+            update = LowRankUpdate(layer, rank, (alpha or rank) / rank, transposed)
             updates += 1
             if not place:
                 return update
@@ -97,7 +97,7 @@ def merged(net: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state_dict in which low-rank updates are part of the matrices that they update."""
     out = dict(weights)
     for name, layer in net.named_modules():
-        if isinstance(layer, LowRank):
+        if isinstance(layer, LowRankUpdate):
             at = f"{name}." if name else ""
             a, b = (out.pop(f"{at}lora_{part}").to(layer.weight) for part in "ab")
             out[f"{at}weight"] = layer.whole(a, b)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
+from raybench.core.registry import is_function
+from raybench.core.safe_files import load_tensors
 from raybench.data import Examples, Pair, hold_out
 from raybench.data.files import input_errors
 from raybench.data.text import EXTRA
@@ -20,7 +22,7 @@ from raybench.problems.networks import own
 from raybench.problems.networks.adapted import matching
 from raybench.problems.networks.models import NAMED, InputSpec
 from raybench.problems.networks.passes import LOSSES, Task, accuracy, cross_entropy, squared_error
-from raybench.spec.sections import parse
+from raybench.spec.sections import parse_short_form
 
 KEY = "problem.model"
 TORCHVISION = "torchvision:"
@@ -109,7 +111,7 @@ def _measured(metrics: Mapping[str, Any], outputs: Tensor, targets: Tensor) -> d
 def _of_task(text: str, key: str, usual: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Any]:
     if text in usual:
         return usual[text]
-    if not own.is_function(text):
+    if not is_function(text):
         fix = f"{nearest(text, usual)}; or my.py:function of outputs and targets"
         raise InputError.of(key, f"{text!r} is unknown", fix)
     function = own.function(text, key)
@@ -126,7 +128,7 @@ def _by_sample(loss: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def sizes_of(text: str, names: Collection[str], key: str) -> dict[str, Any]:
     """Return the sizes that follow a name, as of ``mlp:hidden=[64]``, which must be of ``names``."""
-    sizes = parse(text, key)
+    sizes = parse_short_form(text, key)
     name = sizes.pop("name")
     for size in sizes:
         if size not in names:
@@ -186,7 +188,7 @@ def _named(text: str, train: Examples | None) -> nn.Module:
 def _torchvision(name: str, train: Examples | None) -> nn.Module:
     from torchvision import models
 
-    sizes = parse(name, KEY)
+    sizes = parse_short_form(name, KEY)
     name = sizes.pop("name")
     allowed = models.list_models(module=models)
     if name not in allowed:
@@ -266,7 +268,7 @@ def _weights(path: str) -> Mapping[str, Any]:
     """Return the tensors of a file or folder by name, from formats that run no code."""
     place = Path(path).expanduser()
     if not (place.is_dir() or place.suffix == ".safetensors"):
-        return torch.load(place, map_location="cpu", weights_only=True)
+        return load_tensors(place, "problem.init_from", path, "save model.state_dict()")
     try:
         from safetensors.torch import load_file
     except ImportError as error:

@@ -32,12 +32,6 @@ INPUTS = ("image", "img", "pixel_values", "input_ids", "input", "inputs", "x", "
 """Names of columns, where a sample is a mapping: as ``datasets.Dataset`` of Hugging Face gives them."""
 
 
-def is_function(text: str) -> bool:
-    """Tell whether a text names a function of a file, ``my.py:name``, or of a module, ``my_module:name``."""
-    where, _, name = text.rpartition(":")
-    return bool(where) and name.isidentifier() and (where.endswith(".py") or "/" not in where)
-
-
 def function(text: str, key: str) -> Callable[..., Any]:
     """Return the function that ``my.py:name`` names. Raises InputError where it cannot be had."""
     where, _, name = text.rpartition(":")
