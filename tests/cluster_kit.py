@@ -8,8 +8,10 @@ process ids of its own; no way leads out of the bridge that joins the hosts with
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -179,6 +181,7 @@ class Hosts:
         self.seen = [str(path) for path in seen]
         self.bridge = f"{self.space}-br"
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
+        self._turn = Path(f"/tmp/{self.space}.lock").open("w")
 
     def address(self, k: int) -> str:
         """Return the address of host k."""
@@ -189,8 +192,16 @@ class Hosts:
         return f"{self.space}-v{k}"
 
     def open(self) -> None:
-        """Make what the hosts hang on."""
+        """Make what the hosts hang on, and remove what a killed run has left of its own; one run at a time."""
         self.folder.mkdir(parents=True)
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        for space in re.findall(rf"^{self.space}-\S+", call("ip", "netns").stdout, re.M):
+            for pid in call("ip", "netns", "pids", space).stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            ip(f"netns del {space}")
+        for link in re.findall(rf"^\d+: ({self.space}-[^@:\s]+)", call("ip", "link").stdout, re.M):
+            ip(f"link del {link}", check=False)  # of a pair, the first takes the other along
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key, check=True)
         ip(f"link add {self.bridge} type bridge")
         ip(f"addr add {self.net}.1/24 dev {self.bridge}")
@@ -246,6 +257,7 @@ class Hosts:
             self.lose(k)
         ip(f"link del {self.bridge}", check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._turn.close()
 
 
 def packages() -> list[str]:

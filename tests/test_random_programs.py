@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_kit import run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -415,6 +415,8 @@ FIXED = [
     Program(
         ("sparse", "linear"), (Step(), Step()), {"static_graph": True, "bucket_cap_mb": 0.0002}
     ),
+    # a bucket of torch's whose one parameter has no elements
+    Program(("linear", "empty", "linear"), (Step(), Step()), {"bucket_cap_mb": 0.0002}),
     # as libraries have it that reduce a layer by themselves
     Program(
         ("linear", "linear", "linear"),
@@ -434,7 +436,9 @@ def test_programs_train_as_in_plain_data_parallel_training(seed):
 
 
 @pytest.mark.thorough
-@settings(max_examples=20, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(  # the failing program is told with the error: to shrink ten of them would take hours
+    max_examples=20, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate]
+)
 @given(st.randoms(use_true_random=False))
 def test_drawn_programs_train_alike(source):
     run(2, try_all, programs=[drawn(source) for _ in range(10)])

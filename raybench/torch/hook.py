@@ -321,11 +321,10 @@ class DdpHook(Attached):
         # those without elements are in torch's buckets, but in none of ours
         pairs = [(g, p) for g, p in zip(grads, torch_bucket.parameters(), strict=True) if p.numel()]
         grads, places = [g for g, _ in pairs], [self.where[id(p)] for _, p in pairs]
-        views = [bucket.flat.views[i] for bucket, i in places]
-        torch._foreach_copy_(views, grads)
         devices: Any = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         if places:
+            torch._foreach_copy_([bucket.flat.views[i] for bucket, i in places], grads)
             self.waiting.append(PendingBucket(buffer, grads, places, future))
         else:
             future.set_result(buffer)

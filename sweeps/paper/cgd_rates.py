@@ -66,7 +66,7 @@ def measure(full: bool) -> pd.DataFrame:
 
 def classes(operator: Operator, d: int) -> dict[str, tuple[float, float]]:
     """Return, by class that an operator is in, the step times L and the promised rate over mu/L."""
-    bound = raybench.compressor(**operator).bind(d).operator
+    bound = raybench.compressor(**operator).bind(d).compressor
     b1, b2, b3 = bound.b1(d), bound.b2(d), bound.b3(d)
     found = {
         "B1": b1 and (1 / b1[1], b1[0] / b1[1] ** 2),
