@@ -560,7 +560,8 @@ SEEN: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     ),
     "logins that close": ({"work": 10**6}, [("attach", 1000)]),
     "a head that is lost before its worker has a lease": (
-        {"boot_script": False}, [("lose", 0, "node"), ("wait", 20)],
+        {"boot_script": False},
+        [("lose", 0, "node"), ("wait", 20)],
     ),
     "a laptop that is ahead": ({"laptop": 10800}, [("wait_for_the_end", 1)]),
 }

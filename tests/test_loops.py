@@ -35,6 +35,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import raybench.torch as rt
 from raybench.core.errors import InputError
@@ -134,6 +135,24 @@ def test_a_model_that_is_given_up_takes_its_hook_along():
     del model, hook, parallel, optimizer
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+@on_ranks(2)
+def test_a_hook_is_collected_while_an_optimizer_steps():
+    """The garbage collector runs when it likes."""
+    old: list[object] = [*hooked(count=1)]
+    old.append(old)
+    reference = weakref.ref(old[1])
+
+    def collect(*_: object) -> None:
+        gc.collect()
+
+    handle = register_optimizer_step_pre_hook(collect)
+    _, _, parallel, optimizer = hooked(count=1)
+    del old
+    steps(parallel, optimizer, rank(), [1])
+    handle.remove()
+    assert reference() is None
 
 
 @on_ranks(2)

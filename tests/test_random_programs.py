@@ -324,12 +324,16 @@ def course(training: Training) -> tuple[list[Tensor], Exception | None, bool]:
 
 
 def identity(program: Program) -> None:
-    """With the identity parameters are those of plain training at each step, or both refuse."""
+    """With the identity parameters are those of plain training at each step, wherever plain training has no error.
+
+    DistributedDataParallel tells a step late that it has not averaged what is frozen without its knowledge.
+    """
     plain, error, same = course(Training(program))
     ours, refusal, still = course(Training(program, "ef21"))
-    if error is None and same:
-        assert refusal is None, refusal
     assert still or not same
+    if error is not None:
+        return
+    assert refusal is None or not same, refusal
     for one, other in zip(plain, ours, strict=False):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, equal_nan=True)
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, count
 from typing import Any, Self
 
 import torch
@@ -44,6 +44,27 @@ ABSENT = (
 )
 
 
+ATTACHED: weakref.WeakValueDictionary[int, "Attached"] = weakref.WeakValueDictionary()
+"""What looks at each step of an optimizer, in the order in which it was attached, which is that of every rank."""
+_numbers = count()
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Let torch call the hooks that are alive before each step of an optimizer.
+
+    One call that stays: torch may be going through its calls when the garbage collector finds a hook of old, and must
+    not lose one meanwhile.
+    """
+
+    def watch(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for hook in list(ATTACHED.values()):
+            args, kwargs = hook.watch(optimizer, args, kwargs)
+        return args, kwargs
+
+    register_optimizer_step_pre_hook(watch)
+
+
 class Attached(Compression):
     """Base of what ``attach`` returns. scaler: the loop's.
 
@@ -71,25 +92,19 @@ class Attached(Compression):
         self._lost: set[int] = (
             set()
         )  # parameters along whose direction no step was taken, but others were
-        mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
+        _watch_optimizers()
+        ATTACHED[next(_numbers)] = self
 
-        def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
-            alive = mine()
-            return None if alive is None else alive._watched(optimizer, args, kwargs)
-
-        self._watch = register_optimizer_step_pre_hook(watch)
-        weakref.finalize(self, self._watch.remove)
-
-    def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def watch(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Look at gradients before an optimizer steps: now, or after its closure has made them."""
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         if not self.on or not any(id(p) in self._own for p in parameters) or _nested(optimizer):
-            return None
+            return args, kwargs
         target, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
             self._before_step(optimizer)
-            return None
+            return args, kwargs
         if isinstance(optimizer, torch.optim.LBFGS):
             what = "LBFGS searches along a line, on each rank by its own loss"
             raise InputError.of(
@@ -195,7 +210,6 @@ class Attached(Compression):
         """Go back to averaging gradients as they are; memories are forgotten, and groups of its own given back."""
         self._last = self.report()
         self.on, self.exchanges = False, []
-        self._watch.remove()
 
     def report(self) -> Report:
         return super().report() if self._last is None else self._last
