@@ -181,7 +181,7 @@ class Hosts:
         self.seen = [str(path) for path in seen]
         self.bridge = f"{self.space}-br"
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
-        self._turn = Path(f"/tmp/{self.space}.lock").open("w")
+        self._turn = os.open(f"/tmp/{self.space}.lock", os.O_RDWR | os.O_CREAT)
 
     def address(self, k: int) -> str:
         """Return the address of host k."""
@@ -257,7 +257,7 @@ class Hosts:
             self.lose(k)
         ip(f"link del {self.bridge}", check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._turn.close()
+        os.close(self._turn)
 
 
 def packages() -> list[str]:
