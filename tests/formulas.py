@@ -289,6 +289,8 @@ ALPHAS, NEARLY = [1.0, 0.5, 0.03], [1.0, 0.5, 0.03, 0.999]
 NO_MU = replace(C, mu=None)
 BIASED = """
 ef14 ec_sgd ef_sign_sgd one_bit_sgd | nonconvex | alpha: NEARLY; T: 1 1000 | ef14_step(alpha, T)
+adef | convex | alpha: 1.0 | 1 / L
+adef | nonconvex | alpha: ALPHAS | alpha**2 / L
 ef14 | pl | alpha: NEARLY | ef14_linear(alpha, 96)
 ec_gd_star | pl | alpha: NEARLY | ef14_linear(alpha, 48)
 ef14 | paper | alpha: ALPHAS | 1 / (14 * 2 / alpha * MOST)

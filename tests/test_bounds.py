@@ -207,6 +207,37 @@ def test_pl_bound(case):
     assert (psi <= promised * (1 + 1e-9) + floor).all()
 
 
+def test_acceleration_keeps_its_promise():
+    """f(x^T) - f* <= ||x^0 - x*||^2/(2 A_T), and A_T >= gamma T^2/4."""
+    method = sure("adef", {}, {"name": "identity"}, {**RIDGE, "lambda": 0.001}).method(
+        ROUNDS, "convex"
+    )
+    run = started(method.batch((1.0,), range(3)))
+    low, best = run.problem.minimum()
+    seen = each_round(run, lambda r: (r.s.x.numpy().copy(), r.s.A.numpy().copy()))[: ROUNDS + 1]
+    far = ((seen[0][0] - best) ** 2).sum(-1)
+    gaps = run.recorder.column("loss").T - low
+    gamma = method.cell().step_size
+    for T, ((_, A), gap) in enumerate(zip(seen, gaps, strict=True)):
+        assert (A >= gamma * T**2 / 4 * (1 - 1e-12)).all()
+        assert not T or (2 * A * gap <= far * (1 + 1e-9)).all(), T
+    assert (gaps[-1] < gaps[0] / 20).all()
+
+
+def test_memories_hold_what_acceleration_has_not_heard():
+    """v + mean e_i = x^0 - sum of a^t mean_i grad f_i(y^t), whatever the compressor."""
+    run = started(sure("adef", {}, TOP, P1).method(SHORT).batch((1.0,), range(2)))
+
+    def look(r):
+        y = r.a.ahead(r.s)[0]
+        return (r.s.v + r.c.e.mean(1)).clone(), r.s.A.clone(), y, r.problem.oracle(y, loss=False)[0]
+
+    seen = each_round(run, look)[: SHORT + 1]
+    for (before, A, _, g), (after, more, _, _) in pairwise(seen):
+        step = (more - A)[:, None] * g.mean(1)
+        torch.testing.assert_close(after, before - step, rtol=1e-10, atol=1e-10)
+
+
 def at_most(have, allowed, random: bool) -> bool:
     """Whether it holds path by path, or in the mean up to 4.5 standard errors, as some hold with equality."""
     if not random:

@@ -271,6 +271,21 @@ def adiana(w, x, gamma, alpha, p, mu):
             at_w = w.grad(old)
 
 
+def adef(w, x, gamma):
+    h, e, v, A = w.zero, w.zero, x, 0.0
+    while True:
+        yield x
+        a = max(np.roots([1, -gamma, -gamma * A]))
+        g = w.grad((A * x + a * v) / (A + a))
+        h = h + w.C(g - h, "change")
+        wanted = g - h - e / a
+        m = w.C(wanted)
+        e = a * (m - wanted)
+        v = v - a * (h + m).mean(0)
+        x = (A * x + a * v) / (A + a)
+        A = A + a
+
+
 def dasha(w, x, gamma, alpha, kind="", p=None, batch=None, momentum=None, big=0):
     def anew(x):
         return w.grad(x, w.J(big, "big"))
@@ -467,6 +482,7 @@ CASES = [  # method, parameters, compressor, downlink, reference
     ("vr_diana", {"p": 0.3, "batch": 2}, RAND, None, vr_diana),
     ("vr_diana", {"estimator": "saga", "batch": 6}, RAND, None, vr_diana),
     ("adiana", {"p": 0.3, "mu": 0.5}, RAND, None, adiana),
+    ("adef", {}, TOP, None, adef),
     ("dasha", {}, RAND, None, dasha),
     ("dasha_page", {"p": 0.3, "batch": 2}, RAND, None, with_kind(dasha, kind="page")),
     ("dasha_mvr", {"momentum": 0.2, "batch": 2}, RAND, None, with_kind(dasha, kind="mvr")),

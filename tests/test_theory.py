@@ -102,6 +102,8 @@ def settled(name: str, rule: str) -> dict:
         return {**numbers, "omega": 0.0}  # whole gradients
     if name in ("locodl", "bicolor"):
         return {"eta": 0.001}
+    if name == "adef":  # a theorem without compression
+        return {"alpha": 1.0}
     return {**own, "a": 1 / 9} if "dasha" in name else own
 
 
