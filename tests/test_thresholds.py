@@ -16,6 +16,8 @@ from raybench.compressors.selection import (
     HardThreshold,
     Masking,
     PosNegTopK,
+    _passing,
+    _passing_torch,
     energy_kept,
     energy_kept_torch,
 )
@@ -177,6 +179,19 @@ def test_dgc_by_hand(d, random, dtype):
             assert same(m.values[r, : len(want)], row[want])
             assert not m.indices[r, len(want) :].any()
             assert not m.values[r, len(want) :].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("few", [1.0, 1.3])
+def test_what_reaches_a_falling_cut_is_the_same_on_other_devices(few, dtype):
+    x = torch.stack(list(hard_vectors(3000, dtype).values()))
+    for k, rank in ((1, 1), (30, 3), (900, 70), (3000, 100)):
+        cuts = [torch.where(x.isnan(), INF, x.abs())[:, :100].topk(rank).values[..., -1:]]
+        for _ in range(10):
+            cuts.append(cuts[-1] * 0.8)
+        ours = _passing(x, torch.cat(cuts, -1), k, int(few * k))
+        theirs = _passing_torch(x, cuts, k, int(few * k))
+        assert all(same(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 # Block top-k -----------------------------------------------------------------------------------

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import (
+    BLOCK,
+    COST_OF_LISTING,
     FORMS,
     Ragged,
     above,
     bits_of,
+    keep_largest,
     largest,
+    list_above,
     ragged,
     rank_of,
     run_rows,
@@ -373,27 +377,84 @@ class DGCSelection(Compressor):
 
 def dgc(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
     """Return counts, indices and values of DGC's selection; count: entries that are sampled."""
-    d, size = x.shape[-1], sizes_torch(x)
+    d = x.shape[-1]
     places = torch.arange(count, device=x.device) + stream.uniform(count)
     places = (places * (d / count)).long().clamp(max=d - 1)
-    rank = -(-count * k // d)
-    cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
+    sampled = largest(x.gather(-1, places), -(-count * k // d))[1]
+    cuts = [sizes_torch(sampled).amin(-1, keepdim=True)]
     for _ in range(MOST_LOWERINGS):
-        passing = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
-        if not bool((passing < LOWERED_TO * k).any()):
-            break
-        cut = torch.where(passing < LOWERED_TO * k, cut * LOWERED_TO, cut)
-    counts, where, values = ragged(x, (size >= cut) & (size > 0))
+        cuts.append(cuts[-1] * LOWERED_TO)
+    few = math.floor(MOST_BEFORE_SELECTION * k) if random else k
+    if x.device.type == "cpu":
+        counts, where, values = _passing(x, torch.cat(cuts, -1), k, few)
+    else:
+        counts, where, values = _passing_torch(x, cuts, k, few)
     most = where.shape[-1]
     if most <= k:
         return counts, where, values
-    # of those above the threshold k remain
     live = torch.arange(most, device=x.device) < counts[..., None]
-    keep = rank_of(sizes_torch(values).where(live, -1.0)) < k
-    if random:
-        score = (stream.fold("truncate").bits(d) >> 1).bitwise_and_(2**63 - 1).gather(-1, where)
-        few = counts[..., None] <= MOST_BEFORE_SELECTION * k
-        keep = torch.where(few, rank_of(score.where(live, -1)) < k, keep)
-    counts, at, values = ragged(values, keep & live)
-    beyond = torch.arange(at.shape[-1], device=x.device) >= counts[..., None]
+    score = (stream.fold("truncate").bits(d) >> 1).bitwise_and_(2**63 - 1).gather(-1, where)
+    return _thinned(where, values, live & (rank_of(score.where(live, -1)) < k))
+
+
+def _thinned(where: Tensor, values: Tensor, keep: Tensor) -> Ragged:
+    """Return what is left of entries: their counts, indices and values."""
+    counts, at, values = ragged(values, keep)
+    beyond = torch.arange(at.shape[-1], device=at.device) >= counts[..., None]
     return counts, where.gather(-1, at).masked_fill_(beyond, 0), values
+
+
+def _passing(x: Tensor, cuts: Tensor, k: int, few: int) -> Ragged:
+    """Return the entries that reach the first of the falling cuts (*lead, 11) that enough do.
+
+    The k largest of them where more than ``few`` do.
+    """
+    rows, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
+    under = np.maximum(cuts.view(len(rows), -1).numpy().view(form.integer) - 1, 0)
+    counts, where = np.empty(len(rows), np.int64), torch.zeros(len(rows), few, dtype=torch.int64)
+    values = torch.zeros(where.shape, dtype=x.dtype)
+    arrays = rows, under, counts, where.numpy(), values.numpy().view(rows.dtype)
+    limits = k, LOWERED_TO * k, form.mask, form.inf
+    run_rows(_list_passing, arrays, COST_OF_LISTING * rows.size, *limits)
+    most = int(counts.max(initial=0))
+    where, values = where[:, :most].contiguous(), values[:, :most].contiguous()
+    return torch.from_numpy(counts).view(lead), where.view(*lead, most), values.view(*lead, most)
+
+
+@compiled
+def _list_passing(rows, under, counts, where, values, k, least, mask, inf):
+    d = rows.shape[1]
+    sizes, place = np.empty(d, rows.dtype), np.empty(d + 1, np.int32)
+    marks = np.empty(BLOCK, np.uint8)
+    for r in range(rows.shape[0]):
+        row, to, kept, count = rows[r], where[r], values[r], 0
+        for t in range(under.shape[1]):
+            count = list_above(row, under[r, t], mask, inf, 0, 0, marks, place)
+            if count >= least:
+                break
+        if count > where.shape[1]:
+            for i in range(count):
+                sizes[i] = min(row[place[i]] & mask, inf)
+            keep_largest(sizes[:count], k, place)
+            count = k
+        counts[r] = count
+        for t in range(count):
+            entry = np.uint32(place[t])
+            to[t], kept[t] = entry, row[entry]
+
+
+def _passing_torch(x: Tensor, cuts: list[Tensor], k: int, few: int) -> Ragged:
+    """Return the same on other devices."""
+    size = sizes_torch(x)
+    cut = cuts[0]
+    for lower in cuts[1:]:
+        lacking = ((size >= cut) & (size > 0)).sum(-1, keepdim=True) < LOWERED_TO * k
+        if not bool(lacking.any()):
+            break
+        cut = torch.where(lacking, lower, cut)
+    counts, where, values = ragged(x, (size >= cut) & (size > 0))
+    if where.shape[-1] <= few:
+        return counts, where, values
+    live = torch.arange(where.shape[-1], device=x.device) < counts[..., None]
+    best = rank_of(sizes_torch(values).where(live, -1.0)) < k
+    return _thinned(where, values, live & (best | (counts[..., None] <= few)))
