@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.clock.clients import Clients, Rounds
 from raybench.core.counts import MIX
 from raybench.core.errors import InputError
 from raybench.store.reader import flatten
+
+if TYPE_CHECKING:
+    from raybench.clock.clients import Clients
 
 CLOCK = "clock_seconds"
 IN_SWEEP = "put the clock into the sweep file and run it again"
@@ -35,6 +37,8 @@ def with_clock(curves: pd.DataFrame, cells: pd.DataFrame, clock: Mapping[str, An
     InputError where the rows of a cell do not tell what its clients did: methods that live on a clock, graphs, clients
     that sit out or send messages of different length, rounds of different work, and rows of many rounds.
     """
+    from raybench.clock.clients import Clients  # torch, for which those who read no clock need not wait
+
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     batches = np.array([_batch(text) for text in cells["config"]], float)
     facts = cells.assign(batch=batches).set_index("cell")[["on_clock", "exchange", "batch"]]
@@ -70,6 +74,8 @@ def _seconds(
     down: np.ndarray,
 ) -> np.ndarray:
     """Return the clock (B, T) of T rows: rounds and calls in each of their rounds (T,), bytes of such a round (B, T)."""
+    from raybench.clock.clients import Rounds
+
     clock, out = Rounds(clients), np.zeros(up.shape)
     broadcast = np.zeros(len(up))
     for t, (count, each) in enumerate(zip(rounds, calls, strict=True)):

@@ -313,14 +313,15 @@ def close(outcome: Outcome, file: str) -> None:
 
 
 def places(results: Frames) -> list[tuple[str, object]]:
-    """Write the report; return lines on how firm the order of methods is, and where report and tables lie."""
+    """Write the report, where it is not there as it would be; return lines on how firm the order of methods is, and where report and tables lie."""
     from raybench import report
+    from raybench.report.content import current_report
     from raybench.report.rankings import doubted, firmness
 
     folder, firm = results.folder, firmness(results)
     return [
         ("order", f"{doubted(results, firm)}: raybench audit {folder}" if firm else ""),
-        ("report", report.html(results, firm=firm)),
+        ("report", current_report(folder) or report.html(results, firm=firm)),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
 

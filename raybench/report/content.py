@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from xxhash import xxh3_64
 
 from raybench.analysis import SECONDS, Frames, How, LinkNetwork, bands, final_vs_step, frames
 from raybench.analysis.clocked import CLOCK
@@ -29,6 +31,10 @@ BELOW_TARGET = 1e-3  # of the lowest target: so far an axis goes on below it
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
 BASELINE_COLOUR = "#6E6E6E"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+NOT_REPORTED = ("report.html", "lock", "owner.json")
+"""Files of a results folder that say nothing of its results."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,30 @@ def place_of(folder: str, name: str, out: str | os.PathLike[str] | None = None) 
     if "://" not in folder:
         return inside(folder, name)
     return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name
+
+
+def state_of(folder: str) -> str:
+    """Return a digest of what a report is made from: names, sizes and times of the folder's files, and the version.
+
+    Empty for an object store.
+    """
+    if "://" in folder:
+        return ""
+    digest = xxh3_64(version("raybench").encode())
+    for path in sorted(Path(folder).rglob("[!.]*")):
+        if path.is_file() and path.name not in NOT_REPORTED:
+            about = path.stat()
+            digest.update(f"{path.relative_to(folder)} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def current_report(folder: str) -> Path | None:
+    """Return a folder's report if it was made from what is there now."""
+    page, state = place_of(folder, "report.html"), state_of(folder)
+    if not state or not page.is_file():
+        return None
+    with page.open(encoding="utf-8", errors="replace") as lines:
+        return page if f'"{state}"' in lines.read(400) else None
 
 
 def drawn_series(results: Frames) -> tuple[pd.DataFrame, list[str]]:

@@ -21,7 +21,7 @@ from raybench.analysis.methods import k_order, k_words
 from raybench.core.safe_files import replacement
 from raybench.report import words
 from raybench.report.charts import every
-from raybench.report.content import open_frames, place_of
+from raybench.report.content import open_frames, place_of, state_of
 from raybench.report.interactive import panels
 from raybench.report.rankings import firmness, headline
 from raybench.report.sheet import Sheet
@@ -92,6 +92,7 @@ def content(results: Frames, firm: str | None = None) -> dict[str, object]:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
     columns, endings, count = cell_table(results)
     return {
+        "state": state_of(results.folder),
         "name": results.sweep.get("name") or Path(results.folder).name or "raybench",
         "headline": headline(results),
         "firmness": firmness(results) if firm is None else firm,
