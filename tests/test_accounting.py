@@ -80,6 +80,7 @@ def test_every_code_that_is_counted_can_be_charged():
 
 
 def test_presets_and_text():
+    assert parse_accounting("default") == Accounting()
     assert (
         parse_accounting("paper:ef21")
         == parse_accounting("paper:marina")
@@ -93,7 +94,7 @@ def test_presets_and_text():
         16, "none", False
     )
     assert parse_accounting(None) == parse_accounting({}) == Accounting("dtype", "auto", True)
-    assert set(PRESETS) == {"paper:ef21", "paper:marina", "paper:3pc"}
+    assert set(PRESETS) == {"default", "paper:ef21", "paper:marina", "paper:3pc"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from raybench.execution.costs import DISK_PER_ROW, check_memory_and_disk, need_o
 from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive, mode_of
 from raybench.runtime.queue import Queue
+from raybench.store.identity import check_same_sweep
 
 here = cli_kit.here
 pytestmark = pytest.mark.usefixtures("here")
@@ -61,6 +62,10 @@ def test_another_sweeps_folder_is_left_alone(here):
         says = ("holds another sweep", "problem.clients: 4 there, 5 here")
         refused(verb[0], "other.yaml", *verb[1:], "--out", "out", says=says)
     refused("sweep", "s.yaml", "--set", "name=x", "--out", "out", says=("name",))
+    slip = {"name": "a", "problem": {"name": "logistic", "dataset": "breast_cancr"}}
+    meant = 'did you mean "breast_cancer"'
+    with pytest.raises(InputError, match=meant):
+        check_same_sweep(str(slip).replace("cancr", "cancer"), slip, "out")
 
 
 @pytest.mark.parametrize(

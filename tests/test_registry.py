@@ -41,6 +41,8 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
 def test_capital_letters_do_not_hide_the_name_that_is_meant():
     assert nearest("EF21", registry.names("algorithm")) == "did you mean ef21?"
     assert nearest("Topk", ["rand_k", "top_k"]) == "did you mean top_k?"
+    many = [f"{letter}{i}" for letter in "abcxyz" for i in range(20)]
+    assert all(f"z{i}," in nearest("z-----", many) for i in range(20))
 
 
 @pytest.mark.parametrize(

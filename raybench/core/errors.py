@@ -75,12 +75,15 @@ def count(amount: int, word: str, several: str = "") -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``did you mean X?`` with the nearest of ``names``, or the allowed names if none is near."""
+    """Return ``did you mean X?`` with the nearest of ``names``; if none is near, those allowed, of many the 20 nearest."""
     names = sorted(str(n) for n in names)
     # of two that differ in capitals alone, the one with fewer, which is sorted behind
     by_letters = {n.casefold(): n for n in names}
     near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1, cutoff=0.55)
     if near:
         return f"did you mean {by_letters[near[0]]}?"
-    listing = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"allowed: {listing}" if names else ""
+    shown = names
+    if len(names) > 20:
+        some = difflib.get_close_matches(str(name).casefold(), by_letters, n=20, cutoff=0.0)
+        shown = [*sorted(by_letters[letters] for letters in some), "..."]
+    return f"allowed: {', '.join(shown)}" if names else ""

@@ -164,7 +164,9 @@ def state_of(folder: str) -> str:
     for path in sorted(Path(folder).rglob("[!.]*")):
         if path.is_file() and path.name not in NOT_REPORTED:
             about = path.stat()
-            digest.update(f"{path.relative_to(folder)} {about.st_size} {about.st_mtime_ns}\n".encode())
+            digest.update(
+                f"{path.relative_to(folder)} {about.st_size} {about.st_mtime_ns}\n".encode()
+            )
     return digest.hexdigest()
 
 

@@ -145,7 +145,7 @@ def _tex(
         ends = zip(field.low, field.high, strict=True)
         spans = [[_number(v / size, 3) or r"$\infty$" for v in pair] for pair in ends]
         cells = ["" if low != low else f"[{', '.join(s)}]" for low, s in zip(field.low, spans)]
-        columns.append((f"{head} interval", "r", cells, [False] * len(cells)))
+        columns.append(("Interval", "r", cells, [False] * len(cells)))
     return columns
 
 

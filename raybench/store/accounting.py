@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MOST_VALUE_BITS = 64  # no number type is wider
 INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
 PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
     # Initial messages are free and Top-k indices are not sent: Richtarik et al. 2021, code.
     "paper:ef21": {"value_bits": 32, "index_bits": "none", "count_init": False},
     # Rand-k indices come from a shared seed: Gorbunov et al. 2021, code.
@@ -92,7 +93,7 @@ class Accounting:
 def parse_accounting(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
     """Return the accounting that ``source`` describes.
 
-    A preset (``paper:ef21``, ``paper:marina``, ``paper:3pc``), a mapping with any of ``value_bits``,
+    A preset (``default``, ``paper:ef21``, ``paper:marina``, ``paper:3pc``), a mapping with any of ``value_bits``,
     ``index_bits``, ``count_init`` (and ``preset``), or such settings as text:
     ``value_bits=32,index_bits=none``; settings may follow a preset: ``paper:3pc,count_init=false``.
     Raises InputError with the nearest name.

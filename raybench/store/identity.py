@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from raybench.core import yaml
-from raybench.core.errors import Complaint, InputError
+from raybench.core.errors import Complaint, InputError, nearest
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
 
@@ -86,7 +86,11 @@ def _differences(old: object, new: object, meaning: Meaning) -> list[Complaint]:
         a, b = (_texts(values.get(key, [None])) for values in (before, now))
         if not (a <= b or b <= a):
             there, here = (_spell(_section(problem), key) for problem in (old, new))
-            wrong.append(Complaint(f"problem.{key}", f"{there} there, {here} here"))
+            near = nearest(here, [there]) if isinstance(_section(new).get(key), str) else ""
+            fix = (
+                near if near.startswith("did") else ""
+            )  # a slip of the pen, rather than another sweep
+            wrong.append(Complaint(f"problem.{key}", f"{there} there, {here} here", fix))
     return wrong
 
 
