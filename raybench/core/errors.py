@@ -84,6 +84,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
         return f"did you mean {by_letters[near[0]]}?"
     shown = names
     if len(names) > 20:
-        some = difflib.get_close_matches(str(name).casefold(), by_letters, n=20, cutoff=0.0)
-        shown = [*sorted(by_letters[letters] for letters in some), "..."]
+        near = difflib.get_close_matches(str(name).casefold(), by_letters, n=20, cutoff=0.0)
+        shown = [*(sorted(by_letters[n] for n in near) if name else names[:20]), "..."]
     return f"allowed: {', '.join(shown)}" if names else ""
