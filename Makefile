@@ -6,6 +6,7 @@
 # make mutants   put faults into the package that tests must notice, where their files have changed (JOBS=)
 # make lint      formatter, linter, type checker; the lines of each room
 # make docs      build the documentation site into build/site, and check all its links
+# make dist      build sdist and wheel into dist/
 # make clean     remove .venv and everything that was built; results/ stays
 
 PYTHON ?= python3
@@ -18,10 +19,10 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all most slow hosts rented chaos processors mutants fuzz docs lint check format types lines clean
+.PHONY: help install demo test test-all most slow hosts rented chaos processors mutants fuzz docs dist lint check format types lines clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -9
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -10
 
 # Installed anew only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt setup.py
@@ -101,6 +102,11 @@ fuzz: $(STAMP)
 # No page may be missing from the navigation, no link may lead nowhere. Read it from disk: build/site/index.html
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
+
+# By setuptools alone, which is installed: nothing is downloaded.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 
 lint: check format types lines
 

@@ -258,6 +258,64 @@ def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     assert (work / "my.yaml").read_text() == (ROOT / "sweeps" / "quickstart.yaml").read_text()
 
 
+ATTACHED = """
+import torch, torch.distributed as dist, raybench.torch
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", init_method="file://{rendezvous}", rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+with raybench.torch.attach(model, "ef21", "top_k:k=1") as hook:
+    model(torch.ones(3, 4)).sum().backward()
+    print(hook.report())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.thorough
+def test_an_installed_wheel_sweeps_advises_and_trains(wheel: Path, tmp_path: Path) -> None:
+    """By pip into an empty folder, which comes first on the path, away from the checkout."""
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    pip = ("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel)
+    call(sys.executable, "-m", *pip, check=True)
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    small = ("--inline", "--set", "rounds=5", "--set", "seed=0", "--set", "step_size={theory: 1}")
+    advice = (
+        "transformer",
+        "--batch",
+        "1",
+        "--compressor",
+        "top_k:k=1%",
+        "--gpus",
+        "8",
+        "--link",
+        "1Gbit",
+        "--backward",
+        "0.02",
+    )
+    for args in (("sweep", "quickstart", *small), ("advise", *advice)):
+        done = call(sys.executable, site / "bin" / "raybench", *args, cwd=work, env=env)
+        assert done.returncode == 0, done.stderr
+    assert (work / "results" / "quickstart" / "report.html").is_file()
+    code = ATTACHED.replace("{rendezvous}", str(tmp_path / "meet"))
+    done = call(sys.executable, "-c", code, cwd=work, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "ef21" in done.stdout
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """The required keys of Citation File Format 1.2.0, and no other than these."""
+    cited = core_yaml.parse((ROOT / "CITATION.cff").read_text())
+    keys = {"cff-version", "message", "title", "authors"}
+    more = {"type", "version", "date-released", "license", "keywords"}
+    assert keys <= set(cited) <= keys | more
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["type"] == "software"
+    assert all(set(author) == {"name"} for author in cited["authors"])
+    about = PYPROJECT["project"]
+    assert (cited["version"], cited["license"]) == (about["version"], about["license"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", cited["date-released"])
+
+
 def test_constraints_agree_with_the_requirements_and_what_is_installed() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     parts = [line.split("==") for line in lines if "==" in line]
