@@ -138,6 +138,9 @@ def test_on_the_command_line(swept, tmp_path):
     table = pd.read_csv(out / "loss_vs_epoch.csv")
     told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}
     assert told <= set(table)
+    # panels have names of their own, which may hold the sign that stands before the new one
+    panel = figure(swept, methods=["gd"], labels={"": "all clients"}).panels
+    assert panel == ["all clients"]
     for wrong in (["--format", "jpg"], ["--label", "ef21"], ["--methods", "nought"]):
         assert cli("plot", swept, "--out", tmp_path / "none", *wrong).code == 2
         assert not (tmp_path / "none").exists()

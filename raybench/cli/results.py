@@ -160,7 +160,8 @@ def plot(
         Option(metavar="step_size|theory", help="One figure, at the tuned step or at theory's."),
     ] = None,
     label: Annotated[
-        list[str] | None, Option(metavar="METHOD=NAME", help="What to call a method. Repeat.")
+        list[str] | None,
+        Option(metavar="METHOD=NAME", help="What to call a method, or a panel. Repeat."),
     ] = None,
     label_lines: Annotated[
         bool, Option("--label-lines", help="Names at the ends of lines instead of a legend.")
@@ -184,17 +185,18 @@ def plot(
     kinds = [kind.strip() for kind in format.split(",")]
     for ending in kinds:
         check_word("--format", ending, FIGURE_FORMATS)
-    names = {}
-    for text in label or ():
-        key, equals, name = text.partition("=")
-        if not (key and equals and name):
-            raise InputError.of("--label", f"{text!r} names no method", "ef21=EF21 (ours)")
-        names[key] = name
     flags = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
     asked: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     drawn_methods = shared.names_in(methods)
     frames = read(folder)
     note(*frames.absent)
+    names = {}
+    for text in label or ():
+        panel = next((p for p in frames.cells["facet"].unique() if text.startswith(f"{p}=")), "")
+        key, equals, name = (panel, "=", text[len(panel) + 1 :]) if panel else text.partition("=")
+        if not (key and equals and name):
+            raise InputError.of("--label", f"{text!r} names no method", "ef21=EF21 (ours)")
+        names[key] = name
     if not (asked or drawn_methods or names):
         from raybench.report.plots import figures
 

@@ -82,7 +82,7 @@ def plot(
             legend; all by default.
         by: a line per ``method`` (at its best K), per ``k``, or per ``step``.
         best: the tuned ``step_size``, or ``theory``, one times the theoretical step.
-        labels: what to call a method.
+        labels: what to call a method, or a panel.
         size: ``column``, ``text`` or ``slide``, or (width, height) in inches.
         style: a matplotlib style sheet, applied over raybench's own.
         label_lines: names at the ends of lines instead of a legend.
@@ -290,8 +290,15 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
 def _renamed(
     picture: Figure, cells: pd.DataFrame, labels: Mapping[str, str], order: Sequence[str]
 ) -> Figure:
-    """Return the figure with the user's names of methods, its series in the order that was asked for."""
-    of_methods(cells, list(labels), "labels")
+    """Return the figure with the user's names of methods and panels, its series in the order that was asked for."""
+    panels = {name: labels.get(name, name) for name in picture.panels}
+    picture = replace(
+        picture,
+        panels=[*panels.values()],
+        data=picture.data.assign(panel=picture.data["panel"].replace(panels)),
+        goals={panels.get(name, name): goal for name, goal in picture.goals.items()},
+    )
+    of_methods(cells, [name for name in labels if name not in panels], "labels")
     heads: dict[str, Any] = {row.method: row._replace(k=np.nan) for row in cells.itertuples()}
     heads |= {row.series: row for row in cells.drop_duplicates("series").itertuples()}
     of = {name: heads[name.partition(", step ")[0]] for name in picture.looks}
