@@ -579,6 +579,17 @@ def test_what_was_seen_on_rented_hosts(first: Any, then: Any) -> None:
         machine.teardown()
 
 
+def test_a_follower_ends_the_sweep_before_the_hosts_do() -> None:
+    """Nine minutes before the deadline: Ray on the head ends at seven, and logins close at five."""
+    machine = Lease()
+    try:
+        machine.order(**{**FIRST, "work": 10**6})
+        machine.attach(1000)
+        assert 480 < machine.world.bound - machine.world.over < 700, machine.world.tell("ended")
+    finally:
+        machine.teardown()
+
+
 def test_every_node_ends_by_the_bound_and_nothing_that_somebody_waits_for_is_lost() -> None:
     count = int(os.environ.get("RAYBENCH_LEASES", "12"))
     run_state_machine_as_test(

@@ -53,7 +53,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A model, its optimizers and the steps. owners: of each layer the optimizer, none for -1. size: bytes of a part."""
+    """A model, its optimizers and the steps. owners: of each layer the optimizer, none for -1. size: bytes of a part.
+
+    freezes: the layer that is frozen after DistributedDataParallel(..), and before the hook is attached.
+    """
 
     layers: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -62,6 +65,7 @@ class Program:
     optimizers: tuple[str, ...] = ("sgd",)
     foreign: bool = False
     ignored: int | None = None
+    freezes: int | None = None
     size: int = 1000
     compressor: str = "top_k:k=40%"
 
@@ -114,6 +118,7 @@ def drawn(source: random.Random) -> Program:
         optimizers,
         foreign=chance(0.3),
         ignored=source.choice(inner) if chance(0.1) else None,
+        freezes=source.choice(inner) if leaves_out and first != "sparse" and chance(0.1) else None,
         size=source.choice([1, 300, 1 << 20]),
     )
 
@@ -188,6 +193,8 @@ class Training:
                 self.model, [f"layers.{program.ignored}.{name}" for name in names]
             )
         self.parallel = DistributedDataParallel(self.model, **program.options)
+        if program.freezes is not None:
+            self.model.layers[program.freezes].requires_grad_(False)
         self.hook: Any = None
         if self.algorithm is not None:
             compressor = "identity" if self.algorithm == "ef21" else program.compressor
@@ -420,7 +427,9 @@ FIXED = [
         ("sparse", "linear"), (Step(), Step()), {"static_graph": True, "bucket_cap_mb": 0.0002}
     ),
     # a bucket of torch's whose one parameter has no elements
-    Program(("linear", "empty", "linear"), (Step(), Step()), {"bucket_cap_mb": 0.0002}),
+    Program(("sparse", "empty", "tied", "linear"), (Step(), Step()), {"bucket_cap_mb": 0.0002}),
+    # a layer that its buckets bring, though it is frozen
+    Program(("linear",) * 3, (Step(), Step()), {"find_unused_parameters": True}, freezes=1),
     # as libraries have it that reduce a layer by themselves
     Program(
         ("linear", "linear", "linear"),

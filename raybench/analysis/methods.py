@@ -250,6 +250,11 @@ def algorithm_name(name: str) -> str:
     return _title("algorithm", name)
 
 
+def compressor_name(name: str) -> str:
+    """Return how tables and figures write a compressor: ``Top-`` for ``top_k``, before its K."""
+    return _title("compressor", name)
+
+
 def _title(kind: Kind, name: object, plugins: object = None) -> str:
     """Return how a method or a compressor is written, of Top-K and its like with the hyphen before K.
 

@@ -236,10 +236,10 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
             at = j if lone else i
             colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE_COLOUR
             dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
-            results[str(row.series)] = Look(colour, dash, str(row.series))
+            results[str(row.series)] = Look(colour, dash, words.spoken(str(row.series)))
     steps = {name: _lone_step(best[best["series"] == name]) for name in results}
     if all(steps.values()):  # a legend has the steps of all lines or of none
-        return {n: replace(look, label=f"{n}, {steps[n]}") for n, look in results.items()}
+        return {n: replace(look, label=f"{look.label}, {steps[n]}") for n, look in results.items()}
     return results
 
 
@@ -257,7 +257,9 @@ def looks_of_methods(
     """Return a look per method, whatever its K and step, of cells or settings. every: as for ``looks``."""
     heads = cells[cells["method"].isin(methods)].drop_duplicates("method")
     heads = heads.assign(series=heads["method"], k=np.nan)
-    return {name: replace(look, label=name) for name, look in looks(heads, every).items()}
+    return {
+        name: replace(look, label=words.spoken(name)) for name, look in looks(heads, every).items()
+    }
 
 
 def step_word(multiple: float, size: float, step: str = "") -> str:
@@ -433,10 +435,10 @@ def final_by_step(
     data = data[data["axis"] == axis].rename(
         columns={"facet": "panel", "at": "x", y: "y", f"{y}_low": "low", f"{y}_high": "high"}
     )
-    plain = {name: Look(s.colour, s.dash, name) for name, s in style.items()}
+    plain = {name: Look(s.colour, s.dash, words.spoken(name)) for name, s in style.items()}
     spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE_COLOUR]
     for i, name in enumerate(n for n in dict.fromkeys(data["series"]) if n not in plain):
-        plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], name)
+        plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], words.spoken(name))
     pruned = results.cells["series"].isin(set(data["series"])) & (
         results.cells["status"] == "pruned"
     )

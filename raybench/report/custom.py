@@ -232,7 +232,7 @@ def _by_step(lines: pd.DataFrame) -> dict[str, Look]:
         part = part.sort_values("step_size")
         for j, row in enumerate(part.itertuples()):
             shade = colours(0.9 * j / max(1, len(part) - 1))
-            label = f"{name}, {step_word(row.step_multiple, row.step_size, row.step)}"
+            label = f"{words.spoken(name)}, {step_word(row.step_multiple, row.step_size, row.step)}"
             dash = ("solid", "dash", "dot", "dashdot")[series.index(name) % 4]
             results[f"{name}, step {row.step}"] = Look(mpl.colors.to_hex(shade), dash, label)
     return results
@@ -314,7 +314,9 @@ def _renamed(
                 parts[0] += row.method.removeprefix(row.title)
             if keys[0] != row.series and row.k == row.k and lines[row.method, row.algorithm] > 1:
                 parts.append(f"$K = {row.k:.0f}$")
-            rest = look.label.removeprefix(name.partition(", step ")[0])  # such as the step
+            rest = look.label.removeprefix(
+                words.spoken(name.partition(", step ")[0])
+            )  # such as the step
             look = replace(look, label=", ".join(parts) + rest)
         style[name] = look
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from raybench.analysis import ranks
+from raybench.analysis.methods import compressor_name
 
 UNITS_OF_BITS = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
 TIMES = ("seconds", "seconds_simulated", "clock_seconds")
@@ -176,6 +178,35 @@ def _ends(count: int) -> str:
         return f"range of {count} seeds"
     place = {2: "2nd", 3: "3rd"}.get(rank, f"{rank}th")
     return f"{place} smallest to {place} largest of {count} seeds"
+
+
+def spoken(series: str) -> str:
+    """Return how a legend names a series, without the spelling of sweep files.
+
+    ``EF21 per tensor (of=top_k:k=1%)`` is ``EF21 Top-1% per tensor``, ``DCGD identity`` is ``DCGD uncompressed``, and
+    ``Rennala SGD (collect=20)`` is ``Rennala SGD, collect 20``.
+    """
+    series = re.sub(r" identity\b", " uncompressed", series)
+    series = re.sub(r"(\w+) per tensor \(of=(\w+)(?::\w+=([^(),]*))?", _of_tensors, series)
+    return re.sub(
+        r" \((?:, )?([^()]*=[^()]*|)\)", lambda told: f", {_settings(told[1])}".rstrip(", "), series
+    )
+
+
+def _of_tensors(told: re.Match[str]) -> str:
+    algorithm, name, value = told[1], compressor_name(told[2]), (told[3] or "").strip("[]")
+    name = "" if name.casefold() == algorithm.casefold() else name  # DGC's own selection
+    own = f"{name}{value}" if name.endswith("-") else f"{name} {value}".strip()
+    return f"{algorithm} {own} per tensor ("
+
+
+def _settings(text: str) -> str:
+    """Return ``a=1, b=True`` as ``a 1, b``."""
+    pairs = [part.partition("=") for part in text.split(", ")]
+    flags = {"True": "{}", "False": "not {}"}
+    return ", ".join(
+        flags.get(value, f"{{}} {value}").format(name).strip() for name, _, value in pairs
+    )
 
 
 def percent(share: float) -> str:
