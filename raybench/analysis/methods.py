@@ -177,7 +177,8 @@ def _word(column: str, value: object) -> str:
     if key in ("name", "dataset"):
         return os.path.basename(str(value))
     if key == "clients":
-        return f"{value:g} clients" if isinstance(value, int | float) else f"{value} clients"
+        number = f"{value:g}" if isinstance(value, int | float) else str(value)
+        return f"{number} client{'' if number == '1' else 's'}"
     if column.startswith("clock."):
         return f"clock {' '.join(column.split('.')[-2:])}={_number(value)}"
     if column == ATTACKERS:

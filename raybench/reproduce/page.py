@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
-from raybench.report.content import PALETTE
+from raybench.report.content import BASELINE_COLOUR, PALETTE
 from raybench.report.custom import drawn, figure
 from raybench.report.plots import size_of, styled
 from raybench.reproduce.claims import Reproduction
@@ -122,7 +122,7 @@ def _of_table(rows: pd.DataFrame, asked: Mapping[str, Any]) -> Canvas:
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
-    looks = zip(cycle("osv^D<>Pp*XhH8"), cycle(PALETTE))
+    looks = zip(cycle("osv^D<>Pp*XhH8"), cycle((*PALETTE, BASELINE_COLOUR)))
     lines = rows.groupby(by, sort=False) if by else [("", rows)]
     for (mark, colour), (name, part) in zip(looks, lines):
         part = part.sort_values(x)
