@@ -192,6 +192,7 @@ def test_plan_counts_estimates_and_writes_nothing(here, swept):
     # exact where messages have one length: 20 rounds of 12 float64
     assert " 15.4 kbit " in rows["gd"]
     assert "through Ray" in said.out
+    assert "with --inline, which is quicker" in said.out
 
     folder, _ = swept
     said = cli("plan", folder / "s.yaml", "--out", folder / "out")

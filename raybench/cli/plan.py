@@ -248,7 +248,10 @@ def _time(plan: Plan, estimates: dict[str, Estimate]) -> str:
     through = SECONDS_TO_START_RAY + total / slots
     what = " for this stage" if plan.stage is not None else ""
     on = f"{slots} at a time on {count(os.cpu_count() or 1, 'core')}"
-    return f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline{what}"
+    quicker = ", which is quicker" if total < through else ""
+    return (
+        f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline{quicker}{what}"
+    )
 
 
 def _clock(seconds: float) -> str:
