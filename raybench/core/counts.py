@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Amount: TypeAlias = Any  # a number, a torch tensor or a numpy array
 
 GATHER, REDUCE, ALL_TO_ALL, MIX, SERVER = "gather", "reduce", "all_to_all", "mix", "server"
+COLLECTIVES = (GATHER, REDUCE, ALL_TO_ALL)
+"""What a user may ask for."""
 EXCHANGES = (REDUCE, ALL_TO_ALL, GATHER, MIX, SERVER)
 """What becomes of the clients' messages: they are averaged on the way, whole or part by part; all of them are gathered;
 they go to neighbours; or to a server, whenever a client has one. A method that does several counts as the last of them.

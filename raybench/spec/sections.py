@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from raybench.core import registry, yaml
+from raybench.core.counts import COLLECTIVES
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param
@@ -44,9 +45,7 @@ MAX_CELLS = 200_000
 GLOBAL = "global"
 GRANULARITY: Param = Choice(GLOBAL, "tensor", "bucket", help="what is compressed apart")
 COLLECTIVE: Mapping[str, Param] = {
-    "collective": Choice(
-        "gather", "reduce", "all_to_all", help="how messages become the mean that all step along"
-    )
+    "collective": Choice(*COLLECTIVES, help="how messages become the mean that all step along")
 }
 
 _WEIGHTS: Mapping[str, Param] = {

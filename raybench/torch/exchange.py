@@ -21,7 +21,7 @@ from raybench.compressors.base import TimedCompressor, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied, mapped
-from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE, Clock, Counts
+from raybench.core.counts import ALL_TO_ALL, COLLECTIVES, GATHER, Clock, Counts
 from raybench.core.errors import InputError, nearest
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
@@ -74,8 +74,7 @@ class LoopSettings:
 
         names: of the tensors that are trained.
         """
-        collectives = (GATHER, REDUCE, ALL_TO_ALL)
-        for name, allowed in (("granularity", GRAINS), ("collective", collectives)):
+        for name, allowed in (("granularity", GRAINS), ("collective", COLLECTIVES)):
             given = getattr(self, name)
             if given not in allowed:
                 raise InputError.of(name, f"unknown {given!r}", nearest(str(given), allowed))
