@@ -104,6 +104,10 @@ DILOCO = {"steps": 3, "inner_step": 0.01}
             ),
         ),
         (
+            ("desloc", {**DILOCO, "momentum_every": 99, "variance_every": 99}, None),
+            ("gd", {}, None, {"local": ADAM}),
+        ),
+        (
             ("sparseloco", {**DILOCO, "beta": 1.0, "combine": "mean"}, TOP),
             ("ef14", {"memory": "gradient"}, TOP, {"local": ADAM}),
         ),
@@ -113,6 +117,31 @@ DILOCO = {"steps": 3, "inner_step": 0.01}
 def test_presets_are_points_of_the_product(preset, product):
     name, params, compressor, more = product
     close(run(*preset, problem=NET), run(name, params, compressor, problem=NET, **more))
+
+
+def test_moments_are_averaged_at_periods_of_their_own():
+    """By torch's AdamW at every client: x every round, m every second and v every third one."""
+    params = {"steps": 2, "inner_step": 0.01, "momentum_every": 2, "variance_every": 3}
+    ours = begun("desloc", params, step=1.0, problem={**PROBLEM, "clients": 3}, rounds=8)
+    grad = ours.problem.oracle
+    points = [nn.Parameter(ours.s.x[0].clone()) for _ in range(3)]
+    each = [torch.optim.AdamW([y], lr=0.01, weight_decay=0.0) for y in points]
+    for t in range(1, 9):
+        ours.advance(1)
+        for _ in range(2):
+            for i, (y, optimizer) in enumerate(zip(points, each, strict=True)):
+                y.grad = grad(y.detach()[None], loss=False)[0][0, i].clone()
+                optimizer.step()
+        shared = [[y.data for y in points]]
+        for name, every in (("exp_avg", 2), ("exp_avg_sq", 3)):
+            shared += [[o.state[y][name] for y, o in zip(points, each)]] if t % every == 0 else []
+        for group in shared:
+            mean = torch.stack(group).mean(0)
+            for x in group:
+                x.copy_(mean)
+        torch.testing.assert_close(ours.s.x[0], points[0].detach(), rtol=1e-9, atol=1e-12)
+    dense = 8 * ours.problem.dim
+    assert ours.recorder.column("bytes_up")[0, -1] == (8 + 4 + 2) * dense
 
 
 def test_the_error_of_sparseloco_fades():

@@ -1,4 +1,4 @@
-"""Many local steps of a strong inner optimizer, few messages: DiLoCo, MuLoCo, SparseLoCo, Streaming DiLoCo."""
+"""Many local steps of a strong inner optimizer, few messages: DiLoCo, MuLoCo, DES-LOC, SparseLoCo, Streaming DiLoCo."""
 
 import torch
 
@@ -83,6 +83,36 @@ class MuLoCo(DiLoCo):
     """
 
     optimizer = "muon"
+
+
+@algorithm(
+    "desloc",
+    title="DES-LOC",
+    up=None,
+    theory=None,
+    steps=STEPS,
+    inner_step=INNER_STEP,
+    weight_decay=DECAY,
+    momentum_every=Integer(3, low=1, help="rounds between two means of the first moments"),
+    variance_every=Integer(6, low=1, help="rounds between two means of the second moments"),
+    batch=BATCH,
+)
+class DESLOC(Algorithm):
+    """y_i = x; H steps of AdamW on y_i; x <- x - gamma mean (x - y_i); in some rounds m_i <- mean m_i, v_i <- mean v_i.
+
+    m_i, v_i: Adam's moments, which stay with the client otherwise. gamma = ``step_size`` = 1 is the paper's: x is the
+    mean of the points. With both periods 1 this is local AdamW of which everything is averaged, without any it is
+    DiLoCo with a plain outer step. Up: d values every H local steps, and d for each moment in its rounds. Down: the
+    same. No guarantee here. Source: Iacob et al. 2025, DES-LOC, algorithm 1.
+    """
+
+    def round(a, net, s, c):
+        v = directions(inner(a, "adamw"), net, s, c, a.batch, a.gamma)
+        a.step(net, s, net.up(Dense(v)).mean())
+        for moment, every in enumerate((a.momentum_every, a.variance_every)):
+            if net.t % every == 0:
+                mean = net.model(net.up(Dense(c.inner[moment])).mean())
+                c.inner[moment] = mean[:, None].expand_as(v).clone()
 
 
 @algorithm(
