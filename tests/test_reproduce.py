@@ -385,7 +385,7 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in result.out
     assert "(page/tiny.md) | 1 | 0 |" in (tmp_path / "page.md").read_text()
     page = (tmp_path / "page" / "tiny.md").read_text()
-    assert "| EF21 sends less than gradient descent. | less | 4 of 4: " in page
+    assert "| EF21 sends less than gradient descent. | less | holds in 4 of 4: " in page
     assert "(tiny_1.png)" in page
     assert (tmp_path / "page" / "tiny_1.png").stat().st_size > 5_000
     cli(*args)  # nothing is left to run, the page is written anew
@@ -396,7 +396,7 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     result = cli("reproduce", "hard.claims.yaml", "--inline", "--out", "out")
     assert result.code == 1
     assert "likely: The moon." in result.out
-    assert "disagrees  dim 20, k 2: " in result.out
+    assert "fails  dim 20, k 2: " in result.out
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ between them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from raybench.reproduce.claims import Claim, Reproduction, Side
 from raybench.reproduce.evidence import Evidence
 
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
+HOLDS = "holds"
 WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN)
 SHOWN = 4  # comparisons that are told one by one; of more the span of their ratios
 AGAINST = {"below": "<", "above": ">", "within": "="}
@@ -161,7 +163,9 @@ def measured_words(verdict: ClaimVerdict) -> str:
         return "not run"
     if len(every) == 1:
         return figures(verdict, every[0])
-    head = f"{verdict.words.count(AGREES)} of {len(every)}"
+    said = Counter(outcome(comparison) for comparison in every)
+    others = [f"{word} in {n}" for word, n in sorted(said.items()) if word != HOLDS]
+    head = ", ".join([f"holds in {said[HOLDS]} of {len(every)}", *others])
     if len(every) <= SHOWN:
         each = (f"{comparison.where}: {figures(verdict, comparison)}" for comparison in every)
         return f"{head}: {'; '.join(each)}"
@@ -171,6 +175,15 @@ def measured_words(verdict: ClaimVerdict) -> str:
         head += f"; left / right from {min(ratios):.3g} to {max(ratios):.3g}"
     tests = [c.p_value for c in every if not math.isnan(c.p_value)]
     return f"{head}; p from {min(tests):.2g} to {max(tests):.2g}" if tests else head
+
+
+def outcome(comparison: Compared) -> str:
+    """Return what became of a comparison, in a word: one that lacks a number since a run ended early is censored."""
+    if comparison.word == NOT_RUN and not comparison.unknown:
+        return "censored"
+    return {AGREES: HOLDS, DISAGREES: "fails", UNDECIDED: "inconclusive"}.get(
+        comparison.word, "not run"
+    )
 
 
 def figures(verdict: ClaimVerdict, comparison: Compared) -> str:
@@ -195,7 +208,7 @@ def figures(verdict: ClaimVerdict, comparison: Compared) -> str:
     elif seeds > 1 and comparison.word == UNDECIDED:
         sides = [side for side in (comparison.left, comparison.right) if side.seeds]
         ranges = (f"{number(s.lower.min())} to {number(s.upper.max())}" for s in sides)
-        said += f": {' against '.join(ranges)}"
+        said += f", whose ranges overlap: {' and '.join(ranges)}"
     return f"{text} ({said})"
 
 
@@ -205,7 +218,8 @@ def details(verdict: ClaimVerdict, every: bool = False) -> Iterator[str]:
         return
     for comparison in verdict.compared:
         if every or (comparison.word != AGREES and verdict.word not in (AGREES, NOT_RUN)):
-            yield f"{comparison.word.lower()}  {comparison.where or 'all cells'}: {figures(verdict, comparison)}"
+            where = comparison.where or "all cells"
+            yield f"{outcome(comparison)}  {where}: {figures(verdict, comparison)}"
 
 
 def value(of: SeedSample) -> str:
