@@ -125,6 +125,25 @@ def test_a_sweep_that_has_ended_runs_nothing_and_is_shown_again(swept, here, rea
     assert written <= {"plan/owner.json", "plan/lock"}
 
 
+def test_a_report_is_made_anew_only_where_it_would_be_another_one(swept, here):
+    shutil.copytree(swept[0], here / "w")
+    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    page = out / "report.html"
+
+    def made() -> int:
+        ran("sweep", file, "--out", out)
+        return page.stat().st_mtime_ns
+
+    first = made()
+    assert made() == first
+    ran("report", out, "--accounting", "value_bits=32")
+    second = made()
+    assert second > first
+    assert "value_bits=32" not in page.read_text()
+    (out / "cells" / "note.txt").write_text("the folder is another one")
+    assert made() > second
+
+
 SOMETIMES = """
 from pathlib import Path
 from raybench.plugins import *

@@ -37,9 +37,8 @@ def with_clock(curves: pd.DataFrame, cells: pd.DataFrame, clock: Mapping[str, An
     InputError where the rows of a cell do not tell what its clients did: methods that live on a clock, graphs, clients
     that sit out or send messages of different length, rounds of different work, and rows of many rounds.
     """
-    from raybench.clock.clients import (
-        Clients,
-    )  # torch, for which those who read no clock need not wait
+    # here, since those who read no clock need not wait for torch
+    from raybench.clock.clients import Clients
 
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     batches = np.array([_batch(text) for text in cells["config"]], float)

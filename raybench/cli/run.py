@@ -313,7 +313,10 @@ def close(outcome: Outcome, file: str) -> None:
 
 
 def places(results: Frames) -> list[tuple[str, object]]:
-    """Write the report, where it is not there as it would be; return lines on how firm the order of methods is, and where report and tables lie."""
+    """Return lines on how firm the order of methods is, and where report and tables lie.
+
+    Writes the report, where it is not there as it would be.
+    """
     from raybench import report
     from raybench.report.content import current_report
     from raybench.report.rankings import doubted, firmness

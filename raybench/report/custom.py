@@ -314,9 +314,8 @@ def _renamed(
                 parts[0] += row.method.removeprefix(row.title)
             if keys[0] != row.series and row.k == row.k and lines[row.method, row.algorithm] > 1:
                 parts.append(f"$K = {row.k:.0f}$")
-            rest = look.label.removeprefix(
-                words.spoken(name.partition(", step ")[0])
-            )  # such as the step
+            plain = words.spoken(name.partition(", step ")[0])
+            rest = look.label.removeprefix(plain)  # such as the step
             look = replace(look, label=", ".join(parts) + rest)
         style[name] = look
 

@@ -92,7 +92,8 @@ def content(results: Frames, firm: str | None = None) -> dict[str, object]:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
     columns, endings, count = cell_table(results)
     return {
-        "state": state_of(results.folder),
+        # that of a sweep that has ended; others may be of another accounting, target or link
+        "state": "" if firm is None else state_of(results.folder),
         "name": results.sweep.get("name") or Path(results.folder).name or "raybench",
         "headline": headline(results),
         "firmness": firmness(results) if firm is None else firm,
