@@ -77,7 +77,7 @@ chaos: $(STAMP)
 
 JOBS ?= 2
 mutants: $(STAMP)
-	$(BIN)/python benchmarks/mutants.py --changed --jobs $(JOBS)
+	$(BIN)/python benchmarks/mutants.py --changed --all --jobs $(JOBS)
 
 # The exact statements and the references: results must not hang on the instruction set or the number of threads.
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py \
