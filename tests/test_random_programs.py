@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterable
@@ -68,6 +69,15 @@ class Program:
     freezes: int | None = None
     size: int = 1000
     compressor: str = "top_k:k=40%"
+
+    @property
+    def careless(self) -> bool:
+        """Whether passes leave out parameters, of which DistributedDataParallel does not know.
+
+        Then it tells late or never that it has not averaged a step.
+        """
+        leaves_out = any(step.skips or step.turns is not None for step in self.steps)
+        return leaves_out and not self.options.get("find_unused_parameters")
 
 
 def drawn(source: random.Random) -> Program:
@@ -291,7 +301,9 @@ class Training:
     def ready(self, params: list[nn.Parameter], step: Step) -> None:
         """Clip; leave out a step along what is not finite, as ``attach`` does by itself."""
         if step.clips and "sparse" not in self.program.layers:
-            torch.nn.utils.clip_grad_norm_(params, 1.0)
+            ignored = self.parallel.parameters_to_ignore  # gradients of these differ between ranks
+            apart = {p for name, p in self.model.named_parameters() if name in ignored}
+            torch.nn.utils.clip_grad_norm_([p for p in params if p not in apart], 1.0)
         if self.hook is None and (self.poisoned or not finite(params)):
             for p in params:
                 p.grad = None
@@ -331,14 +343,11 @@ def course(training: Training) -> tuple[list[Tensor], Exception | None, bool]:
 
 
 def identity(program: Program) -> None:
-    """With the identity parameters are those of plain training at each step, wherever plain training has no error.
-
-    DistributedDataParallel tells a step late that it has not averaged what is frozen without its knowledge.
-    """
+    """With the identity parameters are those of plain training at each step, wherever plain training has no error."""
     plain, error, same = course(Training(program))
     ours, refusal, still = course(Training(program, "ef21"))
     assert still or not same
-    if error is not None:
+    if error is not None or program.careless:
         return
     assert refusal is None or not same, refusal
     for one, other in zip(plain, ours, strict=False):
@@ -395,7 +404,7 @@ def balance(program: Program) -> None:
         ]
         variant = replace(program, steps=tuple(steps))
         _, error, same = course(Training(variant))
-        if error is not None or not same:
+        if error is not None or not same or program.careless:
             return
         stands, refusal, still = course(Balanced(variant, "ef14:memory=gradient"))
         assert refusal is None or REFUSALS in str(refusal), refusal
@@ -448,10 +457,16 @@ def test_programs_train_as_in_plain_data_parallel_training(seed):
     run(2, try_all, programs=[*FIXED, *(drawn(source) for _ in range(6))])
 
 
+# The same ones each time; RAYBENCH_PROGRAMS=100 draws a hundred times ten others. The failing program is told with the
+# error: to shrink ten of them would take hours.
+MORE = os.environ.get("RAYBENCH_PROGRAMS")
+
+
 @pytest.mark.thorough
-@settings(  # the failing program is told with the error: to shrink ten of them would take hours
-    max_examples=20, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate]
-)
+@settings(
+    max_examples=int(MORE or 20), derandomize=MORE is None, deadline=None, phases=[Phase.generate],
+    suppress_health_check=[*HealthCheck],
+)  # fmt: skip
 @given(st.randoms(use_true_random=False))
 def test_drawn_programs_train_alike(source):
     run(2, try_all, programs=[drawn(source) for _ in range(10)])
