@@ -82,6 +82,18 @@ def shards(tmp_path_factory):
     return result
 
 
+@pytest.mark.parametrize("verb", ["report", "plot"])
+def test_infinite_steps_have_no_place_in_a_figure(verb, shards, tmp_path):
+    def change(table):
+        if "step_multiple" not in table.column_names:
+            return table
+        rest = table["step_multiple"].to_pylist()[1:]
+        return with_column(table, "step_multiple", [math.inf, *rest])
+
+    folder = rewritten(shards, tmp_path / "r", change)
+    assert cli(verb, folder, "--out", tmp_path / "out").code == 0
+
+
 @pytest.mark.parametrize("verb", [*READING, *WRITING, *OF_TWO, "load"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -77,6 +77,14 @@ class Figure:
     goals: Mapping[str, float] = field(default_factory=dict)  # the target of y in each panel
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Leave out what has no place on the axis: strange folders hold infinite steps, and costs."""
+        there = np.isfinite(self.data["x"].to_numpy(float))
+        if not there.all():
+            object.__setattr__(self, "data", self.data[there])
+        if not math.isfinite(self.x_from):
+            object.__setattr__(self, "x_from", 1.0)
+
     def up_to_the_end(self, high: pd.Series) -> pd.Series:
         """Return the upper ends of bands, infinite ones at the end of the axis: they are beyond it, and not unknown."""
         return high.clip(upper=self.y_to) if self.y_to else high

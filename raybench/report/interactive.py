@@ -85,6 +85,7 @@ def _layout(figure: Figure, panel: str) -> dict[str, Any]:
     values = figure.data[["y", "low", "high"]].to_numpy(float)
     values = np.maximum(values[np.isfinite(values)], figure.lowest if figure.log_y else -math.inf)
     at = figure.data["x"].to_numpy(float) / figure.x_unit
+    at = at if len(at) else np.ones(1)
     if figure.steps:
         sign = "×" if figure.x == "step_multiple" else ""
         ticks = np.unique(at)
