@@ -1,6 +1,7 @@
 """Senseless content of results folders: every reading verb answers or refuses, and names the file."""
 
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 
