@@ -138,12 +138,24 @@ def test_on_the_command_line(swept, tmp_path):
     table = pd.read_csv(out / "loss_vs_epoch.csv")
     told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}
     assert told <= set(table)
-    # panels have names of their own, which may hold the sign that stands before the new one
-    panel = figure(swept, methods=["gd"], labels={"": "all clients"}).panels
-    assert panel == ["all clients"]
     for wrong in (["--format", "jpg"], ["--label", "ef21"], ["--methods", "nought"]):
         assert cli("plot", swept, "--out", tmp_path / "none", *wrong).code == 2
         assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.thorough
+def test_panels_have_names_of_their_own(tmp_path):
+    """That of a panel may hold the sign that stands before the new one."""
+    (tmp_path / "two.yaml").write_text(
+        "name: two\nproblem: {name: quadratic, dim: 8, clients: 3, mu: [0.1, 0.5]}\nrounds: 30\n"
+        "step_size: {theory: 1}\nalgorithm: gd\n"
+    )
+    raybench.sweep(tmp_path / "two.yaml", tmp_path / "two", inline=True)
+    out = tmp_path / "figures"
+    named = ["--label", "mu=0.1=far from round", "--label", "gd=descent", "--format", "csv"]
+    ran("plot", tmp_path / "two", "--x", "round", "--y", "loss", "--out", out, *named)
+    table = pd.read_csv(out / "loss_vs_round.csv")
+    assert set(table["facet"]) == {"far from round", "mu=0.5"}
 
 
 @pytest.mark.thorough

@@ -60,6 +60,25 @@ def folder_of(tmp_path_factory):
     return folder_of
 
 
+@pytest.mark.parametrize(
+    ("series", "said"),
+    [
+        ("EF21 per tensor (of=top_k:k=1%)", "EF21 Top-1% per tensor"),
+        ("EF21 per tensor (of=qsgd)", "EF21 QSGD per tensor"),
+        ("EF21 per tensor (of=top_k:k=1%, bucket=4)", "EF21 Top-1% per tensor, bucket 4"),
+        ("EF21 per tensor (of=tucker:ranks=[[5%]])", "EF21 tucker 5% per tensor"),
+        ("DGC per tensor (of=dgc:k=0.5%)", "DGC 0.5% per tensor"),
+        ("DCGD identity", "DCGD uncompressed"),
+        ("Rennala SGD (collect=20)", "Rennala SGD, collect 20"),
+        ("DGC Top-1 (masking=False, clip=1)", "DGC Top-1, not masking, clip 1"),
+        ("EF21 (ours)", "EF21 (ours)"),
+        ("EF21-Muon per tensor", "EF21-Muon per tensor"),
+    ],
+)
+def test_legends_do_not_speak_the_language_of_sweep_files(series, said):
+    assert words.spoken(series) == said
+
+
 def test_render_forms_agree(folder_of):
     folder = folder_of()
     want = closing_table(folder)
