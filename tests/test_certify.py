@@ -251,6 +251,18 @@ def test_so_many_methods_qualify():
     assert len(names) >= 40
 
 
+def test_acceleration_without_compression_holds_its_promise_on_every_convex_function():
+    """f(x^T) - f* <= ||x^0 - x*||^2/(2 A_T), for which no test of examples is enough."""
+    asked = {"mu": 0.0, "rule": "convex", "measure": "gap", "start": "distance"}
+    result = raybench.certify("adef", alpha=1.0, rounds=5, **asked)
+    A = 0.0
+    for _ in range(5):
+        A += (1 + math.sqrt(1 + 4 * A)) / 2
+    assert result.step_size == 1.0
+    assert 0.5 / (2 * A) < result.worst < 1 / (2 * A)
+    assert result.replay == pytest.approx(result.worst, rel=1e-5)
+
+
 # Theorems ----------------------------------------------------------------------------------------
 
 
