@@ -80,6 +80,8 @@ def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
         gradients("torchvision:squeezenet1_1", batch=2, steps=(0,))
     with pytest.raises(InputError, match="shakespeare"):
         gradients("transformer", batch=2, steps=(0,))
+    with pytest.raises(InputError, match="resnet18 fails on 1 sample: ValueError: Expected more"):
+        gradients("resnet18", batch=1, steps=(0,))  # normalised over nothing
 
 
 @pytest.mark.thorough

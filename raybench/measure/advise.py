@@ -17,7 +17,7 @@ from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
 from raybench.core.counts import ALL_TO_ALL, GATHER, REDUCE
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, count
 from raybench.core.layout import Layout
 from raybench.core.streams import Sample, Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
@@ -195,11 +195,17 @@ def gradients(
     x, vectors = problem.start()[None], []
     for t in range(max(steps) + 1):
         indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
-        if t <= TIMED:
-            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
-            clock("forward", partial(problem.passes.outputs, x[0], inputs))
-        sample = Sample(indices, draws.fold(t).spread((1, 1)))
-        gradient = clock("both", partial(problem.grad, x, sample))[0, 0]
+        try:
+            if t <= TIMED:
+                inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
+                clock("forward", partial(problem.passes.outputs, x[0], inputs))
+            sample = Sample(indices, draws.fold(t).spread((1, 1)))
+            gradient = clock("both", partial(problem.grad, x, sample))[0, 0]
+        except InputError:
+            raise
+        except Exception as error:  # of the model, which is anybody's
+            what = f"{model} fails on {count(batch, 'sample')}: {type(error).__name__}: {error}"
+            raise InputError.of("model", what, "another --batch or --dataset") from error
         if not bool(gradient.isfinite().all()):
             fix = "record gradients of a run of your own: raybench.torch.record"
             raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
